@@ -1,0 +1,37 @@
+"""The quickstart's task: sums from `reasoning_gym`, scored by that package's own verifier.
+
+One place says how a task is made, asked and scored; the warm start, the data set and the reward all use it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import reasoning_gym
+
+DATA_SOURCE = "reasoning_gym/chain_sum"
+SYSTEM_PROMPT = "You are a helpful assistant. End with: Answer: <number>"
+_TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 2, "max_digits": 3}
+
+
+def make_entries(size: int, seed: int) -> list[dict[str, Any]]:
+    """`size` entries of `reasoning_gym`'s chain_sum: `question`, `answer`, `metadata`."""
+    return list(reasoning_gym.create_dataset("chain_sum", size=size, seed=seed, **_TASK))
+
+
+def make_messages(question: str) -> list[dict[str, str]]:
+    """The conversation that a request begins with."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+
+
+def extract_answer(text: str) -> str | None:
+    """What the assistant's last message gives as its answer, or None."""
+    found = re.findall(r"Answer:\s*(-?\d+)\s*$", text)
+    return found[-1] if found else None
+
+
+def score_answer(answer: str | None, ground_truth: str) -> float:
+    """1.0 for the right answer, else 0.0: reasoning_gym's verdict without its credit for partial matches."""
+    verifier = reasoning_gym.get_score_answer_fn("chain_sum")
+    return float(verifier(answer, {"answer": ground_truth, "metadata": {}}) >= 1.0)

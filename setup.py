@@ -1,0 +1,18 @@
+"""Packaging. The environment that verl and SGLang need is pinned in requirements/cpu.lock, not here: this plugin is
+installed into a verl environment that is there already."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="verl-multiturn",
+    version="0.1.0",
+    description="Multi-turn tool rollouts for verl: AsyncSGLangRollout, tools by YAML, token-level loss masks",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["verl_multiturn", "verl_multiturn.*"]),
+    install_requires=["jsonschema>=4.20", "psutil>=5.9", "pydantic>=2.7", "pyyaml>=6.0", "rich>=13", "typer>=0.12"],
+    entry_points={
+        "verl.plugins": ["verl_multiturn = verl_multiturn.plugin"],
+        "console_scripts": ["verl-multiturn = verl_multiturn.cli:main"],
+    },
+)

@@ -1,0 +1,36 @@
+"""verl-multiturn: multi-turn tool rollouts for verl. Importing this package needs neither torch nor verl."""
+
+from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError, ToolContractError, TrajectoryError
+from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
+from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.limits import Limits, StopReason
+from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.tools.base import BaseTool, ToolResponse
+from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.tools.schema import ToolSchema
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BaseTool",
+    "ConfigError",
+    "Conversation",
+    "Engine",
+    "EngineError",
+    "Generation",
+    "Limits",
+    "MultiTurnError",
+    "Outcome",
+    "Request",
+    "ScriptedEngine",
+    "Source",
+    "StopReason",
+    "ToolContractError",
+    "ToolResponse",
+    "ToolSchema",
+    "Trajectory",
+    "TrajectoryError",
+    "__version__",
+    "load_tools",
+]

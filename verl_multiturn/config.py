@@ -1,0 +1,53 @@
+"""Our own settings, under `actor_rollout_ref.rollout.custom.multiturn`. verl's `rollout.multi_turn.*` keep their meaning."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from verl_multiturn.errors import ConfigError
+
+PATH = "actor_rollout_ref.rollout.custom.multiturn"
+
+
+class MultiTurnSettings(BaseModel):
+    """Each setting with its default and meaning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds that one call of one method of a tool may take; the model is told when `execute` does not answer."""
+
+    request_timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Wall-clock seconds of a whole conversation; null: no limit. What was sampled until then is kept."""
+
+    record_dir: str | None = None
+    """Folder that every finished conversation is written to, one JSON object a line; null: none."""
+
+    tool_config_path: str | None = None
+    """The tool YAML. Leave it: the start-up check moves `rollout.multi_turn.tool_config_path` here, since verl's worker
+    would build every tool of that file a second time and knows only entries with `config.type: native`."""
+
+
+def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
+    """Typed settings.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is named), or a value that does not fit.
+    """
+    if raw is not None and not isinstance(raw, Mapping):
+        raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}")
+    try:
+        return MultiTurnSettings.model_validate(dict(raw or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = sorted(MultiTurnSettings.model_fields)
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {known}"
+            raise ConfigError(f"{PATH}.{key}: unknown setting; {hint}") from None
+        raise ConfigError(f"{PATH}.{key}: {first['msg']}, got {first['input']!r}") from None

@@ -1,0 +1,4 @@
+"""The CPU platform: everything that verl and SGLang need on a machine without an accelerator, and nothing else.
+
+Chosen by `VERL_PLATFORM=cpu`, or detected when there is no accelerator. No other room asks whether this is a CPU.
+"""

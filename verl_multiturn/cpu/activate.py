@@ -1,0 +1,64 @@
+"""Turns the CPU platform on in this process and in every process it starts.
+
+Called by `plugin.py` at the end of `import verl`, in the driver and in each Ray worker. Light: torch and verl are
+imported already, SGLang is not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+
+# SGLang refuses to start without an accelerator unless told so; verl picks its training engines by device name and has
+# registered FSDP for "cuda" only, with this variable as its own override.
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "VERL_ENGINE_DEVICE": "cuda", "VERL_PLATFORM": "cpu"}
+
+
+def wanted() -> bool:
+    """Whether this is a CPU run: asked for, or no accelerator in sight."""
+    asked = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if asked:
+        return asked == "cpu"
+    import torch
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    if torch.cuda.is_available():
+        return False
+    # The smi check finds the accelerators of a node also from a process that was given none.
+    platforms = [PlatformRegistry.get(name) for name in PlatformRegistry.registered_names() if name != "cpu"]
+    return not any(platform is not None and platform().is_platform_available(use_smi_check=True) for platform in platforms)
+
+
+def environment() -> dict[str, str]:
+    """Variables that a fresh process of the rollout engine needs."""
+    kept = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(STAND_INS)]
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([*kept, str(STAND_INS)])}
+
+
+def activate() -> None:
+    """Register the platform and mend what verl 0.9.1 assumes of an accelerator."""
+    os.environ.update(environment())
+    if str(STAND_INS) not in sys.path:
+        sys.path.append(str(STAND_INS))
+
+    import verl.utils.distributed
+    from verl.plugin.platform import set_platform
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+    from verl.workers.rollout import base
+
+    from verl_multiturn.cpu.defaults import fill_in
+    from verl_multiturn.cpu.platform import CpuPlatform, initialize_gloo_process_group
+    from verl_multiturn.verl_bridge import preflight
+
+    PlatformRegistry.register(platform="cpu")(CpuPlatform)
+    set_platform(CpuPlatform())
+    # verl builds the backend "cpu:gloo,<device>:<backend>", which names the CPU twice here; torch refuses that.
+    verl.utils.distributed.initialize_global_process_group_ray = initialize_gloo_process_group
+    if fill_in not in preflight.config_hooks:
+        preflight.config_hooks.append(fill_in)
+    rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
+    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = rollout
+    base._ROLLOUT_REGISTRY[("sglang", "async")] = rollout

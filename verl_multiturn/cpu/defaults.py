@@ -1,0 +1,52 @@
+"""Settings of verl that a CPU run needs, filled in where the user has said nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+# What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
+# actor_rollout_ref.rollout.engine_kwargs.sglang.
+_SGLANG = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_overlap_schedule": True,
+    "enable_memory_saver": False,
+    "max_total_tokens": 16384,
+}
+# verl cannot do without these on a CPU, whatever a GPU recipe says.
+_FORCED = {
+    "trainer.device": "cpu",
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.rollout.enforce_eager": True,
+    "actor_rollout_ref.rollout.free_cache_engine": False,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+}
+
+
+def fill_in(config: DictConfig, ray_cpus: int) -> None:
+    """Complete a composed trainer configuration for a CPU run, in place.
+
+    Args:
+        config: verl's whole configuration.
+        ray_cpus: logical CPUs that Ray is told of when the user set none; verl reserves far more of them than it uses.
+    """
+    with open_dict(config):
+        for key, value in _FORCED.items():
+            OmegaConf.update(config, key, value)
+        rollout = config.actor_rollout_ref.rollout
+        sglang: dict[str, Any] = {**_SGLANG, **OmegaConf.to_container(rollout.engine_kwargs.get("sglang", {}) or {})}  # type: ignore[dict-item]  # a mapping by verl's schema
+        OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
+        model = config.actor_rollout_ref.model
+        attention = OmegaConf.select(model, "override_config.attn_implementation")
+        if attention in (None, "flash_attention_2", "flash_attention_3"):
+            OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
+        ray_init = config.ray_kwargs.ray_init
+        if ray_init.get("num_gpus") is None:
+            ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+        if ray_init.get("num_cpus") is None and not os.environ.get("RAY_ADDRESS"):
+            ray_init.num_cpus = ray_cpus

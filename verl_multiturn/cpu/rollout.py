@@ -1,0 +1,50 @@
+"""`AsyncSGLangRollout` on a CPU: weights travel by value, since there is no CUDA IPC handle to send."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from sglang.srt.model_executor.model_runner import LocalSerializedTensor
+from sglang.srt.utils import MultiprocessingSerializer
+from torch.distributed.tensor import DTensor
+from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+
+
+class CpuAsyncSGLangRollout(AsyncSGLangRollout):
+    """Sends tensors as plain pickles inside SGLang's own envelope; one tensor-parallel rank, as SGLang has on a CPU."""
+
+    async def update_weights(
+        self,
+        weights: Generator[tuple[str, torch.Tensor], None, None],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        if wire_format != "named_tensors":
+            raise ConfigError(f"the CPU platform sends whole tensors; wire format {wire_format!r} is not supported")
+        await self._init_server_adapter()
+        bucket_bytes = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20
+        async for bucket in get_named_tensor_buckets(weights, bucket_bytes):
+            named = [(name, LocalSerializedTensor(values=[_by_value(tensor)])) for name, tensor in bucket]
+            payload = MultiprocessingSerializer.serialize(named)
+            if self._engine is not None:
+                await self._engine.update_weights_from_tensor(
+                    UpdateWeightsFromTensorReqInput(serialized_named_tensors=[payload], flush_cache=False)
+                )
+        if self._engine is not None:
+            await self._engine.flush_cache()
+            if global_steps is not None:
+                await self.server_actor.set_global_steps.remote(global_steps)
+
+
+def _by_value(tensor: torch.Tensor) -> bytes:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    # A view would drag its whole storage along.
+    return pickle.dumps(whole.detach().contiguous().clone())

@@ -1,0 +1,62 @@
+"""A stand-in for SGLang's CUDA kernels, which have no CPU wheel.
+
+SGLang imports names from `sgl_kernel` at start-up, and on the CPU path calls none of them. Every name can be imported
+here, and raises when it is called. Found only on the CPU platform, which puts this folder at the end of the path.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+
+class _Missing:
+    """Something of `sgl_kernel`: attributes of it can be read, calling it raises."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> _Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise RuntimeError(
+            f"sgl_kernel.{self.__name__} is a CUDA kernel; the CPU platform has only a stand-in for its name"
+        )
+
+
+class _Submodule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self.__name__.partition('.')[2]}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes any `sgl_kernel.x.y` importable."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname.startswith("sgl_kernel."):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Submodule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        return
+
+
+sys.meta_path.append(_Finder())
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Missing(name)

@@ -1,0 +1,55 @@
+"""Finished conversations as JSONL, one file per worker process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.rollout.conversation import Outcome
+
+
+def record_of(outcome: Outcome, **extra: Any) -> dict[str, Any]:
+    """A JSON-ready record of a conversation: every token column, the messages, the calls."""
+    trajectory = outcome.trajectory
+    return {
+        "request_id": outcome.request_id,
+        "stop_reason": str(outcome.stop_reason),
+        "valid": outcome.valid,
+        **extra,
+        "messages": outcome.messages,
+        "calls": [
+            {
+                "tool": call.tool,
+                "status": str(call.status),
+                "text": call.text,
+                "reward": call.reward,
+                "seconds": round(call.seconds, 6),
+            }
+            for call in outcome.calls
+        ],
+        "tool_rewards": outcome.tool_rewards,
+        "generate_s": round(outcome.generate_s, 6),
+        "tools_s": round(outcome.tools_s, 6),
+        "prompt_length": trajectory.prompt_length,
+        "ids": trajectory.ids,
+        "mask": trajectory.mask,
+        "logprobs": trajectory.logprobs,
+        "versions": trajectory.versions,
+        "turn_ids": trajectory.turn_ids,
+        "sources": [int(source) for source in trajectory.sources],
+    }
+
+
+class RecordWriter:
+    """Appends records to `<folder>/<process id>.jsonl`; each line is written whole and flushed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self._file = (path / f"{os.getpid()}.jsonl").open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()

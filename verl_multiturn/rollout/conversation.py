@@ -1,0 +1,194 @@
+"""`Conversation`: the loop of one request. It knows neither verl, Ray nor SGLang.
+
+    request → prompt ids → engine → parse → tools → observation ids → engine → … → Trajectory
+
+Raises only for a mistake of an author (`ConfigError`, `ToolContractError`) and for cancellation; everything else ends
+in a sealed trajectory with a `StopReason`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_multiturn.chat.codec import ChatCodec, Message
+from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
+from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.limits import Limits, StopReason
+from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.tools.runtime import CallResult, ToolSession
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to roll out."""
+
+    request_id: str
+    messages: list[Message]
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """The tools this request has, by name."""
+    tools_kwargs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """As `read_tools_kwargs` returns it."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters in the engine's own names."""
+
+
+@dataclass
+class Outcome:
+    """What a request became."""
+
+    request_id: str
+    trajectory: Trajectory
+    messages: list[Message]
+    """The conversation, the request's own messages included."""
+    calls: list[CallResult] = field(default_factory=list)
+    tool_rewards: dict[str, float] = field(default_factory=dict)
+    """`calc_reward` of each tool."""
+    user_turns: int = 0
+    """Turns of the environment: answers of tools, or of a user, that the model got to read."""
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+
+    @property
+    def stop_reason(self) -> StopReason:
+        if self.trajectory.stop_reason is None:
+            raise RuntimeError("the conversation is not over")
+        return self.trajectory.stop_reason
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is something to train on."""
+        return any(self.trajectory.mask)
+
+
+class Conversation:
+    """Runs requests; one object serves any number of them at once.
+
+    Args:
+        engine, codec, parser: see their protocols.
+        limits: the same for every request.
+        tool_timeout_s: for each single call of a tool's method.
+    """
+
+    def __init__(
+        self, engine: Engine, codec: ChatCodec, parser: CallParser, limits: Limits, tool_timeout_s: float = 60.0
+    ) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._parser = parser
+        self._limits = limits
+        self._tool_timeout_s = tool_timeout_s
+
+    async def run(self, request: Request) -> Outcome:
+        """Roll the request out.
+
+        Raises:
+            ConfigError, ToolContractError: a mistake of an author.
+            asyncio.CancelledError: the caller cancelled; every tool has been released.
+        """
+        outcome = Outcome(request.request_id, Trajectory(), list(request.messages))
+        session = ToolSession(
+            request.request_id,
+            request.tools,
+            request.tools_kwargs,
+            self._tool_timeout_s,
+            self._limits.max_parallel_calls,
+        )
+        deadline = asyncio.timeout(self._limits.wall_clock_s)
+        try:
+            async with deadline, session:
+                reason = await self._turns(request, outcome, session)
+                outcome.tool_rewards = await session.calc_rewards()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = StopReason.WALL_CLOCK
+        outcome.trajectory.seal(reason)
+        return outcome
+
+    async def _turns(self, request: Request, outcome: Outcome, session: ToolSession) -> StopReason:
+        trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits
+        schemas = session.schemas
+        prompt_ids = self._codec.initial(messages, schemas)
+        trajectory.append_prompt(prompt_ids)
+        if len(prompt_ids) > limits.prompt_length:
+            return StopReason.PROMPT_TOO_LONG
+        while True:
+            try:
+                turn, cut_short = await self._assistant_turn(request, outcome, schemas)
+            except EngineError:
+                return StopReason.ENGINE_ERROR
+            reason = limits.after_assistant_turn(trajectory.response_length, trajectory.turns, outcome.user_turns, cut_short)
+            if reason is not None:
+                return reason
+            if not turn.calls:
+                return StopReason.FINISHED
+            added = await self._tool_turn(turn, outcome, session)
+            increment = self._codec.observation(messages, added, trajectory.ids, schemas)
+            if not limits.fits_observation(trajectory.response_length, len(increment)):
+                return StopReason.RESPONSE_LENGTH
+            messages.extend(added)
+            trajectory.append_context(increment.separator, Source.TEMPLATE)
+            trajectory.append_context(increment.observation, Source.OBSERVATION)
+            outcome.user_turns += 1
+
+    async def _assistant_turn(
+        self, request: Request, outcome: Outcome, schemas: Sequence[dict[str, Any]]
+    ) -> tuple[AssistantTurn, bool]:
+        """Sample a turn and read it; the flag says that the budget cut it short."""
+        trajectory = outcome.trajectory
+        budget = self._limits.response_length - trajectory.response_length
+        started = time.perf_counter()
+        try:
+            generation = await self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget)
+        finally:
+            outcome.generate_s += time.perf_counter() - started
+        if not generation.ids or len(generation.ids) > budget:
+            raise EngineError(f"{len(generation.ids)} ids for a budget of {budget}")
+        try:
+            trajectory.append_sampled(generation.ids, generation.logprobs, generation.versions)
+        except TrajectoryError as error:
+            raise EngineError(f"not a generation: {error}") from error
+        if generation.finish == "abort":
+            raise EngineError("cut off by the engine")
+        turn = await self._parser.parse(generation.ids, schemas, trajectory.turns - 1)
+        outcome.messages.append(_assistant_message(turn))
+        return turn, generation.finish == "length"
+
+    async def _tool_turn(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[Message]:
+        """Execute a turn's calls; the tool messages that answer them, in order."""
+        started = time.perf_counter()
+        try:
+            results = await session.execute(turn.calls)
+        finally:
+            outcome.tools_s += time.perf_counter() - started
+        outcome.calls.extend(results)
+        return [
+            {"role": "tool", "content": result.text, "tool_call_id": result.call_id, "name": result.tool or "error"}
+            for result in results
+        ]
+
+
+def _assistant_message(turn: AssistantTurn) -> Message:
+    message: Message = {"role": "assistant", "content": turn.content}
+    calls = []
+    for call in turn.calls:
+        name, arguments = ("error", {}) if isinstance(call, MalformedCall) else (call.name, _arguments(call.arguments))
+        calls.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _arguments(text: str) -> Any:
+    """Templates expect a mapping; what the model wrote instead stays text."""
+    try:
+        arguments = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

@@ -1,0 +1,55 @@
+"""A scripted engine for tests: it says what it is told to say, and remembers what it was asked.
+
+    engine = ScriptedEngine([tokenizer.encode("<tool_call>…</tool_call><|im_end|>"), tokenizer.encode("42<|im_end|>")])
+
+Public: use it to test your own tools and prompts without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.errors import EngineError
+from verl_multiturn.rollout.engine import Generation
+
+Script = Sequence[Sequence[int]] | Callable[[str, Sequence[int], int], Sequence[int]]
+
+
+class ScriptedEngine:
+    """An `Engine` whose turns are given.
+
+    Args:
+        script: the ids of each turn, in order and for every request alike; or a function
+            `(request_id, ids, turn) -> ids`. When the turns run out, `generate` raises `EngineError`.
+        version: the weight version it reports.
+        logprob: the logprob it reports for every token.
+    """
+
+    def __init__(self, script: Script, version: int = 0, logprob: float = -0.5) -> None:
+        self._script = script
+        self._version = version
+        self._logprob = logprob
+        self._turns: dict[str, int] = {}
+        self.seen: list[tuple[str, list[int]]] = []
+        """`(request_id, ids)` of every call, in order."""
+
+    async def generate(
+        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
+    ) -> Generation:
+        turn = self._turns.get(request_id, 0)
+        self._turns[request_id] = turn + 1
+        self.seen.append((request_id, list(ids)))
+        if callable(self._script):
+            said = list(self._script(request_id, ids, turn))
+        elif turn < len(self._script):
+            said = list(self._script[turn])
+        else:
+            raise EngineError(f"the script has {len(self._script)} turns; request {request_id!r} asked for one more")
+        cut = said[:max_new_tokens]
+        return Generation(
+            ids=cut,
+            logprobs=[self._logprob] * len(cut),
+            versions=[self._version] * len(cut),
+            finish="length" if len(cut) < len(said) else "stop",
+        )

@@ -1,0 +1,105 @@
+"""The one place that writes token ids, loss mask, logprobs, weight versions, turn ids and provenance.
+
+Invariants, enforced where a token is written:
+- the six columns have one length, always;
+- a token is trainable exactly when the engine returned it for this request, and its logprob and weight version came
+  with it; sampled ids are stored as they came, never decoded and encoded again;
+- append-only, and sealed at the end: a sealed trajectory refuses every append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import isfinite
+
+from verl_multiturn.errors import TrajectoryError
+from verl_multiturn.rollout.limits import StopReason
+
+NO_VERSION = -1
+
+
+class Source(IntEnum):
+    """Where a token came from. Only `SAMPLED` tokens are trained."""
+
+    PROMPT = 0
+    SAMPLED = 1
+    TEMPLATE = 2
+    OBSERVATION = 3
+
+
+@dataclass
+class Trajectory:
+    """Token-level record of one conversation; all columns are aligned, length `len(self)`.
+
+    `turn_ids` counts assistant turns from 0; context tokens bear the number of the turn they lead up to, the prompt 0.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turn_ids: list[int] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    prompt_length: int = 0
+    turns: int = 0
+    stop_reason: StopReason | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def response_length(self) -> int:
+        """Tokens after the prompt, sampled or not."""
+        return len(self.ids) - self.prompt_length
+
+    def append_prompt(self, ids: Sequence[int]) -> None:
+        """Write the initial prompt; once, first, and not empty."""
+        if self.ids:
+            raise TrajectoryError(f"the prompt must come first and once; {len(self.ids)} tokens are already written")
+        if not ids:
+            raise TrajectoryError("the prompt has no token; check the chat template and the messages")
+        self._append(ids, trained=0, logprobs=[0.0] * len(ids), versions=[NO_VERSION] * len(ids), source=Source.PROMPT)
+        self.prompt_length = len(ids)
+
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Write what the engine returned for one assistant turn and close the turn."""
+        if not self.ids:
+            raise TrajectoryError("sampled tokens need a prompt before them")
+        if not len(ids) == len(logprobs) == len(versions):
+            raise TrajectoryError(
+                f"one logprob and one version per sampled token: got {len(ids)} ids, {len(logprobs)} logprobs, "
+                f"{len(versions)} versions"
+            )
+        for position, logprob in enumerate(logprobs):
+            if not isfinite(logprob) or logprob > 0:
+                raise TrajectoryError(f"logprob {logprob!r} of sampled token {position} is no log-probability")
+        self._append(ids, trained=1, logprobs=logprobs, versions=versions, source=Source.SAMPLED)
+        self.turns += 1
+
+    def append_context(self, ids: Sequence[int], source: Source) -> None:
+        """Write tokens that nobody sampled: a separator of the template, or an observation."""
+        if source not in (Source.TEMPLATE, Source.OBSERVATION):
+            raise TrajectoryError(f"context tokens are {Source.TEMPLATE!r} or {Source.OBSERVATION!r}, not {source!r}")
+        if not self.turns:
+            raise TrajectoryError("context tokens need an assistant turn before them; put them into the prompt")
+        self._append(ids, trained=0, logprobs=[0.0] * len(ids), versions=[NO_VERSION] * len(ids), source=source)
+
+    def seal(self, stop_reason: StopReason) -> None:
+        """End the trajectory; it can only be read from now on."""
+        if self.stop_reason is not None:
+            raise TrajectoryError(f"already sealed with {self.stop_reason!r}")
+        self.stop_reason = stop_reason
+
+    def _append(
+        self, ids: Sequence[int], trained: int, logprobs: Sequence[float], versions: Sequence[int], source: Source
+    ) -> None:
+        if self.stop_reason is not None:
+            raise TrajectoryError(f"sealed with {self.stop_reason!r}: nothing can be appended")
+        self.ids.extend(ids)
+        self.mask.extend([trained] * len(ids))
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        self.turn_ids.extend([self.turns] * len(ids))
+        self.sources.extend([source] * len(ids))

@@ -1,0 +1,80 @@
+"""The OpenAI function schema of a tool, and the check of a call's arguments against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import jsonschema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from verl_multiturn.errors import ConfigError
+
+
+class FunctionSchema(BaseModel):
+    """Name, description and parameters (a JSON Schema of an object) of a function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+class ToolSchema(BaseModel):
+    """`{"type": "function", "function": {…}}`. Has the attributes that verl's own schema class has, too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: FunctionSchema
+
+    @classmethod
+    def read(cls, raw: Any, where: str) -> ToolSchema:
+        """A checked schema.
+
+        Args:
+            raw: the mapping as the YAML has it.
+            where: named in the error, for example `tools.yaml: tools[0].tool_schema`.
+
+        Raises:
+            ConfigError: it is no function schema, or its parameters are no JSON Schema of an object.
+        """
+        try:
+            schema = cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"{where}.{path}: {first['msg']}, got {first['input']!r}; see tool_configs/ for examples") from None
+        parameters = schema.function.parameters
+        try:
+            jsonschema.Draft202012Validator.check_schema(parameters)
+        except jsonschema.SchemaError as error:
+            path = ".".join(str(part) for part in error.absolute_path)
+            raise ConfigError(
+                f"{where}.function.parameters{'.' + path if path else ''}: no valid JSON Schema: {error.message}"
+            ) from None
+        if parameters.get("type") != "object":
+            raise ConfigError(
+                f"{where}.function.parameters.type: expected 'object', got {parameters.get('type')!r}; "
+                "a tool's arguments are named"
+            )
+        return schema
+
+    def as_dict(self) -> dict[str, Any]:
+        """The mapping as it was written, for the chat template."""
+        return self.model_dump(exclude_unset=True)
+
+    def read_arguments(self, text: str) -> tuple[dict[str, Any] | None, str]:
+        """A call's arguments, or None and what is wrong with them, in words for the model."""
+        try:
+            arguments = json.loads(text)
+        except (json.JSONDecodeError, RecursionError):
+            return None, "the arguments are no valid JSON"
+        if not isinstance(arguments, dict):
+            return None, f"the arguments must be a JSON object, not {type(arguments).__name__}"
+        problem = next(jsonschema.Draft202012Validator(self.function.parameters).iter_errors(arguments), None)
+        if problem is None:
+            return arguments, ""
+        path = ".".join(str(part) for part in problem.absolute_path)
+        return None, f"argument {path!r}: {problem.message}" if path else problem.message

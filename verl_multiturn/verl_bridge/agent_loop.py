@@ -1,0 +1,145 @@
+"""`MultiTurnAgentLoop`: verl's worker hands it a row, it runs a `Conversation` and hands back an `AgentLoopOutput`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from omegaconf import DictConfig, OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.config import MultiTurnSettings, read_settings
+from verl_multiturn.observe.records import RecordWriter, record_of
+from verl_multiturn.rollout.conversation import Conversation, Outcome
+from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.limits import Limits
+from verl_multiturn.rollout.trajectory import Source
+from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.verl_bridge.engine import VerlEngine
+from verl_multiturn.verl_bridge.parsers import make_parser
+from verl_multiturn.verl_bridge.preflight import AGENT_LOOP
+from verl_multiturn.verl_bridge.rows import make_request
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What all requests of a process share."""
+
+    conversation: Conversation
+    tools: dict[str, Any]
+    settings: MultiTurnSettings
+    records: RecordWriter | None
+    prompt_length: int
+    fill_id: int
+    """Stands in the response of a conversation that has none; never trained."""
+
+
+def build_runner(rollout_config: Any, tokenizer: Any, engine: Engine, hf_model_type: str | None, **template: Any) -> Runner:
+    """The shared parts for one rollout configuration.
+
+    Args:
+        rollout_config: `actor_rollout_ref.rollout`.
+        template: `chat_template_kwargs` for the builder of token ids.
+    """
+    custom = rollout_config.get("custom") or {}
+    raw = custom.get("multiturn") or {}
+    settings = read_settings(OmegaConf.to_container(raw) if isinstance(raw, DictConfig) else raw)  # type: ignore[arg-type]  # a mapping or refused there
+    multi_turn = rollout_config.multi_turn
+    path = settings.tool_config_path or multi_turn.tool_config_path
+    end_ids = {tokenizer.eos_token_id} - {None}
+    builder = create_continuous_token_builder(tokenizer, hf_model_type=hf_model_type, **template)
+    limits = Limits(
+        prompt_length=rollout_config.prompt_length,
+        response_length=rollout_config.response_length,
+        max_assistant_turns=multi_turn.max_assistant_turns,
+        max_user_turns=multi_turn.max_user_turns,
+        max_parallel_calls=multi_turn.max_parallel_calls,
+        wall_clock_s=settings.request_timeout_s,
+    )
+    parser = make_parser(multi_turn.format, tokenizer, sorted(end_ids))
+    return Runner(
+        conversation=Conversation(engine, ChatCodec(builder), parser, limits, settings.tool_timeout_s),
+        tools=load_tools(path) if path else {},
+        settings=settings,
+        records=RecordWriter(settings.record_dir) if settings.record_dir else None,
+        prompt_length=rollout_config.prompt_length,
+        fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    )
+
+
+class MultiTurnAgentLoop(AgentLoopBase):
+    """verl builds one of these for every request, so nothing is made here that the worker's requests can share."""
+
+    # Keyed by the worker's client: what a worker's requests share lives and dies with it.
+    _runners: ClassVar[WeakKeyDictionary[Any, Runner]] = WeakKeyDictionary()
+
+    def __init__(  # pylint: disable=super-init-not-called  # verl's makes a token builder for every request
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any
+    ) -> None:
+        runner = self._runners.get(server_manager)
+        if runner is None:
+            config = trainer_config.config
+            runner = build_runner(
+                config.actor_rollout_ref.rollout,
+                tokenizer,
+                VerlEngine(server_manager.generate),
+                hf_model_type,
+                chat_template_kwargs=dict(config.data.get("apply_chat_template_kwargs") or {}),
+            )
+            self._runners[server_manager] = runner
+        self._runner = runner
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Roll one row out.
+
+        Raises:
+            ConfigError, ToolContractError: a mistake of an author; nothing else.
+        """
+        runner = self._runner
+        # verl asks for logprobs by a sampling parameter; the engine asks for them always.
+        sampling = {key: value for key, value in sampling_params.items() if key != "logprobs"}
+        request = make_request(row, runner.tools, sampling, uuid4().hex)
+        outcome = await runner.conversation.run(request)
+        step = int(row.get("global_steps") or 0)
+        if runner.records is not None:
+            runner.records.write(
+                record_of(outcome, step=step, uid=str(row.get("uid", "")), temperature=sampling.get("temperature"))
+            )
+        return to_output(outcome, runner, step)
+
+
+def to_output(outcome: Outcome, runner: Runner, step: int) -> AgentLoopOutput:
+    """A finished conversation in verl's form; one without a response gets a single untrained token."""
+    trajectory = outcome.trajectory
+    prompt = trajectory.ids[: trajectory.prompt_length][-runner.prompt_length :]
+    has_response = trajectory.response_length > 0
+    start = trajectory.prompt_length
+    sampled = [v for v, source in zip(trajectory.versions, trajectory.sources, strict=True) if source is Source.SAMPLED]
+    versions = [version for version in sampled if version >= 0] or [step]
+    return AgentLoopOutput(
+        prompt_ids=prompt,
+        response_ids=trajectory.ids[start:] if has_response else [runner.fill_id],
+        response_mask=trajectory.mask[start:] if has_response else [0],
+        response_logprobs=trajectory.logprobs[start:] if has_response else [0.0],
+        num_turns=1 + trajectory.turns + outcome.user_turns,
+        metrics=AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s),
+        extra_fields={
+            "turn_scores": [],
+            "tool_rewards": [call.reward for call in outcome.calls],
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            "stop_reason": str(outcome.stop_reason),
+            "assistant_texts": [m["content"] for m in outcome.messages if m["role"] == "assistant"],
+            "calc_rewards": dict(outcome.tool_rewards),
+            "call_statuses": [str(call.status) for call in outcome.calls],
+        },
+    )
+
+
+def register_agent_loop() -> None:
+    """Make the loop known to this process's worker as `multiturn_agent`."""
+    register(AGENT_LOOP)(MultiTurnAgentLoop)

@@ -1,0 +1,138 @@
+"""The start-up check: a wrong setting ends the run before Ray, a model or an engine starts.
+
+It runs inside `python -m verl.trainer.main_ppo` (and every other Hydra program with verl's configuration) as a Hydra
+callback, selected through Hydra's config store; verl itself is not touched. A program that builds the configuration
+in another way calls `prepare_config` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_multiturn.config import PATH, read_settings
+from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.verl_bridge.parsers import check_format
+
+AGENT_LOOP = "multiturn_agent"
+# verl's loops that never call a tool, and say nothing about it.
+_TOOL_LESS_LOOPS = {"single_turn_agent"}
+
+ConfigHook = Callable[[DictConfig, int], None]
+config_hooks: list[ConfigHook] = []
+"""Called with the configuration and the number of logical CPUs that Ray must have; a platform fills in its settings."""
+
+
+def prepare_config(config: DictConfig) -> None:
+    """Check a whole trainer configuration, and complete it in place.
+
+    Raises:
+        ConfigError: it cannot work; the message names the setting, its value and the remedy.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    settings = read_settings(OmegaConf.to_container((rollout.get("custom") or {}).get("multiturn") or OmegaConf.create({})))  # type: ignore[arg-type]  # a mapping or refused there
+    parts = required_ray_cpus(config)
+    for hook in config_hooks:
+        hook(config, sum(parts.values()))
+    loops = _agent_loops(config)
+    if rollout.multi_turn.enable:
+        deaf = sorted(loops & _TOOL_LESS_LOOPS)
+        if deaf:
+            raise ConfigError(
+                f"rollout.multi_turn.enable=True, but the agent loop {deaf[0]!r} never calls a tool; set "
+                f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
+            )
+    if AGENT_LOOP in loops:
+        path = rollout.multi_turn.tool_config_path or settings.tool_config_path
+        if path:
+            load_tools(path)
+            with open_dict(config):
+                OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
+                rollout.multi_turn.tool_config_path = None
+        check_format(rollout.multi_turn.format)
+    _check_ray_cpus(config, parts)
+
+
+def required_ray_cpus(config: DictConfig) -> dict[str, int]:
+    """Logical CPUs that verl 0.9.1's V1 trainer reserves in Ray, by what for."""
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    rollout = config.actor_rollout_ref.rollout
+    standalone = rollout.nnodes * rollout.n_gpus_per_node
+    parts = {
+        "TransferQueue's controller": 1,
+        "TransferQueue's storage (transfer_queue.backend.SimpleStorage.num_data_storage_units)": int(
+            OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=8)
+        ),
+        "training workers, 3 for each device": 3 * devices,
+        "standalone rollout workers, 2 for each device": 2 * standalone,
+        "starting actors": 1,
+    }
+    return {name: count for name, count in parts.items() if count}
+
+
+def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
+    ray_init = config.ray_kwargs.ray_init
+    if os.environ.get("RAY_ADDRESS") or ray_init.get("address"):
+        return  # A cluster that is there already says itself how many it has.
+    have = ray_init.get("num_cpus") or os.cpu_count() or 1
+    need = sum(parts.values())
+    if have < need:
+        listed = "; ".join(f"{count} {name}" for name, count in parts.items())
+        raise ConfigError(
+            f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}. Set "
+            f"ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
+        )
+
+
+def _agent_loops(config: DictConfig) -> set[str]:
+    """The loops this run uses: the rows' `agent_name` where the data has that column, else the default."""
+    default = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    loops: set[str] = set()
+    for key in ("train_files", "val_files"):
+        files = OmegaConf.select(config, f"data.{key}")
+        for file in [files] if isinstance(files, str) else list(files or []):
+            loops |= _agent_names(Path(file)) or {default}
+    return loops or {default}
+
+
+def _agent_names(path: Path) -> set[str]:
+    if path.suffix != ".parquet" or not path.is_file():
+        return set()
+    import pyarrow.parquet
+
+    if "agent_name" not in pyarrow.parquet.read_schema(path).names:
+        return set()
+    return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())
+
+
+class StartUpCheck(Callback):
+    """Runs `prepare_config` before the trainer's main function."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn") is None:
+            return  # Another Hydra program.
+        try:
+            prepare_config(config)
+        except MultiTurnError as error:
+            print(f"\nverl-multiturn: {error}\n", file=sys.stderr)
+            # Not an Exception: Hydra turns those of a callback into warnings and goes on.
+            raise SystemExit(2) from None
+
+
+def register_callback() -> None:
+    """Make `StartUpCheck` the default of Hydra's `hydra/callbacks` group in this process."""
+    store = ConfigStore.instance()
+    name = "verl_multiturn"
+    store.store(group="hydra/callbacks", name=name, node={name: {"_target_": f"{__name__}.{StartUpCheck.__name__}"}})
+    defaults = store.load("hydra/config.yaml").node.defaults
+    for entry in defaults:
+        if "callbacks" in entry and entry.callbacks is None:
+            entry.callbacks = name

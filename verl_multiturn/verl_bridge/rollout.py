@@ -1,0 +1,151 @@
+"""`AsyncSGLangRollout`: what `rollout.name=sglang_async` puts on every training worker.
+
+Weights in, memory on and off: verl's own SGLang adapter, unchanged. Beyond it, `generate_sequences` for SPMD callers:
+tensor-parallel rank 0 of a replica runs the conversations and the tools, every rank returns the same batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
+
+from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.verl_bridge.agent_loop import Runner, build_runner, to_output
+from verl_multiturn.verl_bridge.engine import VerlEngine
+from verl_multiturn.verl_bridge.rows import make_request
+
+
+class AsyncSGLangRollout(ServerAdapter):
+    """verl's SGLang rollout with multi-turn generation for a batch."""
+
+    _runner: Runner | None = None
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Roll a batch out; every tensor-parallel rank of the replica calls it with the same batch.
+
+        Args:
+            prompts: `non_tensor_batch` holds verl's row fields (`raw_prompt`, `tools_kwargs`, `extra_info`);
+                `meta_info` may hold `sampling_params`, `validate` and `global_steps`.
+
+        Returns:
+            The same on every rank: `prompts [B, P]` left-padded, `responses`, `response_mask`, `rollout_log_probs`
+            `[B, R]` right-padded, `input_ids`, `attention_mask`, `position_ids` `[B, P+R]`; P and R are the
+            configured prompt and response lengths.
+
+        Raises:
+            ConfigError, ToolContractError: a mistake of an author, on every rank.
+            RuntimeError: called inside a running event loop; run it in a thread there.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._generate(prompts)
+        raise RuntimeError(
+            "generate_sequences blocks and cannot be called inside a running event loop; "
+            "run it in a thread with `await asyncio.to_thread(rollout.generate_sequences, prompts)`"
+        )
+
+    def _generate(self, prompts: DataProto) -> DataProto:
+        group = self._tensor_parallel_group()
+        leader = dist.get_global_rank(group, 0)
+        # What happened on rank 0, result or error, happens on all: a rank that waits for a result that never comes hangs.
+        shared: list[Any] = [None]
+        if dist.get_rank() == leader:
+            try:
+                shared[0] = asyncio.run(self._run_batch(prompts))
+            except Exception as error:  # sent to the other ranks and raised on every one of them
+                shared[0] = error
+        dist.broadcast_object_list(shared, src=leader, group=group)
+        if isinstance(shared[0], BaseException):
+            raise shared[0]
+        return self._to_batch(shared[0], prompts)
+
+    async def _run_batch(self, prompts: DataProto) -> list[AgentLoopOutput]:
+        runner = self._runner = self._runner or await self._build_runner()
+        step = int(prompts.meta_info.get("global_steps", 0))
+        sampling = self._sampling(prompts.meta_info)
+        rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
+        requests = [make_request(row, runner.tools, sampling, uuid4().hex) for row in rows]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(runner.conversation.run(request)) for request in requests]
+        return [to_output(task.result(), runner, step) for task in tasks]
+
+    def _sampling(self, meta_info: Mapping[str, Any]) -> dict[str, Any]:
+        source = self.config.val_kwargs if meta_info.get("validate") else self.config
+        sampling = {"temperature": source.temperature, "top_p": source.top_p, "top_k": source.top_k}
+        return {**sampling, **meta_info.get("sampling_params", {})}
+
+    async def _build_runner(self) -> Runner:
+        model = self.model_config
+        return build_runner(
+            self.config, model.tokenizer, await self._make_engine(), getattr(model.hf_config, "model_type", None)
+        )
+
+    async def _make_engine(self) -> Engine:
+        """The engine of this replica: its SGLang server."""
+        await self._init_server_adapter()
+        if self.server_actor is None:
+            raise EngineError("this rank has no SGLang server; only tensor-parallel rank 0 of a replica speaks to one")
+        return VerlEngine(self.server_actor.generate.remote)
+
+    def _tensor_parallel_group(self) -> dist.ProcessGroup:
+        if self.device_mesh is None:
+            if not dist.is_initialized():
+                raise ConfigError("generate_sequences needs torch.distributed; initialize the process group first")
+            size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
+            shape = (dist.get_world_size() // size, size, self.config.pipeline_model_parallel_size)
+            self.device_mesh = init_device_mesh("cpu", mesh_shape=shape, mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+        return self.device_mesh["infer_tp"].get_group()
+
+    def _to_batch(self, outputs: list[AgentLoopOutput], prompts: DataProto) -> DataProto:
+        prompt_width, response_width = self.config.prompt_length, self.config.response_length
+        tokenizer = self.model_config.tokenizer
+        fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+        def left(rows: list[list[int]], value: int) -> torch.Tensor:
+            return torch.tensor([[value] * (prompt_width - len(row)) + row for row in rows])
+
+        def right(rows: list[list[Any]], value: float) -> torch.Tensor:
+            return torch.tensor([row + [value] * (response_width - len(row)) for row in rows])
+
+        prompts_BP = left([output.prompt_ids for output in outputs], fill)
+        responses_BR = right([output.response_ids for output in outputs], fill)
+        attention_BT = torch.cat(
+            [
+                left([[1] * len(output.prompt_ids) for output in outputs], 0),
+                right([[1] * len(output.response_ids) for output in outputs], 0),
+            ],
+            dim=1,
+        )
+        batch = TensorDict(
+            {
+                "prompts": prompts_BP,
+                "responses": responses_BR,
+                "response_mask": right([output.response_mask for output in outputs], 0),
+                "rollout_log_probs": right([output.response_logprobs or [] for output in outputs], 0.0),
+                "input_ids": torch.cat([prompts_BP, responses_BR], dim=1),
+                "attention_mask": attention_BT,
+                "position_ids": (attention_BT.cumsum(dim=1) - 1).clamp(min=0),
+            },
+            batch_size=len(outputs),
+        )
+        extra = {key: np.empty(len(outputs), dtype=object) for key in outputs[0].extra_fields}
+        for row, output in enumerate(outputs):
+            for key, value in output.extra_fields.items():
+                extra[key][row] = value
+        turns = np.array([output.num_turns for output in outputs], dtype=np.int32)
+        return DataProto(
+            batch=batch, non_tensor_batch={**prompts.non_tensor_batch, **extra, "__num_turns__": turns}, meta_info={}
+        )
