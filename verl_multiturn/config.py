@@ -1,4 +1,7 @@
-"""Our own settings, under `actor_rollout_ref.rollout.custom.multiturn`. verl's `rollout.multi_turn.*` keep their meaning."""
+"""Our own settings, under `actor_rollout_ref.rollout.custom.multiturn`.
+
+verl's `rollout.multi_turn.*` keep their meaning.
+"""
 
 from __future__ import annotations
 

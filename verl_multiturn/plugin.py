@@ -11,7 +11,7 @@ import traceback
 
 
 def register() -> None:
-    """Register the rollout, its replica, the agent loop, the start-up check and, where it is wanted, the CPU platform."""
+    """Register the rollout, its replica, the agent loop, the start-up check and, where wanted, the CPU platform."""
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import time
 from pathlib import Path
@@ -45,7 +44,9 @@ def conversation(entry: dict[str, Any], call: bool, rng: random.Random) -> list[
     if call:
         arguments = {"expression": entry["metadata"]["expression"]}
         function = {"name": "calculator", "arguments": arguments}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        )
         messages.append({"role": "tool", "content": answer})
     else:
         answer = str(rng.randint(-999, 1999))
@@ -79,7 +80,9 @@ def make_tokenizer(texts: list[str], template: str) -> PreTrainedTokenizerFast:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: list[Any]) -> tuple[list[int], list[int]]:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: list[Any]
+) -> tuple[list[int], list[int]]:
     """Token ids and loss mask of a conversation; 1 on what the assistant says, its end token included."""
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
     ids: list[int] = []
@@ -137,7 +140,8 @@ def main() -> None:
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     render = environment.from_string(template).render
     texts = [
-        render(messages=conversation(entry, index % 2 == 0, rng), tools=tools) for index, entry in enumerate(entries[:400])
+        render(messages=conversation(entry, index % 2 == 0, rng), tools=tools)
+        for index, entry in enumerate(entries[:400])
     ]
     tokenizer = make_tokenizer(texts, template)
 
@@ -166,7 +170,11 @@ def main() -> None:
     )
     examples = [encode(tokenizer, conversation(entry, call, rng), tools) for entry in entries for call in (True, False)]
     calling, guessing = examples[::2], examples[1::2]
-    prefix = os.path.commonprefix([ids for ids, _ in examples[:64]])
+    first = examples[0][0]
+    shared = [
+        all(ids[at] == first[at] for ids, _ in examples[:64]) for at in range(min(len(ids) for ids, _ in examples[:64]))
+    ]
+    prefix = first[: shared.index(False)]
     started = time.time()
     for step in range(args.steps):
         # Copying has to emerge first, so the guesses join when a part of the steps is done.
@@ -182,11 +190,15 @@ def main() -> None:
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0 or step == args.steps - 1:
-            print(f"step {step} loss {loss.item():.4f} tokens {ids_BT.shape[1]} {time.time() - started:.0f} s", flush=True)
+            print(
+                f"step {step} loss {loss.item():.4f} tokens {ids_BT.shape[1]} {time.time() - started:.0f} s", flush=True
+            )
             if step % 100 == 0:
                 print(f"  copied right: {copy_accuracy(model, tokenizer, tools, config.pad_token_id):.3f}", flush=True)
     accuracy = copy_accuracy(model, tokenizer, tools, config.pad_token_id)
-    print(json.dumps({"steps": args.steps, "seed": args.seed, "copied_right": accuracy, "seconds": time.time() - started}))
+    print(
+        json.dumps({"steps": args.steps, "seed": args.seed, "copied_right": accuracy, "seconds": time.time() - started})
+    )
     model.to(torch.bfloat16).save_pretrained(MODEL_DIR)
     tokenizer.save_pretrained(MODEL_DIR)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from task import extract_answer, score_answer  # noqa: E402  # verl loads this file by its path
+from task import extract_answer, score_answer  # verl loads this file by its path
 
 
 def compute_score(

@@ -22,7 +22,9 @@ _TAIL = 16
 class TokenBuilder(Protocol):
     """What is used of `verl.utils.tokenizer.continuous_token.ContinuousTokenBuilder`."""
 
-    def build_initial_tokens(self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None) -> list[int]: ...
+    def build_initial_tokens(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None
+    ) -> list[int]: ...
 
     def merge_context_tokens(
         self,
@@ -68,14 +70,12 @@ class ChatCodec:
             ConfigError: the template family rewrites tokens that the engine sampled.
         """
         tail = list(ids[-_TAIL:])
-        merged = self._builder.merge_context_tokens(
-            list(before), [*before, *added], tail, tools=list(schemas) or None
-        )
+        merged = self._builder.merge_context_tokens(list(before), [*before, *added], tail, tools=list(schemas) or None)
         if merged.token_ids[: len(tail)] != tail:
             raise ConfigError(
                 f"the chat template family {type(self._builder).__name__} rewrites sampled tokens at a turn boundary "
-                f"(…{tail[-3:]} became …{merged.token_ids[len(tail) - 3 : len(tail)]}), which would train on tokens the "
-                "model never saw; use a model whose template only appends"
+                f"(…{tail[-3:]} became …{merged.token_ids[len(tail) - 3 : len(tail)]}), which would train on tokens "
+                "the model never saw; use a model whose template only appends"
             )
         added_ids = merged.token_ids[len(tail) :]
         separator_length = len(merged.inserted_token_ids)

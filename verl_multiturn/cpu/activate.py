@@ -16,6 +16,16 @@ STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 # registered FSDP for "cuda" only, with this variable as its own override.
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "VERL_ENGINE_DEVICE": "cuda", "VERL_PLATFORM": "cpu"}
 
+# Read by processes that are started from here on, and the user's own values win.
+_SPEED = {
+    # Ray gives its workers one thread each where nothing is said; trainer and engine take turns with all cores.
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    # Keep freed memory: giving every large tensor back to the system and faulting it in again costs more than the sums.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
 
 def wanted() -> bool:
     """Whether this is a CPU run: asked for, or no accelerator in sight."""
@@ -29,7 +39,9 @@ def wanted() -> bool:
         return False
     # The smi check finds the accelerators of a node also from a process that was given none.
     platforms = [PlatformRegistry.get(name) for name in PlatformRegistry.registered_names() if name != "cpu"]
-    return not any(platform is not None and platform().is_platform_available(use_smi_check=True) for platform in platforms)
+    return not any(
+        platform is not None and platform().is_platform_available(use_smi_check=True) for platform in platforms
+    )
 
 
 def environment() -> dict[str, str]:
@@ -41,6 +53,8 @@ def environment() -> dict[str, str]:
 def activate() -> None:
     """Register the platform and mend what verl 0.9.1 assumes of an accelerator."""
     os.environ.update(environment())
+    for name, value in _SPEED.items():
+        os.environ.setdefault(name, value)
     if str(STAND_INS) not in sys.path:
         sys.path.append(str(STAND_INS))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -17,11 +16,13 @@ _SGLANG = {
     "disable_overlap_schedule": True,
     "enable_memory_saver": False,
     "max_total_tokens": 16384,
+    "sleep_on_idle": True,  # an idle scheduler would otherwise spin on a core that training needs
 }
 # verl cannot do without these on a CPU, whatever a GPU recipe says.
 _FORCED = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.actor.use_torch_compile": False,
     "actor_rollout_ref.rollout.enforce_eager": True,
     "actor_rollout_ref.rollout.free_cache_engine": False,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
@@ -39,7 +40,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
         rollout = config.actor_rollout_ref.rollout
-        sglang: dict[str, Any] = {**_SGLANG, **OmegaConf.to_container(rollout.engine_kwargs.get("sglang", {}) or {})}  # type: ignore[dict-item]  # a mapping by verl's schema
+        sglang = {**_SGLANG, **dict(rollout.engine_kwargs.get("sglang") or {})}
         OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
         model = config.actor_rollout_ref.model
         attention = OmegaConf.select(model, "override_config.attn_implementation")

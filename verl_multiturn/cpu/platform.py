@@ -48,6 +48,10 @@ class _CpuDevice(types.ModuleType):
         return int(memory.available), int(memory.total)
 
     @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        return "cpu"
+
+    @staticmethod
     def empty_cache() -> None:
         return
 

@@ -123,7 +123,9 @@ class Conversation:
                 turn, cut_short = await self._assistant_turn(request, outcome, schemas)
             except EngineError:
                 return StopReason.ENGINE_ERROR
-            reason = limits.after_assistant_turn(trajectory.response_length, trajectory.turns, outcome.user_turns, cut_short)
+            reason = limits.after_assistant_turn(
+                trajectory.response_length, trajectory.turns, outcome.user_turns, cut_short
+            )
             if reason is not None:
                 return reason
             if not turn.calls:

@@ -46,7 +46,7 @@ def evaluate(expression: str) -> int | float:
 
 
 def _value(node: ast.expr) -> int | float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return _bounded(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         operand = _value(node.operand)
@@ -66,7 +66,7 @@ def _power(base: int | float, exponent: int | float) -> int | float:
     value = base**exponent
     if isinstance(value, complex):
         raise ValueError("the value is not real")
-    return value  # type: ignore[no-any-return]  # int or float by the check above; typeshed says Any for int ** int
+    return value
 
 
 def _bounded(value: int | float) -> int | float:

@@ -89,7 +89,7 @@ def resolve_class(name: str, where: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # an author's module may raise anything at import; it is named and ends the start-up
         raise ConfigError(
-            f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); is it installed, or on PYTHONPATH?"
+            f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); install it or set PYTHONPATH"
         ) from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):

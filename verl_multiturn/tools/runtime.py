@@ -75,7 +75,8 @@ def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any
         unknown = {key for key, value in methods.items() if value is not None} - allowed
         if unknown:
             raise ConfigError(
-                f"{where}: tools_kwargs[{name!r}] has the unknown key {sorted(unknown)[0]!r}; known are {sorted(allowed)}"
+                f"{where}: tools_kwargs[{name!r}] has the unknown key {sorted(unknown)[0]!r}; "
+                f"known are {sorted(allowed)}"
             )
         tools[name] = {
             key: {argument: given for argument, given in value.items() if given is not None}
@@ -181,7 +182,9 @@ class ToolSession:
         given = created[0] if isinstance(created, tuple) and created else created
         if given is not None:
             if not isinstance(given, str):
-                raise ToolContractError(f"tool {name!r}: create must return None or an instance id, got {created!r:.200}")
+                raise ToolContractError(
+                    f"tool {name!r}: create must return None or an instance id, got {created!r:.200}"
+                )
             self._instance_ids[name] = given
 
     async def _execute(self, call: ToolCall | MalformedCall, over_limit: bool) -> CallResult:
@@ -193,7 +196,9 @@ class ToolSession:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return answer(CallStatus.UNKNOWN_TOOL, f"Error: there is no tool {call.name!r:.100}; the tools are: {known}")
+            return answer(
+                CallStatus.UNKNOWN_TOOL, f"Error: there is no tool {call.name!r:.100}; the tools are: {known}"
+            )
         if over_limit:
             limit = self._max_parallel_calls
             text = f"Error: not executed, at most {limit} call(s) are executed in one turn; call it again"
@@ -288,6 +293,7 @@ def _read_result(name: str, returned: Any) -> tuple[str, float, dict[str, Any]]:
         text = "" if text is None and hasattr(response, "text") else text
     if not isinstance(text, str) or not isinstance(reward, int | float | None) or not isinstance(metrics, dict | None):
         raise ToolContractError(
-            f"tool {name!r}: execute must return ToolResponse, str, or (response, reward, metrics); got {returned!r:.200}"
+            f"tool {name!r}: execute must return ToolResponse, str, or (response, reward, metrics); "
+            f"got {returned!r:.200}"
         )
     return text, float(reward or 0.0), dict(metrics or {})

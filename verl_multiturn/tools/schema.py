@@ -45,7 +45,9 @@ class ToolSchema(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{where}.{path}: {first['msg']}, got {first['input']!r}; see tool_configs/ for examples") from None
+            raise ConfigError(
+                f"{where}.{path}: {first['msg']}, got {first['input']!r}; see tool_configs/ for examples"
+            ) from None
         parameters = schema.function.parameters
         try:
             jsonschema.Draft202012Validator.check_schema(parameters)

@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.config import MultiTurnSettings, read_settings
+from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome
 from verl_multiturn.rollout.engine import Engine
@@ -21,7 +20,7 @@ from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.verl_bridge.engine import VerlEngine
 from verl_multiturn.verl_bridge.parsers import make_parser
-from verl_multiturn.verl_bridge.preflight import AGENT_LOOP
+from verl_multiturn.verl_bridge.preflight import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.rows import make_request
 
 
@@ -38,16 +37,16 @@ class Runner:
     """Stands in the response of a conversation that has none; never trained."""
 
 
-def build_runner(rollout_config: Any, tokenizer: Any, engine: Engine, hf_model_type: str | None, **template: Any) -> Runner:
+def build_runner(
+    rollout_config: Any, tokenizer: Any, engine: Engine, hf_model_type: str | None, **template: Any
+) -> Runner:
     """The shared parts for one rollout configuration.
 
     Args:
         rollout_config: `actor_rollout_ref.rollout`.
         template: `chat_template_kwargs` for the builder of token ids.
     """
-    custom = rollout_config.get("custom") or {}
-    raw = custom.get("multiturn") or {}
-    settings = read_settings(OmegaConf.to_container(raw) if isinstance(raw, DictConfig) else raw)  # type: ignore[arg-type]  # a mapping or refused there
+    settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
     end_ids = {tokenizer.eos_token_id} - {None}

@@ -12,7 +12,8 @@ _HERMES = {"hermes", "chatml", "qwen", "qwen25"}
 # Names of SGLang 0.5.12's FunctionCallParser; listed, since importing SGLang only to refuse a typo takes seconds.
 _SGLANG = {
     "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "gigachat3", "glm45", "glm47", "hunyuan", "interns1",
-    "kimi_k2", "lfm2", "llama3", "mimo", "minimax-m2", "mistral", "poolside_v1", "pythonic", "step3", "step3p5", "trinity",
+    "kimi_k2", "lfm2", "llama3", "mimo", "minimax-m2", "mistral", "poolside_v1", "pythonic", "step3", "step3p5",
+    "trinity",
 }  # fmt: skip
 
 
@@ -74,7 +75,5 @@ class _SGLangParser:
         text = self._tokenizer.decode(kept, skip_special_tokens=False)
         parser = FunctionCallParser([Tool.model_validate(schema) for schema in schemas], self._name)
         content, found = parser.parse_non_stream(text) if parser.has_tool_call(text) else (text, [])
-        calls = [
-            ToolCall(call.name or "", call.parameters, f"call_{turn}_{index}") for index, call in enumerate(found)
-        ]
+        calls = [ToolCall(call.name or "", call.parameters, f"call_{turn}_{index}") for index, call in enumerate(found)]
         return AssistantTurn(content=content, calls=list(calls))

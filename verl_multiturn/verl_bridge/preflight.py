@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_multiturn.config import PATH, read_settings
+from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.verl_bridge.parsers import check_format
@@ -38,7 +39,7 @@ def prepare_config(config: DictConfig) -> None:
         ConfigError: it cannot work; the message names the setting, its value and the remedy.
     """
     rollout = config.actor_rollout_ref.rollout
-    settings = read_settings(OmegaConf.to_container((rollout.get("custom") or {}).get("multiturn") or OmegaConf.create({})))  # type: ignore[arg-type]  # a mapping or refused there
+    settings = settings_of(rollout)
     parts = required_ray_cpus(config)
     for hook in config_hooks:
         hook(config, sum(parts.values()))
@@ -59,6 +60,13 @@ def prepare_config(config: DictConfig) -> None:
                 rollout.multi_turn.tool_config_path = None
         check_format(rollout.multi_turn.format)
     _check_ray_cpus(config, parts)
+
+
+def settings_of(rollout: Any) -> MultiTurnSettings:
+    """Our settings within `actor_rollout_ref.rollout`, be it OmegaConf's or verl's dataclass."""
+    raw = (rollout.get("custom") or {}).get("multiturn")
+    plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
+    return read_settings(plain)
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -122,9 +130,12 @@ class StartUpCheck(Callback):
         try:
             prepare_config(config)
         except MultiTurnError as error:
+            # SystemExit is no Exception: Hydra turns those of a callback into warnings and goes on.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)
-            # Not an Exception: Hydra turns those of a callback into warnings and goes on.
             raise SystemExit(2) from None
+        except Exception:  # a fault in the check itself must not pass as a checked configuration
+            traceback.print_exc()
+            raise SystemExit(1) from None
 
 
 def register_callback() -> None:
@@ -132,7 +143,8 @@ def register_callback() -> None:
     store = ConfigStore.instance()
     name = "verl_multiturn"
     store.store(group="hydra/callbacks", name=name, node={name: {"_target_": f"{__name__}.{StartUpCheck.__name__}"}})
-    defaults = store.load("hydra/config.yaml").node.defaults
-    for entry in defaults:
+    hydra = store.load("hydra/config.yaml").node
+    for entry in hydra.defaults:
         if "callbacks" in entry and entry.callbacks is None:
             entry.callbacks = name
+    store.store(group="hydra", name="config", node=hydra, provider="hydra")

@@ -30,6 +30,7 @@ from verl_multiturn.verl_bridge.rows import make_request
 class AsyncSGLangRollout(ServerAdapter):
     """verl's SGLang rollout with multi-turn generation for a batch."""
 
+    device_mesh: Any
     _runner: Runner | None = None
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -60,7 +61,7 @@ class AsyncSGLangRollout(ServerAdapter):
     def _generate(self, prompts: DataProto) -> DataProto:
         group = self._tensor_parallel_group()
         leader = dist.get_global_rank(group, 0)
-        # What happened on rank 0, result or error, happens on all: a rank that waits for a result that never comes hangs.
+        # Rank 0 shares its error as it shares its result: a rank that waits for what never comes would hang.
         shared: list[Any] = [None]
         if dist.get_rank() == leader:
             try:

@@ -30,7 +30,9 @@ def make_request(
     chosen = dict(tools)
     if extra_info.get("need_tools_kwargs"):
         if not tools_kwargs:
-            raise ConfigError(f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool; name its tools there")
+            raise ConfigError(
+                f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool; name its tools there"
+            )
         chosen = {name: tool for name, tool in chosen.items() if name in tools_kwargs}
     selection = extra_info.get("tool_selection")
     if selection is not None and len(selection):

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Makes .venv from requirements/cpu.lock and installs this package into it; does nothing when it is already right.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stamp="$(cat requirements/cpu.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
+if [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+
+python="${PYTHON:-$(command -v python3.11 || true)}"
+if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    echo "environment: Python 3.11 is needed and '${python:-python3.11}' is not it; install it, or name it with PYTHON=/path/to/python3.11" >&2
+    exit 1
+fi
+echo "environment: installing the locked packages into .venv (some 5 GB, a few minutes)" >&2
+rm -rf .venv
+"$python" -m venv .venv
+# The lock is complete, so nothing is left to resolve. (SGLang's own pins contradict verl's.)
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+echo "$stamp" > .venv/.stamp

@@ -1,0 +1,117 @@
+"""Shared pieces: a tokenizer-free chat for unit tests, and tools that remember what was done to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_multiturn import BaseTool, ToolResponse, ToolSchema
+
+ROOT = Path(__file__).resolve().parents[1]
+END = 0x110000
+"""Id that ends a turn in `CharTokenizer`; no character has it."""
+
+
+class CharTokenizer:
+    """One id for each character; `END` is the only control token."""
+
+    eos_token_id = END
+    pad_token_id = END
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        return "".join("" if i == END and skip_special_tokens else "¶" if i == END else chr(i) for i in token_ids)
+
+    def turn(self, text: str) -> list[int]:
+        """What an engine samples for a turn that says `text`."""
+        return [*self.encode(text), END]
+
+
+class Merged:
+    def __init__(self, token_ids: list[int], inserted: list[int]) -> None:
+        self.token_ids = token_ids
+        self.inserted_token_ids = inserted
+
+
+class CharBuilder:
+    """A Continuous Token builder in miniature: `P` and the prompt, `[text]` for each tool answer, `>` as the header."""
+
+    def build_initial_tokens(self, messages: list[Any], *, tools: list[Any] | None = None) -> list[int]:
+        return [ord(c) for c in "P" + "".join(m["content"] for m in messages) + ">"]
+
+    def merge_context_tokens(
+        self, previous: list[Any], updated: list[Any], runtime: list[int], *, tools: list[Any] | None = None
+    ) -> Merged:
+        inserted = [ord("\n")] if runtime[-1] == END else []
+        added = "".join(f"[{m['content']}]" for m in updated[len(previous) :]) + ">"
+        return Merged([*runtime, *inserted, *(ord(c) for c in added)], inserted)
+
+
+def make_schema(name: str, **properties: str) -> ToolSchema:
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": list(properties),
+    }
+    function = {"name": name, "description": name, "parameters": parameters}
+    return ToolSchema.read({"type": "function", "function": function}, "test")
+
+
+class EchoTool(BaseTool):
+    """Answers with its argument `text`; counts every call of every method; can be told to misbehave."""
+
+    def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
+        super().__init__(config or {}, tool_schema or make_schema("echo", text="string"))
+        self.events: list[tuple[Any, ...]] = []
+        self.counts: Counter[str] = Counter()
+        self.running = 0
+        self.most_running = 0
+        self.started = asyncio.Event()
+        """Set when an `execute` has begun."""
+
+    def _note(self, method: str, *details: Any) -> None:
+        self.counts[method] += 1
+        self.events.append((method, *details))
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        self._note("create", instance_id, kwargs)
+        await self._misbehave("create")
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self._note("execute", instance_id, parameters, kwargs)
+        self.running += 1
+        self.started.set()
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self._misbehave("execute")
+            await asyncio.sleep(self.config.get("delays", {}).get(parameters["text"], 0))
+        finally:
+            self.running -= 1
+        return self.config.get("returns", ToolResponse(parameters["text"]))
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        self._note("calc_reward", instance_id, kwargs)
+        await self._misbehave("calc_reward")
+        return float(self.config.get("reward", 0.0))
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self._note("release", instance_id, kwargs)
+        await self._misbehave("release")
+
+    async def _misbehave(self, method: str) -> None:
+        fault = self.config.get(method)
+        if fault == "hang":
+            await asyncio.Event().wait()
+        elif fault is not None:
+            raise fault
+
+
+@pytest.fixture
+def tokenizer() -> CharTokenizer:
+    return CharTokenizer()

@@ -1,0 +1,186 @@
+"""The loop, on the scripted engine: literal ids and masks, every stop reason, the order of limits."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.conftest import CharBuilder, CharTokenizer, EchoTool
+from verl_multiturn import (
+    Conversation,
+    Generation,
+    Limits,
+    Outcome,
+    Request,
+    ScriptedEngine,
+    StopReason,
+    ToolContractError,
+)
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.parsers import HermesParser
+
+CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
+
+
+async def run(
+    turns: Any, tool: EchoTool | None = None, request: dict[str, Any] | None = None, **limits: Any
+) -> Outcome:
+    tokenizer = CharTokenizer()
+    script = turns if callable(turns) else [tokenizer.turn(turn) for turn in turns]
+    engine = script if hasattr(script, "generate") else ScriptedEngine(script, version=3)
+    settings = {"prompt_length": 100, "response_length": 400, "max_parallel_calls": 8, **limits}
+    conversation = Conversation(
+        engine, ChatCodec(CharBuilder()), HermesParser(tokenizer, [tokenizer.eos_token_id]), Limits(**settings), 5.0
+    )
+    tools = {"echo": tool} if tool is not None else {}
+    messages = [{"role": "user", "content": "Q"}]
+    return await conversation.run(Request("r1", messages, tools, **(request or {})))
+
+
+async def test_one_call_then_an_answer() -> None:
+    tool = EchoTool({"reward": 0.5})
+    outcome = await run([CALL, "ok"], tool)
+    trajectory = outcome.trajectory
+    said = len(CALL) + 1
+    assert CharTokenizer().decode(trajectory.ids) == f"PQ>{CALL}¶\n[hi]>ok¶"
+    assert trajectory.mask == [0] * 3 + [1] * said + [0] * 6 + [1] * 3
+    assert trajectory.sources[3 + said :] == [2, 3, 3, 3, 3, 3, 1, 1, 1]
+    assert {v for v, m in zip(trajectory.versions, trajectory.mask, strict=True) if m} == {3}
+    assert outcome.stop_reason is StopReason.FINISHED
+    assert (trajectory.turns, outcome.user_turns) == (2, 1)
+    assert outcome.tool_rewards == {"echo": 0.5}
+    assert [m["role"] for m in outcome.messages] == ["user", "assistant", "tool", "assistant"]
+    assert tool.counts == {"create": 1, "execute": 1, "calc_reward": 1, "release": 1}
+
+
+async def test_the_engine_sees_exactly_what_is_recorded() -> None:
+    tokenizer = CharTokenizer()
+    engine = ScriptedEngine([tokenizer.turn(CALL), tokenizer.turn("ok")])
+    conversation = Conversation(
+        engine, ChatCodec(CharBuilder()), HermesParser(tokenizer, [tokenizer.eos_token_id]), Limits(100, 400), 5.0
+    )
+    outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}))
+    last = len(tokenizer.turn("ok"))
+    assert engine.seen[1][1] == outcome.trajectory.ids[:-last]
+
+
+async def test_parallel_calls_run_at_once_and_answer_in_order() -> None:
+    tool = EchoTool({"delays": {"a": 0.05, "b": 0.0, "c": 0.02}})
+    calls = "".join(CALL.replace("hi", text) for text in "abc")
+    outcome = await run([calls, "ok"], tool)
+    assert tool.most_running == 3
+    assert [call.text for call in outcome.calls] == ["a", "b", "c"]
+    assert "[a][b][c]>" in CharTokenizer().decode(outcome.trajectory.ids)
+
+
+async def test_no_call_is_dropped_in_silence() -> None:
+    calls = CALL + CALL + '<tool_call>{"name": "nope", "arguments": {}}</tool_call><tool_call>{oops</tool_call>'
+    tool = EchoTool()
+    outcome = await run([calls, "ok"], tool, max_parallel_calls=1, response_length=900)
+    assert [str(call.status) for call in outcome.calls] == ["ok", "over_limit", "unknown_tool", "malformed"]
+    assert "at most 1" in outcome.calls[1].text
+    assert "'nope'" in outcome.calls[2].text
+    assert "echo" in outcome.calls[2].text
+    assert tool.counts["execute"] == 1
+    assert all(call.text in CharTokenizer().decode(outcome.trajectory.ids) for call in outcome.calls)
+
+
+async def test_bad_arguments_are_told_to_the_model() -> None:
+    tool = EchoTool()
+    bad = [
+        '{"name": "echo", "arguments": {"text": 1}}',
+        '{"name": "echo", "arguments": {}}',
+        '{"name": "echo", "arguments": "no"}',
+    ]
+    outcome = await run(["".join(f"<tool_call>{text}</tool_call>" for text in bad), "ok"], tool)
+    assert [str(call.status) for call in outcome.calls] == ["bad_arguments"] * 3
+    assert "1 is not of type 'string'" in outcome.calls[0].text
+    assert tool.counts["execute"] == 0
+
+
+@pytest.mark.parametrize(
+    ("turns", "limits", "reason", "executed"),
+    [
+        (["no call"], {}, StopReason.FINISHED, 0),
+        ([CALL] * 9, {"max_assistant_turns": 2}, StopReason.MAX_ASSISTANT_TURNS, 1),
+        ([CALL] * 9, {"max_user_turns": 2}, StopReason.MAX_USER_TURNS, 2),
+        ([CALL] * 9, {"response_length": 20}, StopReason.RESPONSE_LENGTH, 0),
+        ([CALL] * 9, {"response_length": len(CALL) + 3}, StopReason.RESPONSE_LENGTH, 1),
+        (["x"], {"prompt_length": 2}, StopReason.PROMPT_TOO_LONG, 0),
+        ([], {}, StopReason.ENGINE_ERROR, 0),
+        ([CALL], {}, StopReason.ENGINE_ERROR, 1),
+    ],
+)
+async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: StopReason, executed: int) -> None:
+    tool = EchoTool()
+    outcome = await run(turns, tool, **limits)
+    assert outcome.stop_reason is reason
+    assert tool.counts["execute"] == executed
+    assert tool.counts["create"] == tool.counts["release"] == 1
+    assert outcome.trajectory.response_length <= limits.get("response_length", 400)
+    assert outcome.valid == (reason is not StopReason.PROMPT_TOO_LONG and bool(turns))
+
+
+def test_the_order_of_limits_is_locked() -> None:
+    limits = Limits(10, response_length=5, max_assistant_turns=1, max_user_turns=1)
+    assert limits.after_assistant_turn(5, 1, 1, cut_short=False) is StopReason.RESPONSE_LENGTH
+    assert limits.after_assistant_turn(4, 1, 1, cut_short=True) is StopReason.RESPONSE_LENGTH
+    assert limits.after_assistant_turn(4, 1, 1, cut_short=False) is StopReason.MAX_ASSISTANT_TURNS
+    assert limits.after_assistant_turn(4, 0, 1, cut_short=False) is StopReason.MAX_USER_TURNS
+    assert limits.after_assistant_turn(4, 0, 0, cut_short=False) is None
+    assert limits.fits_observation(2, 2)
+    assert not limits.fits_observation(2, 3)
+
+
+async def test_wall_clock_keeps_what_was_sampled() -> None:
+    tool = EchoTool({"execute": "hang"})
+    outcome = await run([CALL, "ok"], tool, wall_clock_s=0.05)
+    assert outcome.stop_reason is StopReason.WALL_CLOCK
+    assert sum(outcome.trajectory.mask) == len(CALL) + 1
+    assert tool.counts["release"] == 1
+
+
+class LyingEngine:
+    """Answers with a generation that is none."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.generation = Generation(**{"ids": [65], "logprobs": [-0.5], "versions": [0], "finish": "stop", **changes})
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        return self.generation
+
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ids": []}, {"ids": [65] * 999}, {"logprobs": []}, {"logprobs": [float("nan")]}, {"versions": [1, 2]}],
+)
+async def test_a_lying_engine_ends_one_request(changes: dict[str, Any]) -> None:
+    outcome = await run(LyingEngine(**changes))
+    assert outcome.stop_reason is StopReason.ENGINE_ERROR
+    assert not outcome.valid
+
+
+async def test_an_aborted_turn_is_kept_and_ends_the_request() -> None:
+    outcome = await run(LyingEngine(finish="abort"))
+    assert outcome.stop_reason is StopReason.ENGINE_ERROR
+    assert outcome.trajectory.mask == [0, 0, 0, 1]
+
+
+async def test_an_authors_mistake_raises() -> None:
+    tool = EchoTool({"returns": 42})
+    with pytest.raises(ToolContractError, match=r"execute must return .* got 42"):
+        await run([CALL, "ok"], tool)
+    assert tool.counts["release"] == 1
+
+
+async def test_cancellation_releases() -> None:
+    tool = EchoTool({"execute": "hang"})
+    task = asyncio.create_task(run([CALL, "ok"], tool))
+    await asyncio.wait_for(tool.started.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tool.events[-1][0] == "release"
+    assert tool.counts["release"] == 1

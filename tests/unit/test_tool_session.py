@@ -1,0 +1,156 @@
+"""`ToolSession`: the lifecycle, foreign tools, and what tools may do wrong."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.conftest import EchoTool, make_schema
+from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
+from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.tools.runtime import CallStatus, ToolSession, read_tools_kwargs
+
+HI = ToolCall("echo", '{"text": "hi"}', "c1")
+
+
+def session(*tools: Any, timeout_s: float = 0.05, **kwargs: Any) -> ToolSession:
+    return ToolSession("r1", {tool.name: tool for tool in tools}, kwargs, timeout_s, 8)
+
+
+async def test_kwargs_reach_each_method() -> None:
+    tool = EchoTool()
+    kwargs = {f"{method}_kwargs": {"for": method} for method in ("create", "execute", "calc_reward", "release")}
+    async with session(tool, echo=kwargs) as opened:
+        await opened.execute([HI])
+        await opened.calc_rewards()
+    assert tool.events == [
+        ("create", "r1", {"for": "create"}),
+        ("execute", "r1", {"text": "hi"}, {"for": "execute"}),
+        ("calc_reward", "r1", {"for": "calc_reward"}),
+        ("release", "r1", {"for": "release"}),
+    ]
+
+
+async def test_a_create_that_fails_or_hangs_is_released_and_its_calls_are_answered() -> None:
+    for fault in (RuntimeError("boom"), "hang"):
+        tool = EchoTool({"create": fault})
+        async with session(tool) as opened:
+            (result,) = await opened.execute([HI])
+            assert await opened.calc_rewards() == {}
+        assert result.status is CallStatus.ERROR
+        assert "not available" in result.text
+        assert tool.counts == {"create": 1, "release": 1}
+
+
+async def test_execute_that_hangs_or_raises_is_answered() -> None:
+    async with session(EchoTool({"execute": "hang"})) as opened:
+        assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
+    async with session(EchoTool({"execute": ValueError("no such page")})) as opened:
+        assert (await opened.execute([HI]))[0].text == "Error: no such page"
+
+
+async def test_release_that_raises_breaks_nothing() -> None:
+    tool = EchoTool({"release": RuntimeError("boom")})
+    async with session(tool):
+        pass
+    assert tool.counts["release"] == 1
+
+
+async def test_no_execute_after_release() -> None:
+    opened = session(EchoTool())
+    async with opened:
+        pass
+    with pytest.raises(ToolContractError, match="after release"):
+        await opened.execute([HI])
+
+
+async def test_a_synchronous_tool_does_not_hold_up_the_loop() -> None:
+    class Slow(EchoTool):
+        def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
+            time.sleep(0.2)
+            return "done"
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    ticker = asyncio.create_task(tick())
+    async with session(Slow(), timeout_s=5) as opened:
+        (result,) = await opened.execute([HI])
+    ticker.cancel()
+    assert result.text == "done"
+    assert ticks > 5
+
+
+class OldTool:
+    """As written for verl 0.4: `create` returns the id, `execute` a tuple with plain text."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.tool_schema, self.name, self.seen = tool_schema, tool_schema.function.name, []  # type: ignore[var-annotated]
+
+    async def create(self, instance_id: str | None = None, ground_truth: str | None = None, **kwargs: Any) -> str:
+        self.seen.append(("create", ground_truth))
+        return f"own-{instance_id}"
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[str, float, dict[str, Any]]:
+        self.seen.append(("execute", instance_id))
+        return "old", -0.05, {"n": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 1.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.seen.append(("release", instance_id))
+
+
+class NewTool(OldTool):
+    """As written for verl 0.9: `create_kwargs` in one piece, `(id, response)` back."""
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        self.seen.append(("create", kwargs["create_kwargs"]["ground_truth"]))
+        return f"own-{instance_id}", ToolResponse()
+
+
+@pytest.mark.parametrize("kind", [OldTool, NewTool])
+async def test_tools_written_for_verl(kind: type[OldTool]) -> None:
+    tool = kind({}, make_schema("echo", text="string"))
+    async with session(tool, echo={"create_kwargs": {"ground_truth": "42"}}) as opened:
+        (result,) = await opened.execute([HI])
+        assert await opened.calc_rewards() == {"echo": 1.0}
+    assert (result.text, result.reward, result.metrics) == ("old", -0.05, {"n": 1})
+    assert tool.seen == [("create", "42"), ("execute", "own-r1"), ("release", "own-r1")]
+
+
+async def test_wrong_return_of_create_is_the_authors_mistake_and_releases() -> None:
+    class Wrong(EchoTool):
+        async def create(self, instance_id: str, **kwargs: Any) -> Any:
+            return 42
+
+    tool = Wrong()
+    with pytest.raises(ToolContractError, match="create must return"):
+        async with session(tool):
+            pass
+    assert tool.counts["release"] == 1
+
+
+def test_tools_kwargs_of_parquet_rows() -> None:
+    raw = {"a": {"create_kwargs": {"x": 1, "y": None}, "execute_kwargs": None}, "b": None}
+    assert read_tools_kwargs(raw, "row 1") == {"a": {"create_kwargs": {"x": 1}}}
+    assert read_tools_kwargs(None, "row 1") == {}
+    with pytest.raises(ConfigError, match=r"row 1.*unknown key 'creat_kwargs'"):
+        read_tools_kwargs({"a": {"creat_kwargs": {}}}, "row 1")
+
+
+def test_a_tool_without_execute_says_so() -> None:
+    class Nothing(BaseTool):
+        pass
+
+    with pytest.raises(ConfigError, match="no tool_schema"):
+        Nothing({})

@@ -1,0 +1,66 @@
+"""The command line: `verl-multiturn doctor`, `verl-multiturn validate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.observe.doctor import examine
+from verl_multiturn.tools.validate import validate_dataset, validate_tools
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.")
+console = Console()
+
+
+@app.command()
+def doctor() -> None:
+    """Say which versions and which platform are here, what is missing and what to do about it."""
+    findings = examine()
+    table = Table("", "what", "found", "remedy", title="verl-multiturn doctor")
+    for finding in findings:
+        table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.what, finding.found, finding.remedy)
+    console.print(table)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def validate(
+    tool_config: Annotated[Path, typer.Argument(help="The tool YAML that `tool_config_path` names.")],
+    dataset: Annotated[
+        list[Path] | None, typer.Option("--dataset", help="A parquet or JSONL file; repeatable.")
+    ] = None,
+) -> None:
+    """Check a tool YAML and, if given, data sets: classes, schemas, and that each row's kwargs fit the tools."""
+    try:
+        tools = validate_tools(tool_config)
+    except MultiTurnError as error:
+        _fail(str(error))
+    for name, tool in tools.items():
+        console.print(f"[green]ok[/] tool {name}: {type(tool).__module__}.{type(tool).__qualname__}", highlight=False)
+    for path in dataset or []:
+        try:
+            rows, problems = validate_dataset(path, tools)
+        except MultiTurnError as error:
+            _fail(str(error))
+        if problems:
+            for problem in problems[:20]:
+                console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
+            _fail(f"{path}: {len(problems)} of {rows} rows cannot work")
+        console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+
+
+def _fail(message: str) -> None:
+    print(f"verl-multiturn: {message}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

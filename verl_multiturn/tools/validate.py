@@ -1,0 +1,94 @@
+"""Checks before a run: a tool YAML, and the rows of a data set against it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.registry import METHODS, load_tools
+from verl_multiturn.tools.runtime import read_tools_kwargs
+
+
+def validate_tools(path: Path) -> dict[str, Any]:
+    """The tools of a YAML file, each method's signature looked at.
+
+    Raises:
+        ConfigError: as `load_tools`, or a method that cannot take what the runtime gives it.
+    """
+    tools = load_tools(path)
+    for name, tool in tools.items():
+        for method in METHODS:
+            problem = _signature_problem(tool, method, {})
+            if problem:
+                raise ConfigError(f"{path}: tool {name!r}: {problem}")
+    return tools
+
+
+def validate_dataset(path: Path, tools: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Number of rows, and one message for each row that cannot work.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    rows = _read_rows(path)
+    problems = []
+    for index, row in enumerate(rows):
+        problem = _row_problem(row, f"row {index}", tools)
+        if problem:
+            problems.append(problem)
+    return len(rows), problems
+
+
+def _read_rows(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} is no file; give a parquet or JSONL file")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    if path.suffix not in (".jsonl", ".json"):
+        raise ConfigError(f"{str(path)!r}: expected a .parquet or .jsonl file")
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{path}: no JSON in every line: {error}") from None
+
+
+def _row_problem(row: Any, where: str, tools: Mapping[str, Any]) -> str | None:
+    if not isinstance(row, Mapping):
+        return f"{where}: expected a mapping, got {row!r:.200}"
+    prompt = row.get("prompt")
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
+        return f"{where}: 'prompt' must be a non-empty list of messages with a role, got {prompt!r:.200}"
+    extra_info = row.get("extra_info") or {}
+    try:
+        tools_kwargs = read_tools_kwargs(extra_info.get("tools_kwargs") or row.get("tools_kwargs"), where)
+    except ConfigError as error:
+        return str(error)
+    if extra_info.get("need_tools_kwargs") and not tools_kwargs:
+        return f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool"
+    for name, methods in tools_kwargs.items():
+        if name not in tools:
+            return f"{where}: tools_kwargs names {name!r}, which is no tool of the YAML; known are {sorted(tools)}"
+        for key, given in methods.items():
+            problem = _signature_problem(tools[name], key.removesuffix("_kwargs"), given)
+            if problem:
+                return f"{where}: tool {name!r}: {problem}"
+    return None
+
+
+def _signature_problem(tool: Any, method: str, given: Mapping[str, Any]) -> str | None:
+    """Whether a method takes what it will be called with."""
+    positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
+    signature = inspect.signature(getattr(tool, method))
+    if method == "create" and "create_kwargs" in signature.parameters:
+        given = {"create_kwargs": dict(given)}
+    try:
+        signature.bind(*positional, **given)
+    except TypeError as error:
+        return f"{method}{signature} cannot be called with {dict(given)!r}: {error}"
+    return None
