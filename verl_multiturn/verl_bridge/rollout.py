@@ -108,7 +108,8 @@ class AsyncSGLangRollout(ServerAdapter):
             size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
             shape = (dist.get_world_size() // size, size, self.config.pipeline_model_parallel_size)
             self.device_mesh = init_device_mesh("cpu", mesh_shape=shape, mesh_dim_names=("dp", "infer_tp", "infer_pp"))
-        return self.device_mesh["infer_tp"].get_group()
+        group: dist.ProcessGroup = self.device_mesh["infer_tp"].get_group()
+        return group
 
     def _to_batch(self, outputs: list[AgentLoopOutput], prompts: DataProto) -> DataProto:
         prompt_width, response_width = self.config.prompt_length, self.config.response_length
