@@ -20,9 +20,9 @@ def make_entries(size: int, seed: int) -> list[dict[str, Any]]:
     return list(reasoning_gym.create_dataset("chain_sum", size=size, seed=seed, **_TASK))
 
 
-def make_messages(question: str) -> list[dict[str, str]]:
+def make_messages(question: str, system_prompt: str = SYSTEM_PROMPT) -> list[dict[str, str]]:
     """The conversation that a request begins with."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": system_prompt}, {"role": "user", "content": question}]
 
 
 def extract_answer(text: str) -> str | None:

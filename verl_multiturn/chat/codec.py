@@ -48,10 +48,18 @@ class Increment:
 
 
 class ChatCodec:
-    """Renders messages with one model's chat template."""
+    """Renders messages with one model's chat template.
 
-    def __init__(self, builder: TokenBuilder) -> None:
+    Args:
+        builder: verl's builder for the model.
+        end_ids, separator: what the template writes after a turn's end token (ChatML: a newline), for a builder that
+            does not restore it itself; the model stops at the end token and never samples it.
+    """
+
+    def __init__(self, builder: TokenBuilder, end_ids: Sequence[int] = (), separator: Sequence[int] = ()) -> None:
         self._builder = builder
+        self._end_ids = frozenset(end_ids)
+        self._separator = list(separator)
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the first prompt, the assistant's header included."""
@@ -78,5 +86,8 @@ class ChatCodec:
                 "the model never saw; use a model whose template only appends"
             )
         added_ids = merged.token_ids[len(tail) :]
-        separator_length = len(merged.inserted_token_ids)
-        return Increment(separator=added_ids[:separator_length], observation=added_ids[separator_length:])
+        inserted = len(merged.inserted_token_ids)
+        separator = added_ids[:inserted]
+        if not separator and tail[-1] in self._end_ids:
+            separator = list(self._separator)
+        return Increment(separator=separator, observation=added_ids[inserted:])

@@ -8,6 +8,8 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.utils.tokenizer.chat_template import initialize_turn_separator
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_multiturn.chat.codec import ChatCodec
@@ -38,19 +40,24 @@ class Runner:
 
 
 def build_runner(
-    rollout_config: Any, tokenizer: Any, engine: Engine, hf_model_type: str | None, **template: Any
+    rollout_config: Any, tokenizer: Any, engine: Engine, hf_model_type: str | None, chat_template_kwargs: dict[str, Any]
 ) -> Runner:
     """The shared parts for one rollout configuration.
 
     Args:
         rollout_config: `actor_rollout_ref.rollout`.
-        template: `chat_template_kwargs` for the builder of token ids.
+        chat_template_kwargs: `data.apply_chat_template_kwargs`.
     """
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
     end_ids = {tokenizer.eos_token_id} - {None}
-    builder = create_continuous_token_builder(tokenizer, hf_model_type=hf_model_type, **template)
+    builder = create_continuous_token_builder(
+        tokenizer, hf_model_type=hf_model_type, chat_template_kwargs=chat_template_kwargs
+    )
+    # verl's builders for a known family restore the separator after a turn; its default one loses it.
+    loses_separator = type(builder) is ContinuousTokenBuilder
+    separator = initialize_turn_separator(tokenizer, **chat_template_kwargs) if loses_separator else []
     limits = Limits(
         prompt_length=rollout_config.prompt_length,
         response_length=rollout_config.response_length,
@@ -61,7 +68,9 @@ def build_runner(
     )
     parser = make_parser(multi_turn.format, tokenizer, sorted(end_ids))
     return Runner(
-        conversation=Conversation(engine, ChatCodec(builder), parser, limits, settings.tool_timeout_s),
+        conversation=Conversation(
+            engine, ChatCodec(builder, sorted(end_ids), separator), parser, limits, settings.tool_timeout_s
+        ),
         tools=load_tools(path) if path else {},
         settings=settings,
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
@@ -87,7 +96,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
                 tokenizer,
                 VerlEngine(server_manager.generate),
                 hf_model_type,
-                chat_template_kwargs=dict(config.data.get("apply_chat_template_kwargs") or {}),
+                dict(config.data.get("apply_chat_template_kwargs") or {}),
             )
             self._runners[server_manager] = runner
         self._runner = runner

@@ -91,7 +91,7 @@ class AsyncSGLangRollout(ServerAdapter):
     async def _build_runner(self) -> Runner:
         model = self.model_config
         return build_runner(
-            self.config, model.tokenizer, await self._make_engine(), getattr(model.hf_config, "model_type", None)
+            self.config, model.tokenizer, await self._make_engine(), getattr(model.hf_config, "model_type", None), {}
         )
 
     async def _make_engine(self) -> Engine:
