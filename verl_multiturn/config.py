@@ -25,7 +25,8 @@ class MultiTurnSettings(BaseModel):
     """Seconds that one call of one method of a tool may take; the model is told when `execute` does not answer."""
 
     request_timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Wall-clock seconds of a whole conversation; null: no limit. What was sampled until then is kept."""
+    """Wall-clock seconds of a whole conversation; null: no limit. What was sampled until then is kept.
+    The tools have 10 s more to be released."""
 
     record_dir: str | None = None
     """Folder that every finished conversation is written to, one JSON object a line; null: none."""

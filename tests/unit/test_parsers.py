@@ -12,7 +12,9 @@ async def parse(text: str) -> AssistantTurn:
 
 
 async def test_calls_and_text() -> None:
-    turn = await parse('I think <tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>\n<tool_call>{"name":"g"}</tool_call>')
+    turn = await parse(
+        'I think <tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>\n<tool_call>{"name":"g"}</tool_call>'
+    )
     assert turn.content == "I think"
     assert turn.calls == [ToolCall("f", '{"x": "é"}', "call_2_0"), ToolCall("g", "{}", "call_2_1")]
 

@@ -30,7 +30,9 @@ def test_a_tool_author_needs_no_gpu_stack(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         for name in imported(path):
             assert name.split(".")[0] not in HEAVY, f"{path} imports {name}"
-            assert not any(name == bridge or name.startswith(f"{bridge}.") for bridge in BRIDGES), f"{path} imports {name}"
+            assert not any(name == bridge or name.startswith(f"{bridge}.") for bridge in BRIDGES), (
+                f"{path} imports {name}"
+            )
 
 
 def test_nothing_but_the_plugin_knows_the_cpu() -> None:

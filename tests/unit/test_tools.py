@@ -48,7 +48,10 @@ def write(tmp_path: Path, **changes: Any) -> Path:
 
 
 def function(**changes: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}, **changes}}
+    return {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": {"type": "object"}, **changes},
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ imported already, SGLang is not.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 
@@ -32,6 +35,10 @@ def wanted() -> bool:
     asked = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if asked:
         return asked == "cpu"
+    # A node without an accelerator may belong to a cluster that has some: only the driver of a run of its own decides,
+    # and tells its workers by the variable.
+    if os.environ.get("RAY_ADDRESS") or any(part.endswith("default_worker.py") for part in sys.orig_argv):
+        return False
     import torch
     from verl.plugin.platform.platform_manager import PlatformRegistry
 
@@ -52,6 +59,8 @@ def environment() -> dict[str, str]:
 
 def activate() -> None:
     """Register the platform and mend what verl 0.9.1 assumes of an accelerator."""
+    if not os.environ.get("VERL_PLATFORM"):
+        logger.warning("no accelerator found: this run uses the CPU platform; set VERL_PLATFORM to choose another")
     os.environ.update(environment())
     for name, value in _SPEED.items():
         os.environ.setdefault(name, value)

@@ -6,6 +6,8 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_multiturn.errors import ConfigError
+
 # What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.
 _SGLANG = {
@@ -36,6 +38,11 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         config: verl's whole configuration.
         ray_cpus: logical CPUs that Ray is told of when the user set none; verl reserves far more of them than it uses.
     """
+    if config.ray_kwargs.ray_init.get("address"):
+        raise ConfigError(
+            f"ray_kwargs.ray_init.address={config.ray_kwargs.ray_init.address!r} names a cluster, but this process runs on "
+            "the CPU platform; set VERL_PLATFORM to the cluster's platform (for example nvidia)"
+        )
     with open_dict(config):
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)

@@ -1,0 +1,83 @@
+"""One tensor-parallel rank of `test_spmd`: the real `AsyncSGLangRollout`, a scripted engine in the place of SGLang."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed as dist
+from verl import DataProto
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from verl_multiturn import BaseTool, ScriptedEngine, ToolResponse
+from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+
+ROOT = Path(__file__).resolve().parents[2]
+CALL = '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
+
+
+class CountTool(BaseTool):
+    """Writes a line for each execution, so that executions in any process are seen."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        with Path(os.environ["COUNT_FILE"]).open("a") as file:
+            file.write(f"{instance_id} {os.getpid()}\n")
+        return ToolResponse("done")
+
+
+class ScriptedRollout(AsyncSGLangRollout):
+    """The rollout without its server."""
+
+    async def _make_engine(self) -> Engine:
+        tokenizer = self.model_config.tokenizer
+
+        def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
+            # Two calls in the first turn, one in the second, then an answer that no other process would give.
+            text = (f"{CALL}\n{CALL}", CALL, f"Answer: {os.getpid()}")[turn]
+            return list(tokenizer.encode(text + "<|im_end|>"))
+
+        return ScriptedEngine(script, version=5)
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    config = RolloutConfig(
+        name="sglang_async",
+        tensor_model_parallel_size=2,
+        prompt_length=320,
+        response_length=256,
+        custom={"multiturn": {"tool_config_path": str(out / "tools.yaml")}},
+    )
+    object.__setattr__(config.multi_turn, "max_parallel_calls", 2)
+    model = HFModelConfig(path=str(ROOT / "recipes" / "quickstart" / "model"))
+    rollout = ScriptedRollout(config=config, model_config=model, device_mesh=None)
+    rows = np.empty(3, dtype=object)
+    rows[:] = [[{"role": "user", "content": f"question {i}"}] for i in range(3)]
+    prompts = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows}, meta_info={"global_steps": 5})
+    batch = rollout.generate_sequences(prompts)
+    tensors = {key: value for key, value in batch.batch.items()}
+    with (out / f"rank{rank}.pkl").open("wb") as file:
+        pickle.dump((tensors, {k: list(v) for k, v in batch.non_tensor_batch.items()}), file)
+
+    # An author's mistake on rank 0 must end both ranks, not hang one.
+    broken = np.empty(1, dtype=object)
+    broken[:] = [{"need_tools_kwargs": True}]
+    bad = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows[:1], "extra_info": broken}, meta_info={})
+    try:
+        rollout.generate_sequences(bad)
+    except ValueError as error:
+        (out / f"error{rank}.txt").write_text(str(error))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,63 @@
+"""The entry point: what it registers, and that a failure is loud."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.stack
+
+BREAK = "import sys; sys.modules['verl.experimental.agent_loop.agent_loop'] = None; import verl; print('went on')"
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_failed_registration_is_loud_and_says_the_remedy() -> None:
+    done = run(BREAK)
+    assert "verl-multiturn could not register with verl: ModuleNotFoundError" in done.stderr
+    assert "verl-multiturn doctor" in done.stderr
+    assert "went on" in done.stdout
+
+
+def test_in_the_trainer_it_ends_the_run() -> None:
+    done = run(BREAK, "-m", "verl.trainer.main_ppo")
+    assert done.returncode == 1
+    assert "went on" not in done.stdout
+
+
+def test_what_import_verl_registers() -> None:
+    program = """
+import verl
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
+from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+assert _agent_loop_registry["multiturn_agent"]["_target_"].endswith("MultiTurnAgentLoop")
+assert issubclass(get_rollout_class("sglang_async"), AsyncSGLangRollout)
+assert issubclass(get_rollout_replica_class("sglang_async"), SGLangReplica)
+print(get_platform().device_name)
+"""
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "cpu"
+
+
+def test_on_a_gpu_nothing_of_verl_is_replaced() -> None:
+    program = """
+import os; os.environ["VERL_PLATFORM"] = "nvidia"
+import verl.utils.distributed
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
+assert verl.utils.distributed.initialize_global_process_group_ray.__module__ == "verl.utils.distributed"
+assert rollouts[("sglang", "async")] == "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
+assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.rollout.AsyncSGLangRollout"
+assert "SGLANG_USE_CPU_ENGINE" not in os.environ
+assert "verl_multiturn.cpu.platform" not in __import__("sys").modules
+"""
+    cleaned = "import os\nfor n in ('SGLANG_USE_CPU_ENGINE', 'VERL_ENGINE_DEVICE'): os.environ.pop(n, None)\n"
+    done = run(cleaned + program)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,82 @@
+"""A wrong setting ends the real trainer's command before Ray or an engine starts: one clear error, exit status not 0."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.stack
+
+ROLLOUT = "actor_rollout_ref.rollout"
+RIGHT = {
+    "actor_rollout_ref.model.path": str(ROOT / "recipes" / "quickstart" / "model"),
+    f"{ROLLOUT}.name": "sglang_async",
+    f"{ROLLOUT}.multi_turn.enable": "True",
+    f"{ROLLOUT}.multi_turn.tool_config_path": str(ROOT / "tool_configs" / "calculator.yaml"),
+    f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent",
+    "trainer.n_gpus_per_node": "1",
+}
+
+
+def run(tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    settings = {**RIGHT, "hydra.run.dir": str(tmp_path / "hydra"), **changes}
+    return subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+        cwd=tmp_path,
+    )
+
+
+def bad_yaml(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "tools.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+UNRESOLVED = "tools: [{class_name: nowhere.Tool}]"
+NO_SCHEMA = """
+tools:
+  - class_name: verl_multiturn.tools.calculator.CalculatorTool
+    tool_schema: {type: function, function: {name: f, parameters: {type: objekt}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "yaml_text", "message"),
+    [
+        ({f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent"}, None, "'single_turn_agent' never calls a tool"),
+        ({f"{ROLLOUT}.multi_turn.tool_config_path": "no/such.yaml"}, None, "'no/such.yaml' is no file"),
+        ({}, UNRESOLVED, "cannot import 'nowhere'"),
+        ({}, NO_SCHEMA, "no valid JSON Schema"),
+        ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
+        ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
+        ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
+    ],
+    ids=["deaf_loop", "no_yaml", "no_class", "no_schema", "unknown_setting", "unknown_format", "few_cpus"],
+)
+def test_refused_at_once(tmp_path: Path, changes: dict[str, str], yaml_text: str | None, message: str) -> None:
+    if yaml_text is not None:
+        changes = {**changes, f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, yaml_text)}
+    done = run(tmp_path, **changes)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert message in done.stderr
+    assert done.stderr.count("verl-multiturn: ") == 1
+    assert "Traceback" not in done.stderr
+    assert "ray init kwargs" not in done.stdout
+
+
+def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "Q"}], "agent_name": "single_turn_agent"}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    done = run(tmp_path, **{"data.train_files": str(tmp_path / "rows.parquet")})
+    assert done.returncode == 2
+    assert "'single_turn_agent' never calls a tool" in done.stderr

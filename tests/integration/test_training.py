@@ -1,0 +1,97 @@
+"""The real thing on the CPU: verl's trainer, SGLang, our rollout and a tool; and that nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+RUN = ROOT / "recipes" / "quickstart" / "run.py"
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(RUN), "--out", str(out), *arguments]
+    log = (out.parent / "console.log").open("wb")
+    return subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VERL_PLATFORM": "cpu", "COLUMNS": "200"}
+    )
+
+
+def marked_processes() -> list[str]:
+    """Command lines of all processes that bear the mark of a run of the quickstart."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "VERL_MULTITURN_RUN" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:200])
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def records_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+
+
+def test_three_steps_of_the_real_stack(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    small = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.val_max_samples=16"]
+    trainer = start(out, "--steps", "3", *small)
+    status = trainer.wait(timeout=580)
+    console = (tmp_path / "console.log").read_text()
+    assert status == 0, console[-4000:]
+
+    summary = json.loads(console.strip().splitlines()[-1])
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["prob_diff_mean"] <= 1e-3
+    assert summary["val_acc_before"] <= 0.6
+    assert (out / "curve.png").stat().st_size > 1000
+    assert console.count("calls/trajectory") == 3
+
+    trained = [record for record in records_of(out) if record["temperature"] > 0]
+    assert len(trained) == 3 * 8 * 8
+    assert {record["stop_reason"] for record in trained} <= {"finished", "response_length", "max_assistant_turns"}
+    called = [record for record in trained if record["calls"]]
+    assert called
+    for record in trained:
+        columns = [record[key] for key in ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")]
+        assert len({len(column) for column in columns}) == 1
+        for mask, source, logprob, version in zip(
+            record["mask"], record["sources"], record["logprobs"], record["versions"], strict=True
+        ):
+            assert (mask == 1) == (source == 1) == (version >= 0)
+            assert logprob <= 0
+            assert mask or logprob == 0
+    # Step n is sampled with the weights of step n - 1: the weight sync reaches the engine.
+    versions = {step: {v for r in trained if r["step"] == step for v in r["versions"] if v >= 0} for step in (1, 2, 3)}
+    assert versions == {1: {0}, 2: {1}, 3: {2}}
+    assert marked_processes() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: signal.Signals) -> None:
+    out = tmp_path / "out"
+    trainer = start(out, "--steps", "3")
+    log = out / "train.log"
+    # SIGINT when the engine is starting; SIGTERM earlier, while Ray is.
+    sign = "SGLang http server" if signum is signal.SIGINT else "ray init kwargs"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and not (log.exists() and sign in log.read_text(errors="replace")):
+        assert trainer.poll() is None, (tmp_path / "console.log").read_text()
+        time.sleep(0.5)
+    time.sleep(5)
+    assert marked_processes()
+    trainer.send_signal(signum)
+    assert trainer.wait(timeout=60) == 130
+    assert marked_processes() == []

@@ -1,0 +1,42 @@
+"""Which tools and which kwargs a data row gets."""
+
+from typing import Any
+
+import pytest
+
+from verl_multiturn import ConfigError, Request
+from verl_multiturn.verl_bridge.rows import make_request
+
+TOOLS = {name: object() for name in ("a", "b", "c")}
+
+
+def request(extra_info: dict[str, Any] | None = None, **row: Any) -> Request:
+    raw_prompt = [{"role": "user", "content": "Q", "tool_calls": None}]
+    return make_request({"raw_prompt": raw_prompt, "extra_info": extra_info, **row}, TOOLS, {"top_p": 1}, "r1")
+
+
+def test_without_a_word_a_row_has_all_tools() -> None:
+    made = request()
+    assert list(made.tools) == ["a", "b", "c"]
+    assert made.messages == [{"role": "user", "content": "Q"}]
+    assert made.sampling == {"top_p": 1}
+
+
+def test_need_tools_kwargs_leaves_those_that_are_named() -> None:
+    kwargs = {"b": {"create_kwargs": {"x": 1}}, "unknown": {}, "c": None}
+    made = request({"need_tools_kwargs": True, "tools_kwargs": kwargs})
+    assert list(made.tools) == ["b"]
+    assert made.tools_kwargs["b"] == {"create_kwargs": {"x": 1}}
+
+
+def test_verl_hands_tools_kwargs_over_beside_extra_info() -> None:
+    assert list(request({"need_tools_kwargs": True}, tools_kwargs={"a": {}}).tools) == ["a"]
+
+
+def test_tool_selection_narrows() -> None:
+    assert list(request({"tool_selection": ["c", "a"]}).tools) == ["a", "c"]
+
+
+def test_a_row_that_needs_kwargs_and_has_none_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="data row 7: need_tools_kwargs is set"):
+        request({"need_tools_kwargs": True, "index": 7})
