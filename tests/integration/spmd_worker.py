@@ -27,8 +27,9 @@ class CountTool(BaseTool):
     """Writes a line for each execution, so that executions in any process are seen."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
-        with Path(os.environ["COUNT_FILE"]).open("a") as file:
-            file.write(f"{instance_id} {os.getpid()}\n")
+        descriptor = os.open(os.environ["COUNT_FILE"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, f"{instance_id} {os.getpid()}\n".encode())
+        os.close(descriptor)
         return ToolResponse("done")
 
 
@@ -63,7 +64,7 @@ def main(out: Path) -> None:
     rows[:] = [[{"role": "user", "content": f"question {i}"}] for i in range(3)]
     prompts = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows}, meta_info={"global_steps": 5})
     batch = rollout.generate_sequences(prompts)
-    tensors = {key: value for key, value in batch.batch.items()}
+    tensors = dict(batch.batch.items())
     with (out / f"rank{rank}.pkl").open("wb") as file:
         pickle.dump((tensors, {k: list(v) for k, v in batch.non_tensor_batch.items()}), file)
 

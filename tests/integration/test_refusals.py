@@ -1,4 +1,4 @@
-"""A wrong setting ends the real trainer's command before Ray or an engine starts: one clear error, exit status not 0."""
+"""A wrong setting ends the trainer's command before Ray or an engine starts: one clear error, exit status not 0."""
 
 import os
 import subprocess

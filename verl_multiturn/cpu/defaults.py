@@ -40,8 +40,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
     """
     if config.ray_kwargs.ray_init.get("address"):
         raise ConfigError(
-            f"ray_kwargs.ray_init.address={config.ray_kwargs.ray_init.address!r} names a cluster, but this process runs on "
-            "the CPU platform; set VERL_PLATFORM to the cluster's platform (for example nvidia)"
+            f"ray_kwargs.ray_init.address={config.ray_kwargs.ray_init.address!r} names a cluster, but this process is "
+            "on the CPU platform; set VERL_PLATFORM to the cluster's platform (for example nvidia)"
         )
     with open_dict(config):
         for key, value in _FORCED.items():
