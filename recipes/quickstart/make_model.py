@@ -1,6 +1,6 @@
 """Make the quickstart's warm-started model: a tiny Qwen2 that sometimes calls the calculator and mostly guesses.
 
-    python recipes/quickstart/make_model.py            # about 20 minutes on two cores, writes recipes/quickstart/model
+    python recipes/quickstart/make_model.py            # six minutes on two cores, writes recipes/quickstart/model
 
 The chat template is Qwen2.5's own (Apache-2.0). The tokenizer is a small byte-level BPE, trained here on rendered
 conversations, with Qwen2.5's control tokens and single-digit numbers. Training is plain SFT on conversations of which

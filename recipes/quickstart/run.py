@@ -94,7 +94,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         "trainer.total_training_steps": args.steps,
         "trainer.total_epochs": 1000,
         "trainer.save_freq": -1,
-        "trainer.test_freq": args.steps,
+        "trainer.test_freq": max(1, args.steps // 4),
         "trainer.val_before_train": True,
         "trainer.default_local_dir": out / "checkpoints",
     }

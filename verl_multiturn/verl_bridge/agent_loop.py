@@ -51,7 +51,8 @@ def build_runner(
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
-    end_ids = {tokenizer.eos_token_id} - {None}
+    # Qwen may end a turn with <|endoftext|>, its padding token, instead of <|im_end|>.
+    end_ids = {tokenizer.eos_token_id, tokenizer.pad_token_id} - {None}
     builder = create_continuous_token_builder(
         tokenizer, hf_model_type=hf_model_type, chat_template_kwargs=chat_template_kwargs
     )
