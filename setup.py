@@ -10,6 +10,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["verl_multiturn", "verl_multiturn.*"]),
+    package_data={"verl_multiturn": ["cpu/stand_ins/sgl_kernel/*.py"]},
     install_requires=["jsonschema>=4.20", "psutil>=5.9", "pydantic>=2.7", "pyyaml>=6.0", "rich>=13", "typer>=0.12"],
     entry_points={
         "verl.plugins": ["verl_multiturn = verl_multiturn.plugin"],

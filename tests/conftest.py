@@ -103,11 +103,15 @@ class EchoTool(BaseTool):
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         self._note("release", instance_id, kwargs)
         await self._misbehave("release")
+        if isinstance(self.config.get("release"), float):
+            self.events.append(("released",))
 
     async def _misbehave(self, method: str) -> None:
         fault = self.config.get(method)
         if fault == "hang":
             await asyncio.Event().wait()
+        elif isinstance(fault, float):
+            await asyncio.sleep(fault)
         elif fault is not None:
             raise fault
 

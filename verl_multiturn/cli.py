@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,8 @@ from rich.table import Table
 
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.doctor import examine
-from verl_multiturn.tools.validate import validate_dataset, validate_tools
+from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.tools.validate import validate_dataset
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.")
 console = Console()
@@ -39,7 +41,7 @@ def validate(
 ) -> None:
     """Check a tool YAML and, if given, data sets: classes, schemas, and that each row's kwargs fit the tools."""
     try:
-        tools = validate_tools(tool_config)
+        tools = load_tools(tool_config)
     except MultiTurnError as error:
         _fail(str(error))
     for name, tool in tools.items():
@@ -62,5 +64,6 @@ def _fail(message: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. As with `python -m`, modules of the current folder can be named."""
+    sys.path.insert(0, os.getcwd())
     app()

@@ -3,12 +3,13 @@
     bash scripts/quickstart.sh [--seed N] [--steps N] [--out DIR] [any.verl.override=value …]
 
 The trainer is `python -m verl.trainer.main_ppo`, unchanged, in a process group of its own; whatever it starts is gone
-when this program ends, in whatever way it ends.
+when this program ends, also after Ctrl-C, SIGTERM or a closed terminal.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -108,28 +109,31 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def stop_everything(mark: str) -> None:
-    """End every process of the run: those that bear its mark in their environment (Ray, workers, SGLang, resource
-    trackers); asked first, killed after five seconds."""
+def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
+    """End every process of the run: what bears its mark in its environment, what belongs to the trainer's session, and
+    all descendants of either (a process that renames itself overwrites its environment). Asked first, then killed,
+    until none is left."""
+    session = trainer.pid if trainer is not None else -1
+    known: set[psutil.Process] = set()
 
-    def marked() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get(_MARK) == mark:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+    def belongs(process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(_MARK) == mark or os.getsid(process.pid) == session
+        except (psutil.Error, ProcessLookupError):
+            return False
 
-    for ask, wait_s in ((psutil.Process.terminate, 5.0), (psutil.Process.kill, 5.0)):
-        processes = marked()
-        for process in processes:
-            try:
-                ask(process)
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(processes, timeout=wait_s)
+    for attempt in range(6):
+        found = {process for process in psutil.process_iter() if process.pid != os.getpid() and belongs(process)}
+        for process in list(found | known):
+            with contextlib.suppress(psutil.Error):
+                found |= set(process.children(recursive=True))
+        known = {process for process in known | found if process.is_running()}
+        if not known:
+            return
+        for process in known:
+            with contextlib.suppress(psutil.Error):
+                process.terminate() if attempt == 0 else process.kill()
+        psutil.wait_procs(list(known), timeout=5)
 
 
 def follow(path: Path) -> Iterator[str]:
@@ -207,6 +211,7 @@ def main() -> int:
         **os.environ,
         _MARK: mark,
         "VERL_FILE_LOGGER_PATH": str(args.out / "metrics.jsonl"),
+        "RAY_ADDRESS": "local",  # never somebody else's cluster
         "RAY_DEDUP_LOGS": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -214,8 +219,10 @@ def main() -> int:
     def interrupted(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupted)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, interrupted)
     console.print(f"log: {args.out / 'train.log'}")
+    trainer: subprocess.Popen[bytes] | None = None
     try:
         with (args.out / "train.log").open("wb") as log:
             trainer = subprocess.Popen(
@@ -227,8 +234,9 @@ def main() -> int:
         return 130
     finally:
         # A second Ctrl-C must not cut the cleaning short.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        stop_everything(mark)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        stop_everything(mark, trainer)
     if trainer.returncode != 0:
         lines = (args.out / "train.log").read_text(errors="replace").splitlines()
         console.print("\n".join(lines[-40:]), markup=False, highlight=False)

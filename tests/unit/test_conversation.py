@@ -26,8 +26,9 @@ async def run(
     turns: Any, tool: EchoTool | None = None, request: dict[str, Any] | None = None, **limits: Any
 ) -> Outcome:
     tokenizer = CharTokenizer()
-    script = turns if callable(turns) else [tokenizer.turn(turn) for turn in turns]
-    engine = script if hasattr(script, "generate") else ScriptedEngine(script, version=3)
+    engine = turns
+    if isinstance(turns, list):
+        engine = ScriptedEngine([tokenizer.turn(turn) for turn in turns], version=3)
     settings = {"prompt_length": 100, "response_length": 400, "max_parallel_calls": 8, **limits}
     conversation = Conversation(
         engine, ChatCodec(CharBuilder()), HermesParser(tokenizer, [tokenizer.eos_token_id]), Limits(**settings), 5.0
@@ -116,7 +117,7 @@ async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: St
     outcome = await run(turns, tool, **limits)
     assert outcome.stop_reason is reason
     assert tool.counts["execute"] == executed
-    assert tool.counts["create"] == tool.counts["release"] == 1
+    assert tool.counts["create"] == tool.counts["release"] == (reason is not StopReason.PROMPT_TOO_LONG)
     assert outcome.trajectory.response_length <= limits.get("response_length", 400)
     assert outcome.valid == (reason is not StopReason.PROMPT_TOO_LONG and bool(turns))
 
@@ -149,16 +150,21 @@ class LyingEngine:
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         return self.generation
 
-    def __call__(self) -> None: ...
-
 
 @pytest.mark.parametrize(
     "changes",
-    [{"ids": []}, {"ids": [65] * 999}, {"logprobs": []}, {"logprobs": [float("nan")]}, {"versions": [1, 2]}],
+    [
+        {"ids": [], "logprobs": [], "versions": []},
+        {"ids": [65] * 401, "logprobs": [-0.5] * 401, "versions": [0] * 401},
+        {"logprobs": []},
+        {"logprobs": [float("nan")]},
+        {"versions": [1, 2]},
+    ],
 )
 async def test_a_lying_engine_ends_one_request(changes: dict[str, Any]) -> None:
     outcome = await run(LyingEngine(**changes))
     assert outcome.stop_reason is StopReason.ENGINE_ERROR
+    assert outcome.error
     assert not outcome.valid
 
 
@@ -184,3 +190,52 @@ async def test_cancellation_releases() -> None:
         await task
     assert tool.events[-1][0] == "release"
     assert tool.counts["release"] == 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_cancellation_again_and_again_still_waits_for_release(times: int) -> None:
+    tool = EchoTool({"execute": "hang", "release": 0.05})
+    task = asyncio.create_task(run([CALL, "ok"], tool))
+    await asyncio.wait_for(tool.started.wait(), 5)
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tool.events[-1] == ("released",)
+
+
+async def test_time_that_runs_out_in_create_leaves_a_prompt() -> None:
+    outcome = await run([CALL, "ok"], EchoTool({"create": "hang"}), wall_clock_s=0.05)
+    assert outcome.stop_reason is StopReason.WALL_CLOCK
+    assert outcome.trajectory.prompt_length == 3
+
+
+async def test_time_that_runs_out_after_the_end_does_not_change_it() -> None:
+    outcome = await run(["done"], EchoTool({"calc_reward": "hang"}), wall_clock_s=0.05)
+    assert outcome.stop_reason is StopReason.FINISHED
+
+
+async def test_what_a_model_may_write_never_raises() -> None:
+    digits = "9" * 5000
+    calls = [
+        f'<tool_call>{{"name": "echo", "arguments": {{"text": {digits}}}}}</tool_call>',
+        f'<tool_call>{{"name": "echo", "arguments": "{{\\"text\\": {digits}}}"}}</tool_call>',
+        '<tool_call>{"name": "echo", "arguments": {"text": "\\ud83d"}}</tool_call>',
+    ]
+    outcome = await run(["".join(calls), "ok"], EchoTool(), response_length=20_000)
+    assert [str(call.status) for call in outcome.calls] == ["malformed", "bad_arguments", "ok"]
+    assert outcome.calls[2].text == "?"
+    assert outcome.stop_reason is StopReason.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("side", "seen"),
+    [("left", "(truncated)...6789"), ("right", "0123...(truncated)"), ("middle", "01...(truncated)...89")],
+)
+async def test_a_long_answer_is_cut_where_verl_says(side: str, seen: str) -> None:
+    call = CALL.replace("hi", "0123456789")
+    limits = {"max_tool_response_length": 4, "tool_response_truncate_side": side}
+    outcome = await run([call, "ok"], EchoTool(), **limits)
+    assert f"[{seen}]>" in CharTokenizer().decode(outcome.trajectory.ids)
+    assert outcome.calls[0].text == "0123456789"

@@ -1,6 +1,7 @@
 """`ToolSession`: the lifecycle, foreign tools, and what tools may do wrong."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
 from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.tools import runtime
 from verl_multiturn.tools.runtime import CallStatus, ToolSession, read_tools_kwargs
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
@@ -146,6 +148,89 @@ def test_tools_kwargs_of_parquet_rows() -> None:
     assert read_tools_kwargs(None, "row 1") == {}
     with pytest.raises(ConfigError, match=r"row 1.*unknown key 'creat_kwargs'"):
         read_tools_kwargs({"a": {"creat_kwargs": {}}}, "row 1")
+
+
+@pytest.mark.parametrize("method", ["create", "execute", "calc_reward", "release"])
+@pytest.mark.parametrize("fault", [SystemExit(3), asyncio.CancelledError(), TimeoutError("db locked")])
+async def test_what_a_tool_raises_stays_with_the_tool(method: str, fault: BaseException) -> None:
+    tool = EchoTool({method: fault})
+    async with session(tool) as opened:
+        (result,) = await opened.execute([HI])
+        await opened.calc_rewards()
+    assert tool.counts["release"] == 1
+    assert result.status is (CallStatus.ERROR if method in ("create", "execute") else CallStatus.OK)
+    if method == "execute" and isinstance(fault, TimeoutError):
+        assert "db locked" in result.text
+
+
+async def test_a_tool_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    stop = asyncio.Event()
+
+    class Stubborn(EchoTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            while not stop.is_set():
+                try:
+                    await stop.wait()
+                except asyncio.CancelledError:
+                    continue
+
+    tool = Stubborn()
+    async with asyncio.timeout(5), session(tool) as opened:
+        assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
+    assert tool.counts["release"] == 1
+    stop.set()
+
+
+async def test_synchronous_tools_that_hang_do_not_starve_the_others() -> None:
+    ended = threading.Event()
+    order: list[str] = []
+
+    class Hanging(EchoTool):
+        def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
+            ended.wait(0.3)
+            order.append("execute")
+
+        def release(self, instance_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
+            order.append("release")
+
+    async def one() -> CallStatus:
+        async with session(Hanging()) as opened:
+            return (await opened.execute([HI]))[0].status
+
+    statuses = await asyncio.gather(*(one() for _ in range(40)))
+    assert set(statuses) == {CallStatus.TIMEOUT}
+    assert order.count("release") == 40
+    # A call that was given up ends before its tool is released.
+    assert order.index("release") > 0
+    assert order.count("execute") == 40
+
+
+async def test_a_number_is_a_number_and_an_image_is_refused() -> None:
+    class Number(float):
+        pass
+
+    async with session(EchoTool({"returns": ("x", Number(0.5), {})})) as opened:
+        assert (await opened.execute([HI]))[0].reward == 0.5
+
+    class Picture:
+        text, image, video = None, [object()], None
+
+    with pytest.raises(ToolContractError, match="images"):
+        async with session(EchoTool({"returns": Picture()})) as opened:
+            await opened.execute([HI])
+
+
+async def test_kwargs_that_do_not_fit_are_the_rows_mistake() -> None:
+    class Strict(EchoTool):
+        async def create(self, instance_id: str, ground_truth: str) -> None:  # type: ignore[override]
+            ...
+
+    with pytest.raises(ConfigError, match=r"create.* cannot be called with create_kwargs \{'truth': 1\}"):
+        async with session(Strict(), echo={"create_kwargs": {"truth": 1}}):
+            pass
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        read_tools_kwargs({"a": {"create_kwargs": [1]}}, "row 1")
 
 
 def test_a_tool_without_execute_says_so() -> None:

@@ -62,8 +62,15 @@ class ChatCodec:
         self._separator = list(separator)
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of the first prompt, the assistant's header included."""
-        return list(self._builder.build_initial_tokens(list(messages), tools=list(schemas) or None))
+        """Ids of the first prompt, the assistant's header included.
+
+        Raises:
+            ConfigError: the template cannot render the messages.
+        """
+        try:
+            return list(self._builder.build_initial_tokens(list(messages), tools=list(schemas) or None))
+        except ValueError as error:
+            raise ConfigError(f"the chat template cannot render the prompt: {error}") from error
 
     def observation(
         self,
@@ -78,7 +85,12 @@ class ChatCodec:
             ConfigError: the template family rewrites tokens that the engine sampled.
         """
         tail = list(ids[-_TAIL:])
-        merged = self._builder.merge_context_tokens(list(before), [*before, *added], tail, tools=list(schemas) or None)
+        try:
+            merged = self._builder.merge_context_tokens(
+                list(before), [*before, *added], tail, tools=list(schemas) or None
+            )
+        except ValueError as error:
+            raise ConfigError(f"the chat template cannot render {added[0].get('role')!r} messages: {error}") from error
         if merged.token_ids[: len(tail)] != tail:
             raise ConfigError(
                 f"the chat template family {type(self._builder).__name__} rewrites sampled tokens at a turn boundary "

@@ -1,7 +1,7 @@
 """From sampled ids to text and tool calls.
 
 The Hermes format (Qwen and many more) is ours, since it is the default and no malformed call may vanish; other formats
-come through the same protocol from `verl_bridge.parsers`.
+come through the same protocol from `verl_bridge.parsers`, whose parsers skip what they cannot read.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _read_call(text: str, closed: bool, call_id: str) -> ToolCall | MalformedCal
         return MalformedCall(text, "the call is not closed; end it with </tool_call>", call_id)
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        return MalformedCall(text, f"the call is no valid JSON ({error.msg} at character {error.pos})", call_id)
+    except ValueError as error:
+        return MalformedCall(text, f"the call is no valid JSON ({error})"[:200], call_id)
     except RecursionError:
         return MalformedCall(text, "the call's JSON is nested too deeply", call_id)
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):

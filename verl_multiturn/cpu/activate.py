@@ -37,7 +37,9 @@ def wanted() -> bool:
         return asked == "cpu"
     # A node without an accelerator may belong to a cluster that has some: only the driver of a run of its own decides,
     # and tells its workers by the variable.
-    if os.environ.get("RAY_ADDRESS") or any(part.endswith("default_worker.py") for part in sys.orig_argv):
+    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local") or any(
+        part.endswith("default_worker.py") for part in sys.orig_argv
+    ):
         return False
     import torch
     from verl.plugin.platform.platform_manager import PlatformRegistry

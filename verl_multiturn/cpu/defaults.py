@@ -1,12 +1,9 @@
-"""Settings of verl that a CPU run needs, filled in where the user has said nothing else."""
+"""Settings of verl that a CPU run needs: a few are forced, the others are filled in where nothing is set."""
 
 from __future__ import annotations
 
-import os
-
 from omegaconf import DictConfig, OmegaConf, open_dict
-
-from verl_multiturn.errors import ConfigError
+from ray._private.services import canonicalize_bootstrap_address
 
 # What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.
@@ -20,7 +17,7 @@ _SGLANG = {
     "max_total_tokens": 16384,
     "sleep_on_idle": True,  # an idle scheduler would otherwise spin on a core that training needs
 }
-# verl cannot do without these on a CPU, whatever a GPU recipe says.
+# Forced, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.use_remove_padding": False,
@@ -38,11 +35,6 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         config: verl's whole configuration.
         ray_cpus: logical CPUs that Ray is told of when the user set none; verl reserves far more of them than it uses.
     """
-    if config.ray_kwargs.ray_init.get("address"):
-        raise ConfigError(
-            f"ray_kwargs.ray_init.address={config.ray_kwargs.ray_init.address!r} names a cluster, but this process is "
-            "on the CPU platform; set VERL_PLATFORM to the cluster's platform (for example nvidia)"
-        )
     with open_dict(config):
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
@@ -54,7 +46,9 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if attention in (None, "flash_attention_2", "flash_attention_3"):
             OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
         ray_init = config.ray_kwargs.ray_init
+        if canonicalize_bootstrap_address(ray_init.get("address")):
+            return  # A cluster that is there has what it was started with.
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-        if ray_init.get("num_cpus") is None and not os.environ.get("RAY_ADDRESS"):
+        if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus

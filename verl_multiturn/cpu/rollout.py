@@ -27,6 +27,10 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("peft_config"):
+            raise ConfigError(
+                "the CPU platform does not send LoRA adapters; set actor_rollout_ref.model.lora.merge=True"
+            )
         if wire_format != "named_tensors":
             raise ConfigError(f"the CPU platform sends whole tensors; wire format {wire_format!r} is not supported")
         await self._init_server_adapter()

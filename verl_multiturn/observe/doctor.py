@@ -27,7 +27,7 @@ def examine() -> list[Finding]:
     """Versions, platform, and whether verl knows the plugin."""
     findings = [_python(), *(_version(name, version) for name, version in _PINNED.items())]
     registered = all(finding.ok or finding.found != "not installed" for finding in findings)
-    findings.append(_compiler_free_disk())
+    findings.append(_free_disk())
     if registered:
         findings.append(_registration())
     return findings
@@ -48,7 +48,7 @@ def _version(name: str, expected: str) -> Finding:
     return Finding(name, same, found, "" if same else f"written for {expected}: pip install {name}=={expected}")
 
 
-def _compiler_free_disk() -> Finding:
+def _free_disk() -> Finding:
     free_gb = shutil.disk_usage("/tmp").free / 1e9
     return Finding(
         "space in /tmp (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", "" if free_gb > 2 else "Ray needs 2 GB there"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ def record_of(outcome: Outcome, **extra: Any) -> dict[str, Any]:
                 "status": str(call.status),
                 "text": call.text,
                 "reward": call.reward,
+                "metrics": call.metrics,
                 "seconds": round(call.seconds, 6),
             }
             for call in outcome.calls
         ],
         "tool_rewards": outcome.tool_rewards,
+        "error": outcome.error,
         "generate_s": round(outcome.generate_s, 6),
         "tools_s": round(outcome.tools_s, 6),
         "prompt_length": trajectory.prompt_length,
@@ -43,13 +46,13 @@ def record_of(outcome: Outcome, **extra: Any) -> dict[str, Any]:
 
 
 class RecordWriter:
-    """Appends records to `<folder>/<process id>.jsonl`; each line is written whole and flushed."""
+    """Appends records to `<folder>/<host>-<process id>.jsonl`; each line is written whole and flushed."""
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        self._file = (path / f"{os.getpid()}.jsonl").open("a", encoding="utf-8")
+        self._file = (path / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(record, default=str) + "\n")
         self._file.flush()

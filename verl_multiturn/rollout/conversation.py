@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tools.runtime import CallResult, ToolSession
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Outcome:
     """`calc_reward` of each tool."""
     user_turns: int = 0
     """Turns of the environment: answers of tools, or of a user, that the model got to read."""
+    error: str = ""
+    """What the engine said, after `ENGINE_ERROR`."""
     generate_s: float = 0.0
     tools_s: float = 0.0
 
@@ -99,6 +104,12 @@ class Conversation:
             self._tool_timeout_s,
             self._limits.max_parallel_calls,
         )
+        # The prompt first: whatever happens to the tools, the trajectory has one.
+        outcome.trajectory.append_prompt(self._codec.initial(outcome.messages, session.schemas))
+        if outcome.trajectory.prompt_length > self._limits.prompt_length:
+            outcome.trajectory.seal(StopReason.PROMPT_TOO_LONG)
+            return outcome
+        reason: StopReason | None = None
         deadline = asyncio.timeout(self._limits.wall_clock_s)
         try:
             async with deadline, session:
@@ -107,21 +118,19 @@ class Conversation:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            reason = StopReason.WALL_CLOCK
-        outcome.trajectory.seal(reason)
+        # A conversation that was over when the time ran out (during calc_reward or release) ended by itself.
+        outcome.trajectory.seal(reason or StopReason.WALL_CLOCK)
         return outcome
 
     async def _turns(self, request: Request, outcome: Outcome, session: ToolSession) -> StopReason:
         trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits
         schemas = session.schemas
-        prompt_ids = self._codec.initial(messages, schemas)
-        trajectory.append_prompt(prompt_ids)
-        if len(prompt_ids) > limits.prompt_length:
-            return StopReason.PROMPT_TOO_LONG
         while True:
             try:
                 turn, cut_short = await self._assistant_turn(request, outcome, schemas)
-            except EngineError:
+            except EngineError as error:
+                outcome.error = str(error)
+                logger.error("request %s: the engine failed: %s", request.request_id, error)
                 return StopReason.ENGINE_ERROR
             reason = limits.after_assistant_turn(
                 trajectory.response_length, trajectory.turns, outcome.user_turns, cut_short
@@ -170,8 +179,14 @@ class Conversation:
         finally:
             outcome.tools_s += time.perf_counter() - started
         outcome.calls.extend(results)
+        truncate = self._limits.truncate
         return [
-            {"role": "tool", "content": result.text, "tool_call_id": result.call_id, "name": result.tool or "error"}
+            {
+                "role": "tool",
+                "content": truncate(result.text),
+                "tool_call_id": result.call_id,
+                "name": result.tool or "error",
+            }
             for result in results
         ]
 
@@ -191,6 +206,6 @@ def _arguments(text: str) -> Any:
     """Templates expect a mapping; what the model wrote instead stays text."""
     try:
         arguments = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text

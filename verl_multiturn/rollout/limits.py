@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class StopReason(StrEnum):
@@ -41,7 +42,12 @@ class Limits:
     max_user_turns: int | None = None
     max_parallel_calls: int = 1
     """Tool calls executed in one turn; the model is told about each call beyond it."""
+    max_tool_response_length: int = 256
+    """Characters of one tool's answer; verl's key and default."""
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Where a longer answer loses its text."""
     wall_clock_s: float | None = None
+    """For the whole conversation; a generation under way is not interrupted, and tools have 10 s to be released."""
 
     def after_assistant_turn(
         self, response_tokens: int, assistant_turns: int, user_turns: int, cut_short: bool
@@ -54,6 +60,18 @@ class Limits:
         if self.max_user_turns is not None and user_turns >= self.max_user_turns:
             return StopReason.MAX_USER_TURNS
         return None
+
+    def truncate(self, text: str) -> str:
+        """A tool's answer within its limit, with a mark where text is missing."""
+        limit = self.max_tool_response_length
+        if len(text) <= limit:
+            return text
+        if self.tool_response_truncate_side == "left":
+            return "(truncated)..." + text[len(text) - limit :]
+        if self.tool_response_truncate_side == "right":
+            return text[:limit] + "...(truncated)"
+        half = limit // 2
+        return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
     def fits_observation(self, response_tokens: int, observation_tokens: int) -> bool:
         """Whether an observation fits and leaves the model at least one token to answer with."""

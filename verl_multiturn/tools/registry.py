@@ -76,6 +76,14 @@ def _build_tool(entry: Any, where: str) -> Any:
         ) from error
 
 
+def schema_of(tool: Any) -> ToolSchema:
+    """A tool's schema, also of one that describes itself with verl's schema class."""
+    schema = tool.tool_schema
+    if isinstance(schema, ToolSchema):
+        return schema
+    return ToolSchema.read(schema.model_dump(exclude_unset=True, exclude_none=True), f"tool {tool.name!r}")
+
+
 def resolve_class(name: str, where: str) -> Any:
     """The class of a dotted name.
 

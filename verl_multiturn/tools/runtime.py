@@ -11,21 +11,27 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any
 
 from verl_multiturn.chat.parsers import MalformedCall, ToolCall
 from verl_multiturn.errors import ConfigError, ToolContractError
-from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.registry import METHODS
+from verl_multiturn.tasks import finish
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.registry import METHODS, schema_of
 
 logger = logging.getLogger(__name__)
 
-_RELEASE_TIMEOUT_S = 10.0
+# The grace beyond a request's budget: for calls that were given up to end, and for `release`.
+_ABANDONED_S = 5.0
+_RELEASE_S = 5.0
 
 
 class CallStatus(StrEnum):
@@ -78,6 +84,9 @@ def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any
                 f"{where}: tools_kwargs[{name!r}] has the unknown key {sorted(unknown)[0]!r}; "
                 f"known are {sorted(allowed)}"
             )
+        for key, value in methods.items():
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: tools_kwargs[{name!r}][{key!r}] must be a mapping, got {value!r:.200}")
         tools[name] = {
             key: {argument: given for argument, given in value.items() if given is not None}
             for key, value in methods.items()
@@ -112,12 +121,13 @@ class ToolSession:
         self._max_parallel_calls = max_parallel_calls
         self._instance_ids: dict[str, str] = {}
         self._broken: dict[str, str] = {}
+        self._abandoned: dict[str, list[asyncio.Future[Any]]] = {}
         self._released = False
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """The tools' schemas for the chat template, in the tools' order."""
-        return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in self._tools.values()]
+        return [schema_of(tool).as_dict() for tool in self._tools.values()]
 
     async def __aenter__(self) -> ToolSession:
         try:
@@ -158,12 +168,11 @@ class ToolSession:
             if name in self._broken:
                 continue
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    value = await self._call(name, "calc_reward", instance_id)
-            except Exception as error:  # a tool's own code: counted and logged, the conversation stands
+                value = await self._call(name, "calc_reward", self._timeout_s, instance_id)
+            except Exception as error:  # a tool's own code: logged, the conversation stands
                 logger.warning("tool %r: calc_reward raised %s: %s", name, type(error).__name__, error)
                 continue
-            if not isinstance(value, int | float):
+            if not isinstance(value, Real):
                 raise ToolContractError(f"tool {name!r}: calc_reward must return a number, got {value!r:.200}")
             rewards[name] = float(value)
         return rewards
@@ -172,8 +181,9 @@ class ToolSession:
         # Noted before the await: a create that began is released, however it ends.
         self._instance_ids[name] = self._request_id
         try:
-            async with asyncio.timeout(self._timeout_s):
-                created = await self._call(name, "create", self._request_id)
+            created = await self._call(name, "create", self._timeout_s, self._request_id)
+        except ConfigError:
+            raise
         except Exception as error:  # a tool's own code: its calls are answered with this, the conversation goes on
             self._broken[name] = f"{type(error).__name__}: {error}"
             logger.warning("tool %r: create raised %s", name, self._broken[name])
@@ -205,7 +215,7 @@ class ToolSession:
             return answer(CallStatus.OVER_LIMIT, text, call.name)
         if call.name in self._broken:
             return answer(CallStatus.ERROR, f"Error: the tool is not available ({self._broken[call.name]})", call.name)
-        arguments, problem = _read_arguments(tool, call.arguments)
+        arguments, problem = schema_of(tool).read_arguments(call.arguments)
         if arguments is None:
             return answer(CallStatus.BAD_ARGUMENTS, f"Error: {problem}", call.name)
         return await self._run(call, arguments)
@@ -214,10 +224,12 @@ class ToolSession:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                returned = await self._call(call.name, "execute", self._instance_ids[call.name], arguments)
-        except TimeoutError:
-            text = f"Error: the tool did not answer within {self._timeout_s:g} s"
+            instance_id = self._instance_ids[call.name]
+            returned = await self._call(call.name, "execute", self._timeout_s, instance_id, arguments)
+        except ConfigError:
+            raise
+        except _TimedOutError as error:
+            text = f"Error: {error}"
             return CallResult(call.id, call.name, CallStatus.TIMEOUT, text, seconds=loop.time() - started)
         except Exception as error:  # a tool's own code: the model is told, and may do better
             text = f"Error: {error}" if isinstance(error, ValueError) else f"Error: {type(error).__name__}: {error}"
@@ -229,54 +241,128 @@ class ToolSession:
         if self._released:
             return
         self._released = True
-        # A task of its own: a cancelled conversation still releases, and waits for it.
-        releasing = asyncio.ensure_future(asyncio.gather(*(self._release(name) for name in self._instance_ids)))
-        cancelled: asyncio.CancelledError | None = None
-        while not releasing.done():
-            try:
-                await asyncio.shield(releasing)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        # A cancelled conversation still releases, and waits for it.
+        await finish(asyncio.gather(*(self._release(name) for name in self._instance_ids)))
 
     async def _release(self, name: str) -> None:
+        # A call that was given up may still be at work; release waits for its end, though not for ever.
+        if abandoned := [task for task in self._abandoned.get(name, []) if not task.done()]:
+            await asyncio.wait(abandoned, timeout=_ABANDONED_S)
         try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                await self._call(name, "release", self._instance_ids[name])
+            await self._call(name, "release", _RELEASE_S, self._instance_ids[name])
         except Exception as error:  # a tool's own code: nothing depends on it any more
             logger.warning("tool %r: release raised %s: %s", name, type(error).__name__, error)
 
-    async def _call(self, name: str, method: str, *arguments: Any) -> Any:
-        bound = getattr(self._tools[name], method)
-        given = dict(self._kwargs.get(name, {}).get(f"{method}_kwargs", {}))
-        if method == "create" and not isinstance(self._tools[name], BaseTool):
-            given = _foreign_create_kwargs(bound, given)
-        if inspect.iscoroutinefunction(inspect.unwrap(bound)) or inspect.iscoroutinefunction(bound):
-            return await bound(*arguments, **given)
+    async def _call(self, name: str, method: str, timeout_s: float, *arguments: Any) -> Any:
+        """One method of one tool, in a task of its own: a tool that ignores its cancellation is left behind.
+
+        Raises:
+            _TimedOutError: no answer in time.
+            ConfigError: the row's kwargs do not fit the method.
+            Exception: what the tool raised.
+        """
+        given = self._kwargs.get(name, {}).get(f"{method}_kwargs", {})
+        kwargs = bind_kwargs(self._tools[name], method, given, self._request_id)
+        task = asyncio.ensure_future(_invoke(getattr(self._tools[name], method), arguments, kwargs))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            self._abandon(name, task)
+            raise
+        if not done:
+            self._abandon(name, task)
+            raise _TimedOutError(f"the tool did not answer within {timeout_s:g} s")
+        if task.cancelled():
+            raise RuntimeError("the tool was cancelled by its own code")
+        return task.result()
+
+    def _abandon(self, name: str, task: asyncio.Future[Any]) -> None:
+        task.cancel()
+        self._abandoned.setdefault(name, []).append(task)
+        _given_up.add(task)
+        task.add_done_callback(_forget)
+
+
+class _TimedOutError(Exception):
+    """A tool did not answer in time; apart from a TimeoutError of the tool's own."""
+
+
+# The event loop holds its tasks weakly.
+_given_up: set[asyncio.Future[Any]] = set()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    _given_up.discard(task)
+    if not task.cancelled():
+        task.exception()  # looked at, so that nobody reports it as never retrieved
+
+
+async def _invoke(method: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a method, be it a coroutine function or not."""
+    try:
+        if inspect.iscoroutinefunction(inspect.unwrap(method)) or inspect.iscoroutinefunction(method):
+            return await method(*arguments, **kwargs)
         # A synchronous method would hold up every conversation of the worker.
-        returned = await asyncio.to_thread(bound, *arguments, **given)
+        returned = await _in_thread(method, arguments, kwargs)
         return await returned if inspect.isawaitable(returned) else returned
+    except SystemExit as error:
+        # It would end the worker: asyncio hands it on to the event loop.
+        raise RuntimeError(f"the tool called exit({error.code!r})") from error
 
 
-def _foreign_create_kwargs(create: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """verl 0.4 tools take the kwargs one by one, verl 0.9 tools as one `create_kwargs`; either finds its own here."""
-    parameters = inspect.signature(create).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    passed = {key: value for key, value in given.items() if takes_any or key in parameters}
-    if takes_any or "create_kwargs" in parameters:
-        passed["create_kwargs"] = given
-    return passed
+async def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a function in a thread of its own. A pool would be full once a few calls hang; a thread cannot be stopped,
+    so this waits for its end even when it is cancelled."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+
+    def run() -> None:
+        value: Any = None
+        failure: BaseException | None = None
+        try:
+            value = function(*arguments, **kwargs)
+        except BaseException as error:  # handed over to the waiting coroutine, whatever it is
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    def settle(value: Any, failure: BaseException | None) -> None:
+        if failure is None:
+            ended.set_result(value)
+        else:
+            is_stop = isinstance(failure, StopIteration | asyncio.CancelledError)
+            ended.set_exception(RuntimeError(f"the tool raised {failure!r}") if is_stop else failure)
+
+    threading.Thread(target=run, daemon=True, name=f"tool {getattr(function, '__qualname__', function)}").start()
+    return await finish(ended)
 
 
-def _read_arguments(tool: Any, text: str) -> tuple[dict[str, Any] | None, str]:
-    from verl_multiturn.tools.schema import ToolSchema
+def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keyword arguments that a tool's method is called with.
 
-    schema = tool.tool_schema
-    if not isinstance(schema, ToolSchema):
-        # A tool that describes itself with verl's schema class.
-        schema = ToolSchema.model_validate(schema.model_dump(exclude_unset=True, exclude_none=True))
-    return schema.read_arguments(text)
+    verl 0.4 tools take a row's `create_kwargs` one by one, verl 0.9 tools in one piece as `create_kwargs`; a method
+    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; here it is None.
+
+    Raises:
+        ConfigError: the method cannot be called so.
+    """
+    signature = inspect.signature(getattr(tool, method))
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    in_one_piece = "create_kwargs" in signature.parameters
+    kwargs = {} if in_one_piece and not takes_any else dict(given)
+    if method == "create" and (in_one_piece or (takes_any and not isinstance(tool, BaseTool))):
+        kwargs["create_kwargs"] = dict(given)
+    if method == "execute" and "agent_data" in signature.parameters:
+        kwargs.setdefault("agent_data", None)
+    positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
+    try:
+        signature.bind(*positional, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: tool {getattr(tool, 'name', tool)!r}: {method}{signature} cannot be called with "
+            f"{method}_kwargs {dict(given)!r}: {error}; mend tools_kwargs in the data or the method"
+        ) from None
+    return kwargs
 
 
 def _read_result(name: str, returned: Any) -> tuple[str, float, dict[str, Any]]:
@@ -286,14 +372,15 @@ def _read_result(name: str, returned: Any) -> tuple[str, float, dict[str, Any]]:
         ToolContractError: it is none of `ToolResponse`, `str`, or one of these with a reward and metrics.
     """
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
-    text = response.text if isinstance(response, ToolResponse) else response
-    if not isinstance(text, str):
-        # verl's ToolResponse: `text` may be None.
-        text = getattr(response, "text", text)
-        text = "" if text is None and hasattr(response, "text") else text
-    if not isinstance(text, str) or not isinstance(reward, int | float | None) or not isinstance(metrics, dict | None):
+    text = response if isinstance(response, str) else getattr(response, "text", response)
+    if text is None and hasattr(response, "text"):
+        text = ""  # verl's ToolResponse without text
+    if getattr(response, "image", None) or getattr(response, "video", None):
+        raise ToolContractError(f"tool {name!r}: images and videos in a tool's response are not supported; return text")
+    if not isinstance(text, str) or not isinstance(reward, Real | None) or not isinstance(metrics, dict | None):
         raise ToolContractError(
             f"tool {name!r}: execute must return ToolResponse, str, or (response, reward, metrics); "
             f"got {returned!r:.200}"
         )
-    return text, float(reward or 0.0), dict(metrics or {})
+    # A lone surrogate is no text: tokenizers and files refuse it.
+    return text.encode("utf-8", "replace").decode(), float(reward or 0.0), dict(metrics or {})

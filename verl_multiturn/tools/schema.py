@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any, Literal
 
 import jsonschema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from referencing.exceptions import Unresolvable
 
 from verl_multiturn.errors import ConfigError
 
@@ -63,6 +65,10 @@ class ToolSchema(BaseModel):
             )
         return schema
 
+    @cached_property
+    def _validator(self) -> jsonschema.Draft202012Validator:
+        return jsonschema.Draft202012Validator(self.function.parameters)
+
     def as_dict(self) -> dict[str, Any]:
         """The mapping as it was written, for the chat template."""
         return self.model_dump(exclude_unset=True)
@@ -71,11 +77,14 @@ class ToolSchema(BaseModel):
         """A call's arguments, or None and what is wrong with them, in words for the model."""
         try:
             arguments = json.loads(text)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return None, "the arguments are no valid JSON"
         if not isinstance(arguments, dict):
             return None, f"the arguments must be a JSON object, not {type(arguments).__name__}"
-        problem = next(jsonschema.Draft202012Validator(self.function.parameters).iter_errors(arguments), None)
+        try:
+            problem = next(self._validator.iter_errors(arguments), None)
+        except Unresolvable as error:
+            raise ConfigError(f"the schema of tool {self.function.name!r} has a $ref to nothing: {error}") from error
         if problem is None:
             return arguments, ""
         path = ".".join(str(part) for part in problem.absolute_path)

@@ -1,31 +1,15 @@
-"""Checks before a run: a tool YAML, and the rows of a data set against it."""
+"""Checks before a run: the rows of a data set against the tools of a YAML file."""
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.registry import METHODS, load_tools
-from verl_multiturn.tools.runtime import read_tools_kwargs
-
-
-def validate_tools(path: Path) -> dict[str, Any]:
-    """The tools of a YAML file, each method's signature looked at.
-
-    Raises:
-        ConfigError: as `load_tools`, or a method that cannot take what the runtime gives it.
-    """
-    tools = load_tools(path)
-    for name, tool in tools.items():
-        for method in METHODS:
-            problem = _signature_problem(tool, method, {})
-            if problem:
-                raise ConfigError(f"{path}: tool {name!r}: {problem}")
-    return tools
+from verl_multiturn.tools.registry import METHODS
+from verl_multiturn.tools.runtime import bind_kwargs, read_tools_kwargs
 
 
 def validate_dataset(path: Path, tools: Mapping[str, Any]) -> tuple[int, list[str]]:
@@ -74,21 +58,9 @@ def _row_problem(row: Any, where: str, tools: Mapping[str, Any]) -> str | None:
     for name, methods in tools_kwargs.items():
         if name not in tools:
             return f"{where}: tools_kwargs names {name!r}, which is no tool of the YAML; known are {sorted(tools)}"
-        for key, given in methods.items():
-            problem = _signature_problem(tools[name], key.removesuffix("_kwargs"), given)
-            if problem:
-                return f"{where}: tool {name!r}: {problem}"
-    return None
-
-
-def _signature_problem(tool: Any, method: str, given: Mapping[str, Any]) -> str | None:
-    """Whether a method takes what it will be called with."""
-    positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
-    signature = inspect.signature(getattr(tool, method))
-    if method == "create" and "create_kwargs" in signature.parameters:
-        given = {"create_kwargs": dict(given)}
-    try:
-        signature.bind(*positional, **given)
-    except TypeError as error:
-        return f"{method}{signature} cannot be called with {dict(given)!r}: {error}"
+        try:
+            for method in METHODS:
+                bind_kwargs(tools[name], method, methods.get(f"{method}_kwargs", {}), where)
+        except ConfigError as error:
+            return str(error)
     return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
+from transformers import GenerationConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.utils.tokenizer.chat_template import initialize_turn_separator
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
@@ -51,8 +51,7 @@ def build_runner(
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
-    # Qwen may end a turn with <|endoftext|>, its padding token, instead of <|im_end|>.
-    end_ids = {tokenizer.eos_token_id, tokenizer.pad_token_id} - {None}
+    end_ids = _end_ids(tokenizer)
     builder = create_continuous_token_builder(
         tokenizer, hf_model_type=hf_model_type, chat_template_kwargs=chat_template_kwargs
     )
@@ -65,12 +64,14 @@ def build_runner(
         max_assistant_turns=multi_turn.max_assistant_turns,
         max_user_turns=multi_turn.max_user_turns,
         max_parallel_calls=multi_turn.max_parallel_calls,
+        max_tool_response_length=multi_turn.max_tool_response_length,
+        tool_response_truncate_side=multi_turn.tool_response_truncate_side,
         wall_clock_s=settings.request_timeout_s,
     )
-    parser = make_parser(multi_turn.format, tokenizer, sorted(end_ids))
+    parser = make_parser(multi_turn.format, tokenizer, end_ids)
     return Runner(
         conversation=Conversation(
-            engine, ChatCodec(builder, sorted(end_ids), separator), parser, limits, settings.tool_timeout_s
+            engine, ChatCodec(builder, end_ids, separator), parser, limits, settings.tool_timeout_s
         ),
         tools=load_tools(path) if path else {},
         settings=settings,
@@ -80,11 +81,22 @@ def build_runner(
     )
 
 
+def _end_ids(tokenizer: Any) -> list[int]:
+    """Every id that SGLang ends a turn with: the tokenizer's, and the model's own list (Llama 3 and Qwen have two)."""
+    found = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    try:
+        listed = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
+    except (OSError, ValueError):
+        listed = None  # a model without generation_config.json
+    found |= set(listed) if isinstance(listed, list) else {listed}
+    return sorted(found - {None})
+
+
 class MultiTurnAgentLoop(AgentLoopBase):
     """verl builds one of these for every request, so nothing is made here that the worker's requests can share."""
 
-    # Keyed by the worker's client: what a worker's requests share lives and dies with it.
-    _runners: ClassVar[WeakKeyDictionary[Any, Runner]] = WeakKeyDictionary()
+    # By the worker's client; a worker process has one.
+    _runners: ClassVar[dict[Any, Runner]] = {}
 
     def __init__(  # pylint: disable=super-init-not-called  # verl's makes a token builder for every request
         self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.chat.parsers import AssistantTurn, CallParser, HermesParser, ToolCall
+from verl_multiturn.chat.parsers import AssistantTurn, CallParser, HermesParser, MalformedCall, ToolCall
 from verl_multiturn.errors import ConfigError
 
 _HERMES = {"hermes", "chatml", "qwen", "qwen25"}
@@ -42,19 +42,23 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
     if name in ToolParser._registry:
-        return _VerlParser(ToolParser.get_tool_parser(name, tokenizer))
+        return _VerlParser(ToolParser.get_tool_parser(name, tokenizer), tokenizer)
     return _SGLangParser(name, tokenizer, end_ids)
 
 
 class _VerlParser:
-    def __init__(self, parser: Any) -> None:
+    def __init__(self, parser: Any, tokenizer: Any) -> None:
         self._parser = parser
+        self._tokenizer = tokenizer
 
     async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
         from verl.tools.schemas import OpenAIFunctionToolSchema
 
         tools = [OpenAIFunctionToolSchema.model_validate(schema) for schema in schemas]
-        content, found = await self._parser.extract_tool_calls(list(ids), tools)
+        try:
+            content, found = await self._parser.extract_tool_calls(list(ids), tools)
+        except Exception as error:  # a parser of another's that trips over what a model wrote
+            return _unreadable(self._tokenizer.decode(list(ids)), error, turn)
         calls = [ToolCall(call.name, call.arguments, f"call_{turn}_{index}") for index, call in enumerate(found)]
         return AssistantTurn(content=content, calls=list(calls))
 
@@ -74,6 +78,14 @@ class _SGLangParser:
             kept.pop()
         text = self._tokenizer.decode(kept, skip_special_tokens=False)
         parser = FunctionCallParser([Tool.model_validate(schema) for schema in schemas], self._name)
-        content, found = parser.parse_non_stream(text) if parser.has_tool_call(text) else (text, [])
+        try:
+            content, found = parser.parse_non_stream(text) if parser.has_tool_call(text) else (text, [])
+        except Exception as error:  # a parser of another's that trips over what a model wrote
+            return _unreadable(text, error, turn)
         calls = [ToolCall(call.name or "", call.parameters, f"call_{turn}_{index}") for index, call in enumerate(found)]
         return AssistantTurn(content=content, calls=list(calls))
+
+
+def _unreadable(text: str, error: Exception, turn: int) -> AssistantTurn:
+    problem = f"the call cannot be read ({type(error).__name__}: {error})"[:200]
+    return AssistantTurn(content=text, calls=[MalformedCall(text, problem, f"call_{turn}_0")])

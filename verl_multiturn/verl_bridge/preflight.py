@@ -7,16 +7,22 @@ in another way calls `prepare_config` itself.
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray._private.services import canonicalize_bootstrap_address
+from ray._private.utils import get_num_cpus
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.utils.tokenizer.continuous_token import GLMContinuousTokenBuilder
+from verl.utils.tokenizer.continuous_token_wiring import _MODEL_TYPE_TO_FAMILY, get_continuous_token_builder_class
 
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
@@ -45,21 +51,61 @@ def prepare_config(config: DictConfig) -> None:
         hook(config, sum(parts.values()))
     loops = _agent_loops(config)
     if rollout.multi_turn.enable:
-        deaf = sorted(loops & _TOOL_LESS_LOOPS)
-        if deaf:
-            raise ConfigError(
-                f"rollout.multi_turn.enable=True, but the agent loop {deaf[0]!r} never calls a tool; set "
-                f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
-            )
+        _refuse_deaf_loops(loops)
     if AGENT_LOOP in loops:
-        path = rollout.multi_turn.tool_config_path or settings.tool_config_path
+        _check_our_loop(config, settings, loops)
+    if AGENT_LOOP in loops or rollout.name == "sglang_async":
+        _check_ray_cpus(config, parts)
+
+
+def _refuse_deaf_loops(loops: set[str]) -> None:
+    deaf = sorted(loops & _TOOL_LESS_LOOPS)
+    if deaf:
+        raise ConfigError(
+            f"rollout.multi_turn.enable=True, but the agent loop {deaf[0]!r} never calls a tool; set "
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
+        )
+
+
+def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[str]) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    multi_turn = rollout.multi_turn
+    check_format(multi_turn.format)
+    _check_template_family(config.actor_rollout_ref.model.path)
+    if multi_turn.get("function_tool_path"):
+        raise ConfigError(
+            f"rollout.multi_turn.function_tool_path={multi_turn.function_tool_path!r} is not supported by "
+            f"{AGENT_LOOP}; write the function as a BaseTool and name it in tool_config_path"
+        )
+    path = multi_turn.tool_config_path or settings.tool_config_path
+    if multi_turn.enable and not path:
+        raise ConfigError(
+            "rollout.multi_turn.enable=True, but rollout.multi_turn.tool_config_path names no tools, so none would be "
+            "called; set it, or multi_turn.enable=False"
+        )
+    with open_dict(config):
         if path:
             load_tools(path)
-            with open_dict(config):
-                OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
-                rollout.multi_turn.tool_config_path = None
-        check_format(rollout.multi_turn.format)
-    _check_ray_cpus(config, parts)
+            OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
+            if loops == {AGENT_LOOP}:  # Other loops take their tools from verl.
+                multi_turn.tool_config_path = None
+        if settings.record_dir:
+            # Workers may run elsewhere than the driver.
+            OmegaConf.update(config, f"{PATH}.record_dir", str(Path(settings.record_dir).resolve()))
+
+
+def _check_template_family(model_path: str) -> None:
+    """Refuse what verl's builder would cut sampled tokens from; looked at where the model lies on this machine."""
+    config_file = Path(model_path) / "config.json"
+    if not config_file.is_file():
+        return
+    model_type = json.loads(config_file.read_text()).get("model_type")
+    family = _MODEL_TYPE_TO_FAMILY.get(str(model_type).lower())
+    if family is not None and issubclass(get_continuous_token_builder_class(family), GLMContinuousTokenBuilder):
+        raise ConfigError(
+            f"model_type {model_type!r} ({model_path}): GLM templates end a turn with the next turn's first token, "
+            f"which {AGENT_LOOP} cannot train on yet; use verl's own tool_agent, or another model"
+        )
 
 
 def settings_of(rollout: Any) -> MultiTurnSettings:
@@ -87,22 +133,40 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
 
 
 def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
+    """Refuse a local run, and warn of a cluster, with fewer logical CPUs than verl reserves: it would wait for ever."""
+    if not config.trainer.use_v1:
+        return
     ray_init = config.ray_kwargs.ray_init
-    if os.environ.get("RAY_ADDRESS") or ray_init.get("address"):
-        return  # A cluster that is there already says itself how many it has.
-    have = ray_init.get("num_cpus") or os.cpu_count() or 1
+    cluster = canonicalize_bootstrap_address(ray_init.get("address"))
+    have = _cluster_cpus(cluster) if cluster else ray_init.get("num_cpus") or int(get_num_cpus())
     need = sum(parts.values())
-    if have < need:
-        listed = "; ".join(f"{count} {name}" for name, count in parts.items())
-        raise ConfigError(
-            f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}. Set "
-            f"ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
-        )
+    if have >= need:
+        return
+    listed = "; ".join(f"{count} {name}" for name, count in parts.items())
+    problem = f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}."
+    if cluster:
+        # It may grow.
+        print(f"\nverl-multiturn: the cluster at {cluster}: {problem}\n", file=sys.stderr)
+        return
+    raise ConfigError(
+        f"{problem} Set ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
+    )
+
+
+def _cluster_cpus(address: str) -> int:
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    try:
+        return int(ray.cluster_resources().get("CPU", 0))
+    finally:
+        ray.shutdown()
 
 
 def _agent_loops(config: DictConfig) -> set[str]:
     """The loops this run uses: the rows' `agent_name` where the data has that column, else the default."""
-    default = config.actor_rollout_ref.rollout.agent.default_agent_loop
+    agent = config.actor_rollout_ref.rollout.agent
+    default = agent.default_agent_loop
+    if not agent.agent_loop_config_path and default not in (known := set(_agent_loop_registry) | {AGENT_LOOP}):
+        raise ConfigError(f"rollout.agent.default_agent_loop: unknown loop {default!r}; known are {sorted(known)}")
     loops: set[str] = set()
     for key in ("train_files", "val_files"):
         files = OmegaConf.select(config, f"data.{key}")
@@ -125,8 +189,8 @@ class StartUpCheck(Callback):
     """Runs `prepare_config` before the trainer's main function."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn") is None:
-            return  # Another Hydra program.
+        if not _is_trainer_config(config):
+            return
         try:
             prepare_config(config)
         except MultiTurnError as error:
@@ -136,6 +200,20 @@ class StartUpCheck(Callback):
         except Exception:  # a fault in the check itself must not pass as a checked configuration
             traceback.print_exc()
             raise SystemExit(1) from None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Hydra composes each job's configuration after its callbacks have seen it.
+        if _is_trainer_config(config):
+            print(
+                "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs singly\n",
+                file=sys.stderr,
+            )
+            raise SystemExit(2)
+
+
+def _is_trainer_config(config: DictConfig) -> bool:
+    """Whether this is verl's trainer, not another Hydra program in the same environment."""
+    return all(OmegaConf.select(config, key) is not None for key in ("actor_rollout_ref.rollout.multi_turn", "trainer"))
 
 
 def register_callback() -> None:

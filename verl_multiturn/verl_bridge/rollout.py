@@ -7,6 +7,7 @@ tensor-parallel rank 0 of a replica runs the conversations and the tools, every 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -32,13 +33,16 @@ class AsyncSGLangRollout(ServerAdapter):
 
     device_mesh: Any
     _runner: Runner | None = None
+    _loop: asyncio.Runner | None = None
+    """One event loop for all batches: tools may keep connections that belong to it."""
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Roll a batch out; every tensor-parallel rank of the replica calls it with the same batch.
 
         Args:
             prompts: `non_tensor_batch` holds verl's row fields (`raw_prompt`, `tools_kwargs`, `extra_info`);
-                `meta_info` may hold `sampling_params`, `validate` and `global_steps`.
+                `meta_info` may hold `sampling_params`, `validate`, `global_steps`, and in the first batch
+                `apply_chat_template_kwargs`.
 
         Returns:
             The same on every rank: `prompts [B, P]` left-padded, `responses`, `response_mask`, `rollout_log_probs`
@@ -64,17 +68,18 @@ class AsyncSGLangRollout(ServerAdapter):
         # Rank 0 shares its error as it shares its result: a rank that waits for what never comes would hang.
         shared: list[Any] = [None]
         if dist.get_rank() == leader:
+            self._loop = self._loop or asyncio.Runner()
             try:
-                shared[0] = asyncio.run(self._run_batch(prompts))
-            except Exception as error:  # sent to the other ranks and raised on every one of them
-                shared[0] = error
+                shared[0] = self._loop.run(self._run_batch(prompts))
+            except BaseException as error:  # sent to the other ranks and raised on every one of them
+                shared[0] = _sendable(error)
         dist.broadcast_object_list(shared, src=leader, group=group)
         if isinstance(shared[0], BaseException):
             raise shared[0]
         return self._to_batch(shared[0], prompts)
 
     async def _run_batch(self, prompts: DataProto) -> list[AgentLoopOutput]:
-        runner = self._runner = self._runner or await self._build_runner()
+        runner = self._runner = self._runner or await self._build_runner(prompts.meta_info)
         step = int(prompts.meta_info.get("global_steps", 0))
         sampling = self._sampling(prompts.meta_info)
         rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
@@ -88,10 +93,14 @@ class AsyncSGLangRollout(ServerAdapter):
         sampling = {"temperature": source.temperature, "top_p": source.top_p, "top_k": source.top_k}
         return {**sampling, **meta_info.get("sampling_params", {})}
 
-    async def _build_runner(self) -> Runner:
+    async def _build_runner(self, meta_info: Mapping[str, Any]) -> Runner:
         model = self.model_config
         return build_runner(
-            self.config, model.tokenizer, await self._make_engine(), getattr(model.hf_config, "model_type", None), {}
+            self.config,
+            model.tokenizer,
+            await self._make_engine(),
+            getattr(model.hf_config, "model_type", None),
+            dict(meta_info.get("apply_chat_template_kwargs", {})),
         )
 
     async def _make_engine(self) -> Engine:
@@ -106,7 +115,8 @@ class AsyncSGLangRollout(ServerAdapter):
             if not dist.is_initialized():
                 raise ConfigError("generate_sequences needs torch.distributed; initialize the process group first")
             size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
-            shape = (dist.get_world_size() // size, size, self.config.pipeline_model_parallel_size)
+            pipeline = self.config.pipeline_model_parallel_size
+            shape = (dist.get_world_size() // (size * pipeline), size, pipeline)
             self.device_mesh = init_device_mesh("cpu", mesh_shape=shape, mesh_dim_names=("dp", "infer_tp", "infer_pp"))
         group: dist.ProcessGroup = self.device_mesh["infer_tp"].get_group()
         return group
@@ -151,3 +161,14 @@ class AsyncSGLangRollout(ServerAdapter):
         return DataProto(
             batch=batch, non_tensor_batch={**prompts.non_tensor_batch, **extra, "__num_turns__": turns}, meta_info={}
         )
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error that the other ranks get: the first of a group, and one that survives pickling."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an author's exception class may refuse in any way
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
