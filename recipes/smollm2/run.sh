@@ -19,7 +19,7 @@ $python recipes/quickstart/prepare_data.py "$out/data" --train-size 64 --test-si
 and nothing else. When you have the result, end with: Answer: <number>'
 
 export VERL_FILE_LOGGER_PATH="$out/metrics.jsonl"
-exec $python -m verl.trainer.main_ppo \
+$python -m verl.trainer.main_ppo \
     hydra.run.dir="$out/hydra" \
     algorithm.adv_estimator=grpo \
     data.train_files="$out/data/train.parquet" \
@@ -65,3 +65,4 @@ exec $python -m verl.trainer.main_ppo \
     trainer.val_before_train=False \
     trainer.default_local_dir="$out/checkpoints" \
     "$@"
+$python recipes/smollm2/report.py "$out"

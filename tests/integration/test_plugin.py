@@ -1,9 +1,15 @@
 """The entry point: what it registers, and that a failure is loud."""
 
+import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.stack
 
@@ -61,3 +67,56 @@ assert "verl_multiturn.cpu.platform" not in __import__("sys").modules
     cleaned = "import os\nfor n in ('SGLANG_USE_CPU_ENGINE', 'VERL_ENGINE_DEVICE'): os.environ.pop(n, None)\n"
     done = run(cleaned + program)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_holds_all_that_an_installation_needs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".venv", ".git", "outputs", "*.egg-info", "build")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+    ]
+    subprocess.run([*command, str(source)], check=True, timeout=200)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_multiturn").rglob("*.py")}
+    assert wanted <= held
+
+
+async def test_a_tool_derived_from_verls_own_class() -> None:
+    from verl.tools.base_tool import BaseTool as VerlTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+    from verl_multiturn.chat.parsers import ToolCall
+    from verl_multiturn.tools.runtime import ToolSession
+
+    class Remember(VerlTool):
+        async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
+            self.truth = kwargs["create_kwargs"]["ground_truth"]
+            return await super().create(instance_id)
+
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return ToolResponse(text=f"{parameters['x']} {self.truth}"), 0.5, {"n": 1}
+
+    raw = {
+        "type": "function",
+        "function": {
+            "name": "remember",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+        },
+    }
+    tool = Remember({}, OpenAIFunctionToolSchema.model_validate(raw))
+    kwargs = {"remember": {"create_kwargs": {"ground_truth": "42"}}}
+    async with ToolSession("r1", {"remember": tool}, kwargs, 5, 1) as session:
+        assert session.schemas[0] == raw
+        (result,) = await session.execute([ToolCall("remember", '{"x": "y"}', "c")])
+    assert (result.text, result.reward, result.metrics) == ("y 42", 0.5, {"n": 1})

@@ -59,9 +59,21 @@ tools:
         ({}, NO_SCHEMA, "no valid JSON Schema"),
         ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
+        ({f"{ROLLOUT}.multi_turn.tool_config_path": "null"}, None, "tool_config_path names no tools"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown loop 'multitrun_agent'"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
-    ids=["deaf_loop", "no_yaml", "no_class", "no_schema", "unknown_setting", "unknown_format", "few_cpus"],
+    ids=[
+        "deaf_loop",
+        "no_yaml",
+        "no_class",
+        "no_schema",
+        "unknown_setting",
+        "unknown_format",
+        "no_tools",
+        "no_loop",
+        "few_cpus",
+    ],
 )
 def test_refused_at_once(tmp_path: Path, changes: dict[str, str], yaml_text: str | None, message: str) -> None:
     if yaml_text is not None:
@@ -80,3 +92,10 @@ def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     done = run(tmp_path, **{"data.train_files": str(tmp_path / "rows.parquet")})
     assert done.returncode == 2
     assert "'single_turn_agent' never calls a tool" in done.stderr
+
+
+def test_a_model_whose_template_cannot_be_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
+    done = run(tmp_path, **{"actor_rollout_ref.model.path": str(tmp_path)})
+    assert done.returncode == 2
+    assert "model_type 'glm4_moe'" in done.stderr
