@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.errors import ConfigError
 
 Message = dict[str, Any]
@@ -54,12 +55,50 @@ class ChatCodec:
         builder: verl's builder for the model.
         end_ids, separator: what the template writes after a turn's end token (ChatML: a newline), for a builder that
             does not restore it itself; the model stops at the end token and never samples it.
+        firewall: what `trusted` uses; None for a tokenizer without control tokens.
     """
 
-    def __init__(self, builder: TokenBuilder, end_ids: Sequence[int] = (), separator: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        builder: TokenBuilder,
+        end_ids: Sequence[int] = (),
+        separator: Sequence[int] = (),
+        firewall: Firewall | None = None,
+    ) -> None:
         self._builder = builder
+        self._firewall = firewall
         self._end_ids = frozenset(end_ids)
         self._separator = list(separator)
+
+    def trusted(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages of rows, tools or users in which no text is, or joins the template to become, a control token.
+
+        What `initial` and `observation` are given has to come through here.
+        """
+        firewall = self._firewall
+        if firewall is None:
+            return list(messages)
+        cleaned = [firewall.clean_message(message) for message in messages]
+        return [self._parted(message, firewall) for message in cleaned]
+
+    def _parted(self, message: Message, firewall: Firewall) -> Message:
+        """The message, its text parted from the template's where the two together form a token."""
+        content = message.get("content")
+        if not isinstance(content, str) or not firewall.may_join(content):
+            return message
+        role = message.get("role")
+        with_text, without = (self._render_alone({**message, "content": text}, role) for text in (content, "x"))
+        if firewall.count(with_text) == firewall.count(without):
+            return message
+        return {**message, "content": firewall.seal_ends(content)}
+
+    def _render_alone(self, message: Message, role: Any) -> list[int]:
+        if role == "tool":
+            asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+            return list(self._builder.merge_context_tokens(asked, [*asked, message], []).token_ids)
+        before: list[Message] = [] if role in ("system", "user") else [{"role": "user", "content": "x"}]
+        after: list[Message] = [{"role": "user", "content": "x"}] if role != "user" else []
+        return list(self._builder.build_initial_tokens([*before, message, *after]))
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the first prompt, the assistant's header included.

@@ -48,7 +48,7 @@ class Outcome:
     request_id: str
     trajectory: Trajectory
     messages: list[Message]
-    """The conversation, the request's own messages included."""
+    """The conversation as the model saw it, the request's own messages included."""
     calls: list[CallResult] = field(default_factory=list)
     tool_rewards: dict[str, float] = field(default_factory=dict)
     """`calc_reward` of each tool."""
@@ -96,7 +96,7 @@ class Conversation:
             ConfigError, ToolContractError: a mistake of an author.
             asyncio.CancelledError: the caller cancelled; every tool has been released.
         """
-        outcome = Outcome(request.request_id, Trajectory(), list(request.messages))
+        outcome = Outcome(request.request_id, Trajectory(), self._codec.trusted(request.messages))
         session = ToolSession(
             request.request_id,
             request.tools,
@@ -139,7 +139,7 @@ class Conversation:
                 return reason
             if not turn.calls:
                 return StopReason.FINISHED
-            added = await self._tool_turn(turn, outcome, session)
+            added = self._codec.trusted(await self._tool_turn(turn, outcome, session))
             increment = self._codec.observation(messages, added, trajectory.ids, schemas)
             if not limits.fits_observation(trajectory.response_length, len(increment)):
                 return StopReason.RESPONSE_LENGTH

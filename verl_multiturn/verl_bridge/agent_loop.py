@@ -13,6 +13,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome
@@ -58,6 +59,7 @@ def build_runner(
     # verl's builders for a known family restore the separator after a turn; its default one loses it.
     loses_separator = type(builder) is ContinuousTokenBuilder
     separator = initialize_turn_separator(tokenizer, **chat_template_kwargs) if loses_separator else []
+    codec = ChatCodec(builder, end_ids, separator, Firewall(tokenizer))
     limits = Limits(
         prompt_length=rollout_config.prompt_length,
         response_length=rollout_config.response_length,
@@ -70,9 +72,7 @@ def build_runner(
     )
     parser = make_parser(multi_turn.format, tokenizer, end_ids)
     return Runner(
-        conversation=Conversation(
-            engine, ChatCodec(builder, end_ids, separator), parser, limits, settings.tool_timeout_s
-        ),
+        conversation=Conversation(engine, codec, parser, limits, settings.tool_timeout_s),
         tools=load_tools(path) if path else {},
         settings=settings,
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
