@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,15 +68,20 @@ class HermesParser:
         self._end_ids = frozenset(end_ids)
 
     async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
-        kept = list(ids)
-        while kept and kept[-1] in self._end_ids:
-            kept.pop()
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        text = turn_text(self._tokenizer, ids, self._end_ids)
         calls = [
             _read_call(found.group(1).strip(), closed=bool(found.group(2)), call_id=f"call_{turn}_{index}")
             for index, found in enumerate(self._CALL.finditer(text))
         ]
         return AssistantTurn(content=self._CALL.sub("", text).strip(), calls=calls)
+
+
+def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
+    """The text of a turn without the ids that end it."""
+    kept = list(ids)
+    while kept and kept[-1] in end_ids:
+        kept.pop()
+    return tokenizer.decode(kept, skip_special_tokens=False)
 
 
 def _read_call(text: str, closed: bool, call_id: str) -> ToolCall | MalformedCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.chat.parsers import AssistantTurn, CallParser, HermesParser, MalformedCall, ToolCall
+from verl_multiturn.chat.parsers import AssistantTurn, CallParser, HermesParser, MalformedCall, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError
 
 _HERMES = {"hermes", "chatml", "qwen", "qwen25"}
@@ -73,10 +73,7 @@ class _SGLangParser:
         from sglang.srt.entrypoints.openai.protocol import Tool
         from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-        kept = list(ids)
-        while kept and kept[-1] in self._end_ids:
-            kept.pop()
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        text = turn_text(self._tokenizer, ids, self._end_ids)
         parser = FunctionCallParser([Tool.model_validate(schema) for schema in schemas], self._name)
         try:
             content, found = parser.parse_non_stream(text) if parser.has_tool_call(text) else (text, [])

@@ -138,7 +138,10 @@ def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
         return
     ray_init = config.ray_kwargs.ray_init
     cluster = canonicalize_bootstrap_address(ray_init.get("address"))
-    have = _cluster_cpus(cluster) if cluster else ray_init.get("num_cpus") or int(get_num_cpus())
+    if cluster:
+        have = _cluster_cpus(ray_init.get("address") or "auto")
+    else:
+        have = ray_init.get("num_cpus") or int(get_num_cpus())
     need = sum(parts.values())
     if have >= need:
         return
@@ -154,7 +157,10 @@ def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
 
 
 def _cluster_cpus(address: str) -> int:
-    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    try:
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    except ConnectionError as error:
+        raise ConfigError(f"Ray's cluster cannot be joined: {error}; start it, or set RAY_ADDRESS=local") from error
     try:
         return int(ray.cluster_resources().get("CPU", 0))
     finally:
