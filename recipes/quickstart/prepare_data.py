@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from task import DATA_SOURCE, SYSTEM_PROMPT, make_entries, make_messages
+from task import DATA_SOURCE, make_entries, make_examples, make_messages
 
 # The warm start was made with seeds from 10_000_000 on; test rows are the same for every training seed.
 _TEST_SEED = 9_000_000
+_EXAMPLE_SEED = 8_000_000
 
 
-def make_rows(split: str, size: int, seed: int, system_prompt: str = SYSTEM_PROMPT) -> list[dict[str, Any]]:
+def make_rows(split: str, size: int, seed: int, examples: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Rows in verl's schema: what is asked, how it is scored, and which tools it has."""
     return [
         {
             "data_source": DATA_SOURCE,
             "ability": "math",
-            "prompt": make_messages(entry["question"], system_prompt),
+            "prompt": make_messages(entry["question"], examples),
             "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
             "extra_info": {"split": split, "index": index, "question": entry["question"], "answer": entry["answer"]},
         }
@@ -33,11 +34,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
-    parser.add_argument("--system-prompt", default=SYSTEM_PROMPT)
+    parser.add_argument("--examples", type=int, default=0, help="worked examples before each question")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    examples = make_examples(args.examples, _EXAMPLE_SEED)
     for split, size, seed in (("train", args.train_size, args.seed), ("test", args.test_size, _TEST_SEED)):
-        rows = make_rows(split, size, seed, args.system_prompt)
+        rows = make_rows(split, size, seed, examples)
         pd.DataFrame(rows).to_parquet(args.out / f"{split}.parquet")
 
 

@@ -5,6 +5,7 @@ One place says how a task is made, asked and scored; the warm start, the data se
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -20,9 +21,24 @@ def make_entries(size: int, seed: int) -> list[dict[str, Any]]:
     return list(reasoning_gym.create_dataset("chain_sum", size=size, seed=seed, **_TASK))
 
 
-def make_messages(question: str, system_prompt: str = SYSTEM_PROMPT) -> list[dict[str, str]]:
+def make_messages(question: str, examples: list[dict[str, str]] | None = None) -> list[dict[str, str]]:
     """The conversation that a request begins with."""
-    return [{"role": "system", "content": system_prompt}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": SYSTEM_PROMPT}, *(examples or []), {"role": "user", "content": question}]
+
+
+def make_examples(size: int, seed: int) -> list[dict[str, str]]:
+    """Worked examples as turns of a conversation: asked, called, answered by the tool, said. For a model that was not
+    trained to call tools, and whose template has no place for their schemas."""
+    messages = []
+    for entry in make_entries(size, seed):
+        call = json.dumps({"name": "calculator", "arguments": {"expression": entry["metadata"]["expression"]}})
+        messages += [
+            {"role": "user", "content": entry["question"]},
+            {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
+            {"role": "tool", "content": entry["answer"]},
+            {"role": "assistant", "content": f"Answer: {entry['answer']}"},
+        ]
+    return messages
 
 
 def extract_answer(text: str) -> str | None:

@@ -12,11 +12,8 @@ mkdir -p "$out"
 rm -rf "$out/records"
 
 $python recipes/smollm2/convert.py "$out/model"
-# SmolLM2's template has no place for tool schemas, so the system prompt tells of the tool.
-$python recipes/quickstart/prepare_data.py "$out/data" --train-size 64 --test-size 4 --system-prompt \
-'You have a calculator. To use it, answer with exactly one line such as
-<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 34"}}</tool_call>
-and nothing else. When you have the result, end with: Answer: <number>'
+# SmolLM2's template has no place for tool schemas, so two worked examples in the prompt show the tool.
+$python recipes/quickstart/prepare_data.py "$out/data" --train-size 64 --test-size 4 --examples 2
 
 export VERL_FILE_LOGGER_PATH="$out/metrics.jsonl"
 $python -m verl.trainer.main_ppo \
@@ -25,8 +22,8 @@ $python -m verl.trainer.main_ppo \
     data.train_files="$out/data/train.parquet" \
     data.val_files="$out/data/test.parquet" \
     data.train_batch_size=4 \
-    data.max_prompt_length=256 \
-    data.max_response_length=160 \
+    data.max_prompt_length=320 \
+    data.max_response_length=128 \
     data.truncation=error \
     data.dataloader_num_workers=0 \
     actor_rollout_ref.model.path="$out/model" \
