@@ -53,6 +53,20 @@ print(get_platform().device_name)
     assert done.stdout.strip() == "cpu"
 
 
+@pytest.mark.parametrize("module", ["verl_bridge.preflight", "verl_bridge.agent_loop", "cpu.defaults", "plugin"])
+def test_any_module_can_be_imported_first(module: str) -> None:
+    program = f"""
+import verl_multiturn.{module}
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl_multiturn.verl_bridge.preflight import config_hooks
+assert "multiturn_agent" in _agent_loop_registry
+assert len(config_hooks) == 1
+"""
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    assert "could not register" not in done.stderr
+
+
 def test_on_a_gpu_nothing_of_verl_is_replaced() -> None:
     program = """
 import os; os.environ["VERL_PLATFORM"] = "nvidia"

@@ -1,9 +1,11 @@
 """A wrong setting ends the trainer's command before Ray or an engine starts: one clear error, exit status not 0."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -89,13 +91,66 @@ def test_refused_at_once(tmp_path: Path, changes: dict[str, str], yaml_text: str
 def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "Q"}], "agent_name": "single_turn_agent"}]
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
-    done = run(tmp_path, **{"data.train_files": str(tmp_path / "rows.parquet")})
+    rows_file = str(tmp_path / "rows.parquet")
+    done = run(tmp_path, **{"data.train_files": rows_file, "data.val_files": rows_file})
     assert done.returncode == 2
     assert "'single_turn_agent' never calls a tool" in done.stderr
 
 
-def test_a_model_whose_template_cannot_be_trained_on(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
+@pytest.mark.parametrize(
+    ("model_type", "message"), [("glm4_moe", "GLM templates"), ("qwen2_5_vl", "vision-language models")]
+)
+def test_a_model_whose_template_cannot_be_trained_on(tmp_path: Path, model_type: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     done = run(tmp_path, **{"actor_rollout_ref.model.path": str(tmp_path)})
     assert done.returncode == 2
-    assert "model_type 'glm4_moe'" in done.stderr
+    assert f"model_type {model_type!r}" in done.stderr
+    assert message in done.stderr
+
+
+def composed(**changes: str) -> Any:
+    """verl's configuration with changes, composed in this process."""
+    from hydra import compose, initialize_config_module
+
+    overrides = [f"{key}={value}" for key, value in {**RIGHT, **changes}.items()]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=overrides)
+
+
+def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.setattr(preflight, "config_hooks", [])
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": [], "agent_name": "tool_agent"}))
+    loop = f"{ROLLOUT}.agent.default_agent_loop"
+    # The data may name another loop than the default, and it is not looked into.
+    for changes in (
+        {"data.train_files": str(tmp_path)},
+        {"data.train_files": str(tmp_path / "rows.jsonl")},
+        {"data.custom_cls.path": "my_dataset.py"},
+        {f"+{ROLLOUT}.agent.agent_loop_manager_class": "my.Manager", loop: "my_loop"},
+    ):
+        few = {f"{ROLLOUT}.name": "vllm", loop: "single_turn_agent", "ray_kwargs.ray_init.num_cpus": "4"}
+        preflight.prepare_config(composed(**{**few, **changes}))
+
+
+def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.chdir(tmp_path)
+    config = composed(**{f"+{ROLLOUT}.custom.multiturn.record_dir": "records", "ray_kwargs.ray_init.num_cpus": "64"})
+    preflight.prepare_config(config)
+    ours = config.actor_rollout_ref.rollout.custom.multiturn
+    assert ours.record_dir == str(tmp_path / "records")
+    assert ours.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
+    assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert config.actor_rollout_ref.rollout.engine_kwargs.sglang.device == "cpu"
+
+
+def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert preflight.cluster_address("ray://head:10001") == "ray://head:10001"
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert preflight.cluster_address(None) is None

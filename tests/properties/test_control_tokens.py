@@ -94,27 +94,60 @@ def test_rows_are_guarded_too() -> None:
     assert tokenizer.decode(codec.initial(rows, [])).count("<|im_start|>") == 3
 
 
-def test_a_tokenizer_that_normalizes_and_a_token_that_joins_the_template() -> None:
-    class Folding:
-        """Folds full-width letters, as some tokenizers do before they look for tokens."""
+class Added:
+    """As Hugging Face's AddedToken."""
 
-        all_special_tokens = ("<end>",)
+    def __init__(self, content: str, special: bool = False) -> None:
+        self.content, self.special = content, special
 
-        def get_added_vocab(self) -> dict[str, int]:
-            return {"<end>": 1, "word": 2, "  ": 3}
 
-        def convert_tokens_to_ids(self, token: str) -> int:
-            return self.get_added_vocab()[token]
+class Folding:
+    """Folds full-width letters, as some tokenizers do before they look for tokens, and knows no emoji."""
 
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            return [1] * text.replace("ｅ", "e").count("<end>") + [9]
+    all_special_tokens = ("<end>", "<unk>", "÷")
+    unk_token, eos_token, bos_token, pad_token = "<unk>", "<end>", None, None
+    added_tokens_decoder = {  # noqa: RUF012  # as the real attribute
+        1: Added("<end>", special=True), 2: Added("word"), 3: Added("  "), 4: Added("<unk>", special=True),
+        5: Added("÷", special=True), 6: Added("<think>"),
+    }  # fmt: skip
 
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return next(index for index, added in self.added_tokens_decoder.items() if added.content == token)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        folded = text.replace("ｅ", "e")
+        counts = {1: "<end>", 4: "👋", 5: "÷", 6: "<think>"}
+        return [index for index, token in counts.items() for _ in range(folded.count(token))] + [9]
+
+
+def test_tokenizers_with_habits() -> None:
     firewall = Firewall(Folding())
-    assert firewall.count([1, 2, 3]) == 1
-    cleaned = firewall.clean("a <ｅnd> b")
-    assert firewall.count(Folding().encode(cleaned)) == 0
-    assert firewall.clean("a word") == "a word"
+    assert firewall.count([1, 2, 3, 6]) == 2
+    assert firewall.count(Folding().encode(firewall.clean("a <ｅnd> b"))) == 0
+    # Added words, an unknown character and a control token of one character are text like any other.
+    for text in ("a word", "hi 👋", "8 ÷ 2"):
+        assert firewall.clean(text) == text
 
+
+def test_what_an_author_writes_may_explain_calls_but_not_end_a_turn() -> None:
+    firewall = Firewall(Folding())
+    for role in ("system", "assistant"):
+        assert firewall.clean_message({"role": role, "content": "<think> <end>"})["content"] == "<think> <\u200bend>"
+    for role in ("user", "tool"):
+        assert firewall.clean_message({"role": role, "content": "<think>"})["content"] == "<\u200bthink>"
+
+
+def test_keys_and_parts_are_text_too() -> None:
+    firewall = Firewall(Folding())
+    call = {"function": {"name": "f", "arguments": {"<end>": "<end>"}}}
+    cleaned = firewall.clean_message({"role": "assistant", "tool_calls": [call]})
+    assert cleaned["tool_calls"][0]["function"]["arguments"] == {"<\u200bend>": "<\u200bend>"}
+    parts = [{"type": "text", "text": "<e"}, {"type": "text", "text": "nd>"}]
+    joined = "".join(part["text"] for part in firewall.clean_message({"role": "user", "content": parts})["content"])
+    assert "<end>" not in joined
+
+
+def test_text_that_the_template_completes() -> None:
     class Joining:
         """A builder whose template puts `>` behind the text."""
 
@@ -124,6 +157,7 @@ def test_a_tokenizer_that_normalizes_and_a_token_that_joins_the_template() -> No
 
             return Merged
 
+    firewall = Firewall(Folding())
     codec = ChatCodec(Joining(), firewall=firewall)  # type: ignore[arg-type]  # the half of a builder that is asked
     (message,) = codec.trusted([{"role": "tool", "content": "<end"}])
     assert firewall.count(Folding().encode(message["content"] + ">")) == 0

@@ -233,6 +233,47 @@ async def test_kwargs_that_do_not_fit_are_the_rows_mistake() -> None:
         read_tools_kwargs({"a": {"create_kwargs": [1]}}, "row 1")
 
 
+@pytest.mark.parametrize("method", ["create", "execute", "calc_reward", "release"])
+async def test_kwargs_of_every_method_are_looked_at_before_anything_begins(method: str) -> None:
+    class Strict:
+        name, tool_schema = "strict", make_schema("strict")
+        created = 0
+
+        async def create(self, instance_id: str) -> None:
+            Strict.created += 1
+
+        async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+            return ""
+
+        async def calc_reward(self, instance_id: str) -> float:
+            return 0.0
+
+        async def release(self, instance_id: str) -> None: ...
+
+    with pytest.raises(ConfigError, match=f"{method}_kwargs"):
+        async with session(Strict(), strict={f"{method}_kwargs": {"x": 1}}):
+            pass
+    assert Strict.created == 0
+
+
+def test_a_synchronous_tool_that_never_returns_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    never = threading.Event()
+
+    class Stuck(EchoTool):
+        def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
+            never.wait(20)
+
+    async def main() -> None:
+        async with session(Stuck()) as opened:
+            assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
+
+    started = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - started < 10
+    never.set()
+
+
 def test_a_tool_without_execute_says_so() -> None:
     class Nothing(BaseTool):
         pass

@@ -84,15 +84,15 @@ class ChatCodec:
     def _parted(self, message: Message, firewall: Firewall) -> Message:
         """The message, its text parted from the template's where the two together form a token."""
         content = message.get("content")
-        if not isinstance(content, str) or not firewall.may_join(content):
+        role = str(message.get("role"))
+        if not isinstance(content, str) or not firewall.may_join(content, role):
             return message
-        role = message.get("role")
         with_text, without = (self._render_alone({**message, "content": text}, role) for text in (content, "x"))
-        if firewall.count(with_text) == firewall.count(without):
+        if firewall.count(with_text, role) == firewall.count(without, role):
             return message
         return {**message, "content": firewall.seal_ends(content)}
 
-    def _render_alone(self, message: Message, role: Any) -> list[int]:
+    def _render_alone(self, message: Message, role: str) -> list[int]:
         if role == "tool":
             asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
             return list(self._builder.merge_context_tokens(asked, [*asked, message], []).token_ids)

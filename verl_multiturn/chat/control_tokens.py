@@ -16,82 +16,122 @@ from verl_multiturn.errors import ConfigError
 _BREAK = "\u200b"
 
 
+# Roles whose text an author wrote: a system prompt may explain `<tool_call>`, a worked example may use it.
+_AUTHORED = {"system", "assistant"}
+
+
 class ControlTokenizer(Protocol):
     """What is used of a Hugging Face tokenizer."""
 
     all_special_tokens: Any
-
-    def get_added_vocab(self) -> dict[str, int]: ...
+    unk_token: Any
+    added_tokens_decoder: Any
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
 
-class Firewall:
-    """Breaks control tokens in untrusted text.
+class _Tokens:
+    """A set of control tokens, and how text is searched for them."""
 
-    A control token is every special token of the tokenizer, and every added token with a punctuation mark in it
-    (`<tool_call>`, `<think>`), as against added words or runs of white space.
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        # A single character cannot be broken; as text it forges nothing that it is not.
+        self.ids = {token: index for token, index in tokens.items() if len(token) > 1}
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.beginnings = {token[:length] for token in self.ids for length in range(1, len(token))}
+        self.ends = {token[-length:] for token in self.ids for length in range(1, len(token))}
+        self.longest = max(map(len, self.ids), default=0)
+        self._indices = frozenset(self.ids.values())
+
+    def count(self, ids: Sequence[int]) -> int:
+        return sum(index in self._indices for index in ids)
+
+
+class Firewall:
+    """Breaks control tokens in text.
+
+    In the text of tools and users a control token is every special token of the tokenizer, and every added token with a
+    punctuation mark in it (`<tool_call>`, `<think>`), as against added words or runs of white space. In a row's system
+    and assistant messages it is the special tokens, those that structure the conversation.
     """
 
     def __init__(self, tokenizer: ControlTokenizer) -> None:
-        added = {token: index for token, index in tokenizer.get_added_vocab().items() if re.search(r"[^\w\s]", token)}
+        added = dict(tokenizer.added_tokens_decoder)
         special = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
-        self._tokens = {**added, **special}
-        self._ids = frozenset(self._tokens.values())
-        longest_first = sorted(self._tokens, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._beginnings = {token[:length] for token in self._tokens for length in range(1, len(token))}
-        self._ends = {token[-length:] for token in self._tokens for length in range(1, len(token))}
-        self._longest = max(map(len, self._tokens), default=0)
+        special |= {token.content: index for index, token in added.items() if token.special}
+        if tokenizer.unk_token in special:
+            # What a tokenizer writes for a character that it does not know; it structures nothing.
+            structural = {getattr(tokenizer, name, None) for name in ("eos_token", "bos_token", "pad_token")}
+            if tokenizer.unk_token not in structural:
+                del special[tokenizer.unk_token]
+        marks = {token.content: index for index, token in added.items() if re.search(r"[^\w\s]", token.content)}
+        marks = {token: index for token, index in marks.items() if token != tokenizer.unk_token or token in special}
+        self._special = _Tokens(special)
+        self._all = _Tokens({**marks, **special})
         self._tokenizer = tokenizer
 
-    def count(self, ids: Sequence[int]) -> int:
-        """How many control tokens are among `ids`."""
-        return sum(index in self._ids for index in ids)
+    def count(self, ids: Sequence[int], role: str = "tool") -> int:
+        """How many tokens that a message of `role` must not bring in are among `ids`."""
+        return self._tokens(role).count(ids)
 
-    def clean(self, text: str) -> str:
-        """The text with every control token in it broken; the same object when there is none.
+    def clean(self, text: str, role: str = "tool") -> str:
+        """The text with every control token in it broken; unchanged when there is none.
 
         Raises:
             ConfigError: the tokenizer makes control tokens of text in a way that cannot be broken.
         """
+        tokens = self._tokens(role)
         broken = text
         # Breaking one may leave another that was hidden inside it, so until none is left.
-        while (again := self._pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], broken)) != broken:
+        while (again := tokens.pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], broken)) != broken:
             broken = again
-        if not self._forged(broken):
+        if not self._forged(broken, tokens):
             return broken
         # A tokenizer that normalizes text first (full-width letters, say) sees tokens where the text has none.
         spaced = _BREAK.join(text)
-        if self._forged(spaced):
+        if self._forged(spaced, tokens):
             raise ConfigError(f"the tokenizer makes a control token of {text!r:.200}, which cannot be prevented")
         return spaced
 
     def clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with all its text cleaned; its role is not text."""
-        return {key: value if key == "role" else self._clean_value(value) for key, value in message.items()}
+        role = str(message.get("role"))
+        cleaned = {key: value if key == "role" else self._clean_value(value, role) for key, value in message.items()}
+        content = cleaned.get("content")
+        if isinstance(content, list):
+            cleaned["content"] = [self._apart(part, role) for part in content]
+        return cleaned
 
-    def may_join(self, text: str) -> bool:
+    def may_join(self, text: str, role: str = "tool") -> bool:
         """Whether the text begins with the end of a control token, or ends with the beginning of one."""
+        tokens = self._tokens(role)
         return any(
-            text[-length:] in self._beginnings or text[:length] in self._ends
-            for length in range(1, min(self._longest, len(text) + 1))
+            text[-length:] in tokens.beginnings or text[:length] in tokens.ends
+            for length in range(1, min(tokens.longest, len(text) + 1))
         )
 
     def seal_ends(self, text: str) -> str:
         """The text, parted from what a template may put beside it, for when both together would form a token."""
         return f"{_BREAK}{text}{_BREAK}"
 
-    def _clean_value(self, value: Any) -> Any:
+    def _apart(self, part: Any, role: str) -> Any:
+        """A part of a list of contents; templates put them side by side."""
+        text = part.get("text") if isinstance(part, dict) else None
+        return {**part, "text": self.seal_ends(text)} if isinstance(text, str) and self.may_join(text, role) else part
+
+    def _tokens(self, role: str) -> _Tokens:
+        return self._special if role in _AUTHORED else self._all
+
+    def _clean_value(self, value: Any, role: str) -> Any:
         if isinstance(value, str):
-            return self.clean(value)
+            return self.clean(value, role)
         if isinstance(value, Mapping):
-            return {key: self._clean_value(item) for key, item in value.items()}
+            return {self._clean_value(key, role): self._clean_value(item, role) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._clean_value(item) for item in value]
+            return [self._clean_value(item, role) for item in value]
         return value
 
-    def _forged(self, text: str) -> bool:
-        return bool(text) and self.count(self._tokenizer.encode(text, add_special_tokens=False)) > 0
+    def _forged(self, text: str, tokens: _Tokens) -> bool:
+        return bool(text) and tokens.count(self._tokenizer.encode(text, add_special_tokens=False)) > 0

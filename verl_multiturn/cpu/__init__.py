@@ -2,3 +2,6 @@
 
 Chosen by `VERL_PLATFORM=cpu`, or detected when there is no accelerator. No other room asks whether this is a CPU.
 """
+
+# As in verl_bridge: the plugin imports modules of this room while verl is imported.
+import verl  # noqa: F401

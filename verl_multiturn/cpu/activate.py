@@ -13,6 +13,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+DETECTED = "VERL_MULTITURN_CPU_DETECTED"
+"""Set when nobody asked for the CPU platform."""
+
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 
 # SGLang refuses to start without an accelerator unless told so; verl picks its training engines by device name and has
@@ -37,9 +40,7 @@ def wanted() -> bool:
         return asked == "cpu"
     # A node without an accelerator may belong to a cluster that has some: only the driver of a run of its own decides,
     # and tells its workers by the variable.
-    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local") or any(
-        part.endswith("default_worker.py") for part in sys.orig_argv
-    ):
+    if _joins_a_cluster() or any(part.endswith("default_worker.py") for part in sys.orig_argv):
         return False
     import torch
     from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -53,6 +54,15 @@ def wanted() -> bool:
     )
 
 
+def _joins_a_cluster() -> bool:
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return canonicalize_bootstrap_address(None) is not None
+    except ValueError:
+        return True  # ray://, which is no address of that kind
+
+
 def environment() -> dict[str, str]:
     """Variables that a fresh process of the rollout engine needs."""
     kept = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(STAND_INS)]
@@ -62,6 +72,7 @@ def environment() -> dict[str, str]:
 def activate() -> None:
     """Register the platform and mend what verl 0.9.1 assumes of an accelerator."""
     if not os.environ.get("VERL_PLATFORM"):
+        os.environ[DETECTED] = "1"
         logger.warning("no accelerator found: this run uses the CPU platform; set VERL_PLATFORM to choose another")
     os.environ.update(environment())
     for name, value in _SPEED.items():

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from omegaconf import DictConfig, OmegaConf, open_dict
-from ray._private.services import canonicalize_bootstrap_address
+
+from verl_multiturn.cpu.activate import DETECTED
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.preflight import cluster_address
 
 # What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.
@@ -35,6 +40,12 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         config: verl's whole configuration.
         ray_cpus: logical CPUs that Ray is told of when the user set none; verl reserves far more of them than it uses.
     """
+    cluster = cluster_address(config.ray_kwargs.ray_init.get("address"))
+    if cluster and os.environ.get(DETECTED):
+        raise ConfigError(
+            f"this machine has no accelerator, and the run joins Ray's cluster at {cluster}; say which platform the "
+            "cluster has: VERL_PLATFORM=nvidia (or another), or VERL_PLATFORM=cpu"
+        )
     with open_dict(config):
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
@@ -46,7 +57,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if attention in (None, "flash_attention_2", "flash_attention_3"):
             OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
         ray_init = config.ray_kwargs.ray_init
-        if canonicalize_bootstrap_address(ray_init.get("address")):
+        if cluster:
             return  # A cluster that is there has what it was started with.
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes

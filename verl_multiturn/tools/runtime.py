@@ -130,6 +130,9 @@ class ToolSession:
         return [schema_of(tool).as_dict() for tool in self._tools.values()]
 
     async def __aenter__(self) -> ToolSession:
+        for name, tool in self._tools.items():
+            for method in METHODS:
+                bind_kwargs(tool, method, self._given(name, method), self._request_id)
         try:
             async with asyncio.TaskGroup() as group:
                 for name in self._tools:
@@ -182,8 +185,6 @@ class ToolSession:
         self._instance_ids[name] = self._request_id
         try:
             created = await self._call(name, "create", self._timeout_s, self._request_id)
-        except ConfigError:
-            raise
         except Exception as error:  # a tool's own code: its calls are answered with this, the conversation goes on
             self._broken[name] = f"{type(error).__name__}: {error}"
             logger.warning("tool %r: create raised %s", name, self._broken[name])
@@ -226,8 +227,6 @@ class ToolSession:
         try:
             instance_id = self._instance_ids[call.name]
             returned = await self._call(call.name, "execute", self._timeout_s, instance_id, arguments)
-        except ConfigError:
-            raise
         except _TimedOutError as error:
             text = f"Error: {error}"
             return CallResult(call.id, call.name, CallStatus.TIMEOUT, text, seconds=loop.time() - started)
@@ -258,29 +257,33 @@ class ToolSession:
 
         Raises:
             _TimedOutError: no answer in time.
-            ConfigError: the row's kwargs do not fit the method.
             Exception: what the tool raised.
         """
-        given = self._kwargs.get(name, {}).get(f"{method}_kwargs", {})
-        kwargs = bind_kwargs(self._tools[name], method, given, self._request_id)
-        task = asyncio.ensure_future(_invoke(getattr(self._tools[name], method), arguments, kwargs))
+        tool = self._tools[name]
+        kwargs = bind_kwargs(tool, method, self._given(name, method), self._request_id)
+        threads: list[asyncio.Future[Any]] = []
+        task = asyncio.ensure_future(_invoke(getattr(tool, method), arguments, kwargs, threads))
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
         except asyncio.CancelledError:
-            self._abandon(name, task)
+            self._abandon(name, task, threads)
             raise
         if not done:
-            self._abandon(name, task)
+            self._abandon(name, task, threads)
             raise _TimedOutError(f"the tool did not answer within {timeout_s:g} s")
         if task.cancelled():
             raise RuntimeError("the tool was cancelled by its own code")
         return task.result()
 
-    def _abandon(self, name: str, task: asyncio.Future[Any]) -> None:
+    def _given(self, name: str, method: str) -> Mapping[str, Any]:
+        return self._kwargs.get(name, {}).get(f"{method}_kwargs", {})
+
+    def _abandon(self, name: str, task: asyncio.Future[Any], threads: list[asyncio.Future[Any]]) -> None:
         task.cancel()
-        self._abandoned.setdefault(name, []).append(task)
-        _given_up.add(task)
-        task.add_done_callback(_forget)
+        for left in (task, *threads):
+            self._abandoned.setdefault(name, []).append(left)
+            _given_up.add(left)
+            left.add_done_callback(_forget)
 
 
 class _TimedOutError(Exception):
@@ -297,22 +300,24 @@ def _forget(task: asyncio.Future[Any]) -> None:
         task.exception()  # looked at, so that nobody reports it as never retrieved
 
 
-async def _invoke(method: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a method, be it a coroutine function or not."""
+async def _invoke(
+    method: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any], threads: list[asyncio.Future[Any]]
+) -> Any:
+    """Call a method, be it a coroutine function or not; the end of a thread it takes is put into `threads`."""
     try:
         if inspect.iscoroutinefunction(inspect.unwrap(method)) or inspect.iscoroutinefunction(method):
             return await method(*arguments, **kwargs)
         # A synchronous method would hold up every conversation of the worker.
-        returned = await _in_thread(method, arguments, kwargs)
+        threads.append(_in_thread(method, arguments, kwargs))
+        returned = await asyncio.shield(threads[-1])
         return await returned if inspect.isawaitable(returned) else returned
     except SystemExit as error:
         # It would end the worker: asyncio hands it on to the event loop.
         raise RuntimeError(f"the tool called exit({error.code!r})") from error
 
 
-async def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run a function in a thread of its own. A pool would be full once a few calls hang; a thread cannot be stopped,
-    so this waits for its end even when it is cancelled."""
+def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> asyncio.Future[Any]:
+    """Run a function in a thread of its own; the future ends with it. A pool would be full once a few calls hang."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
 
@@ -327,6 +332,8 @@ async def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[st
             loop.call_soon_threadsafe(settle, value, failure)
 
     def settle(value: Any, failure: BaseException | None) -> None:
+        if ended.done():
+            return
         if failure is None:
             ended.set_result(value)
         else:
@@ -334,7 +341,7 @@ async def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[st
             ended.set_exception(RuntimeError(f"the tool raised {failure!r}") if is_stop else failure)
 
     threading.Thread(target=run, daemon=True, name=f"tool {getattr(function, '__qualname__', function)}").start()
-    return await finish(ended)
+    return ended
 
 
 def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -8,12 +8,14 @@ in another way calls `prepare_config` itself.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import ray
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
@@ -49,22 +51,16 @@ def prepare_config(config: DictConfig) -> None:
     parts = required_ray_cpus(config)
     for hook in config_hooks:
         hook(config, sum(parts.values()))
-    loops = _agent_loops(config)
-    if rollout.multi_turn.enable:
-        _refuse_deaf_loops(loops)
+    loops, known = _agent_loops(config)
+    if rollout.multi_turn.enable and known and loops <= _TOOL_LESS_LOOPS:
+        raise ConfigError(
+            f"rollout.multi_turn.enable=True, but the agent loop {min(loops)!r} never calls a tool; set "
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
+        )
     if AGENT_LOOP in loops:
         _check_our_loop(config, settings, loops)
     if AGENT_LOOP in loops or rollout.name == "sglang_async":
         _check_ray_cpus(config, parts)
-
-
-def _refuse_deaf_loops(loops: set[str]) -> None:
-    deaf = sorted(loops & _TOOL_LESS_LOOPS)
-    if deaf:
-        raise ConfigError(
-            f"rollout.multi_turn.enable=True, but the agent loop {deaf[0]!r} never calls a tool; set "
-            f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
-        )
 
 
 def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[str]) -> None:
@@ -96,12 +92,20 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
 
 def _check_template_family(model_path: str) -> None:
     """Refuse what verl's builder would cut sampled tokens from; looked at where the model lies on this machine."""
-    config_file = Path(model_path) / "config.json"
+    config_file = Path(model_path).expanduser() / "config.json"
     if not config_file.is_file():
         return
     model_type = json.loads(config_file.read_text()).get("model_type")
     family = _MODEL_TYPE_TO_FAMILY.get(str(model_type).lower())
-    if family is not None and issubclass(get_continuous_token_builder_class(family), GLMContinuousTokenBuilder):
+    if family is None:
+        return
+    builder = get_continuous_token_builder_class(family)
+    if builder.supports_multimodal():
+        raise ConfigError(
+            f"model_type {model_type!r} ({model_path}): {AGENT_LOOP} does not take vision-language models yet; use "
+            "verl's own tool_agent, or a text model"
+        )
+    if issubclass(builder, GLMContinuousTokenBuilder):
         raise ConfigError(
             f"model_type {model_type!r} ({model_path}): GLM templates end a turn with the next turn's first token, "
             f"which {AGENT_LOOP} cannot train on yet; use verl's own tool_agent, or another model"
@@ -120,10 +124,12 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     rollout = config.actor_rollout_ref.rollout
     standalone = rollout.nnodes * rollout.n_gpus_per_node
+    backend = OmegaConf.select(config, "transfer_queue.backend.storage_backend")
+    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=8)
     parts = {
         "TransferQueue's controller": 1,
-        "TransferQueue's storage (transfer_queue.backend.SimpleStorage.num_data_storage_units)": int(
-            OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=8)
+        "TransferQueue's storage (transfer_queue.backend.SimpleStorage.num_data_storage_units)": (
+            int(units) if backend == "SimpleStorage" else 0
         ),
         "training workers, 3 for each device": 3 * devices,
         "standalone rollout workers, 2 for each device": 2 * standalone,
@@ -134,10 +140,10 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
 
 def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
     """Refuse a local run, and warn of a cluster, with fewer logical CPUs than verl reserves: it would wait for ever."""
-    if not config.trainer.use_v1:
-        return
     ray_init = config.ray_kwargs.ray_init
-    cluster = canonicalize_bootstrap_address(ray_init.get("address"))
+    cluster = cluster_address(ray_init.get("address"))
+    if not config.trainer.use_v1 or "async_training" in config or (cluster or "").startswith("ray://"):
+        return  # Other trainers reserve other numbers; Ray's remote client is not joined for this.
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
     else:
@@ -156,6 +162,15 @@ def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
     )
 
 
+def cluster_address(address: str | None) -> str | None:
+    """The cluster that `ray.init(address)` joins; None when it starts one of its own."""
+    asked = os.environ.get("RAY_ADDRESS") or address
+    if asked and asked.startswith("ray://"):
+        return asked
+    found: str | None = canonicalize_bootstrap_address(address)
+    return found
+
+
 def _cluster_cpus(address: str) -> int:
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -167,25 +182,34 @@ def _cluster_cpus(address: str) -> int:
         ray.shutdown()
 
 
-def _agent_loops(config: DictConfig) -> set[str]:
-    """The loops this run uses: the rows' `agent_name` where the data has that column, else the default."""
+def _agent_loops(config: DictConfig) -> tuple[set[str], bool]:
+    """The loops this run uses, and whether that is known: the rows' `agent_name` where the data has that column, else
+    the default. A data set class of the user's, a folder or a remote file is not looked into."""
     agent = config.actor_rollout_ref.rollout.agent
     default = agent.default_agent_loop
-    if not agent.agent_loop_config_path and default not in (known := set(_agent_loop_registry) | {AGENT_LOOP}):
-        raise ConfigError(f"rollout.agent.default_agent_loop: unknown loop {default!r}; known are {sorted(known)}")
     loops: set[str] = set()
+    known = not OmegaConf.select(config, "data.custom_cls.path")
     for key in ("train_files", "val_files"):
         files = OmegaConf.select(config, f"data.{key}")
         for file in [files] if isinstance(files, str) else list(files or []):
-            loops |= _agent_names(Path(file)) or {default}
-    return loops or {default}
+            names = _agent_names(str(file))
+            known = known and names is not None
+            loops |= names or {default}
+    loops = loops or {default}
+    registered = set(_agent_loop_registry) | {AGENT_LOOP}
+    own_loops = agent.agent_loop_config_path or agent.get("agent_loop_manager_class")
+    if known and not own_loops and (unknown := sorted(loops - registered)):
+        raise ConfigError(f"unknown agent loop {unknown[0]!r}; known are {sorted(registered)}")
+    return loops, known
 
 
-def _agent_names(path: Path) -> set[str]:
+def _agent_names(file: str) -> set[str] | None:
+    """The `agent_name`s of a file's rows; empty without that column, None where it is not looked for."""
+    path = Path(file).expanduser()
+    if "://" in file or path.is_dir() or path.suffix in (".json", ".jsonl"):
+        return None
     if path.suffix != ".parquet" or not path.is_file():
         return set()
-    import pyarrow.parquet
-
     if "agent_name" not in pyarrow.parquet.read_schema(path).names:
         return set()
     return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())

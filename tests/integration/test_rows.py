@@ -7,6 +7,8 @@ import pytest
 from verl_multiturn import ConfigError, Request
 from verl_multiturn.verl_bridge.rows import make_request
 
+pytestmark = pytest.mark.stack
+
 TOOLS = {name: object() for name in ("a", "b", "c")}
 
 
