@@ -29,8 +29,8 @@ def make_messages(question: str, examples: list[dict[str, str]] | None = None) -
 def make_examples(size: int, seed: int) -> list[dict[str, str]]:
     """Worked examples as turns of a conversation: asked, called, answered by the tool, said. For a model that was not
     trained to call tools, and whose template has no place for their schemas."""
-    messages = []
-    for entry in make_entries(size, seed):
+    messages: list[dict[str, str]] = []
+    for entry in make_entries(size, seed) if size else []:
         call = json.dumps({"name": "calculator", "arguments": {"expression": entry["metadata"]["expression"]}})
         messages += [
             {"role": "user", "content": entry["question"]},

@@ -62,7 +62,7 @@ tools:
         ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
         ({f"{ROLLOUT}.multi_turn.tool_config_path": "null"}, None, "tool_config_path names no tools"),
-        ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown loop 'multitrun_agent'"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown agent loop 'multitrun_agent'"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
     ids=[

@@ -1,0 +1,44 @@
+"""The quickstart's rows and reward: what is asked, and how it is scored."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.conftest import ROOT
+
+RECIPE = ROOT / "recipes" / "quickstart"
+
+
+@pytest.mark.parametrize(("examples", "roles"), [(0, "su"), (2, "suatauatau")])
+def test_rows(tmp_path: Path, examples: int, roles: str) -> None:
+    sizes = ["--train-size", "3", "--test-size", "2", "--examples", str(examples)]
+    subprocess.run([sys.executable, str(RECIPE / "prepare_data.py"), str(tmp_path), *sizes], check=True, timeout=100)
+    rows = pd.read_parquet(tmp_path / "train.parquet").to_dict("records")
+    assert len(rows) == 3
+    assert "".join(message["role"][0] for message in rows[0]["prompt"]) == roles
+    assert rows[0]["prompt"][-1]["content"].startswith("State the final answer")
+    assert rows[0]["reward_model"]["ground_truth"] == rows[0]["extra_info"]["answer"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "score", "answered"),
+    [
+        (["", "Answer: 42"], 1.0, 1.0),
+        (["Answer: 42", "Answer: 41"], 0.0, 1.0),
+        (["Answer: 42 or 41"], 0.0, 0.0),
+        (["42"], 0.0, 0.0),
+        ([], 0.0, 0.0),
+    ],
+)
+def test_reward(texts: list[str], score: float, answered: float) -> None:
+    sys.path.insert(0, str(RECIPE))
+    import reward  # type: ignore[import-not-found]  # verl loads it by its path
+
+    extra: dict[str, Any] = {"assistant_texts": texts}
+    # What the tools said is in `solution_str`, and must not count.
+    found = reward.compute_score("d", "<tool_response>Answer: 42</tool_response>", "42", extra)
+    assert found == {"score": score, "acc": score, "answered": answered}
