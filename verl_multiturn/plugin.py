@@ -43,7 +43,7 @@ def _is_trainer() -> bool:
 
 try:
     register()
-except Exception as error:
+except Exception as error:  # whatever it is, verl would hide it; printed here, then raised
     print(
         f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
         "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run `verl-multiturn doctor`: it\n"

@@ -137,7 +137,7 @@ class ToolSession:
             async with asyncio.TaskGroup() as group:
                 for name in self._tools:
                     group.create_task(self._create(name))
-        except BaseException as error:
+        except BaseException as error:  # released whatever happened, then raised
             await self._release_all()
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from None
