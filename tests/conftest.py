@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,8 +112,3 @@ class EchoTool(BaseTool):
             await asyncio.sleep(fault)
         elif fault is not None:
             raise fault
-
-
-@pytest.fixture
-def tokenizer() -> CharTokenizer:
-    return CharTokenizer()

@@ -14,7 +14,6 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome
 from verl_multiturn.rollout.engine import Engine
@@ -33,7 +32,6 @@ class Runner:
 
     conversation: Conversation
     tools: dict[str, Any]
-    settings: MultiTurnSettings
     records: RecordWriter | None
     prompt_length: int
     fill_id: int
@@ -74,7 +72,6 @@ def build_runner(
     return Runner(
         conversation=Conversation(engine, codec, parser, limits, settings.tool_timeout_s),
         tools=load_tools(path) if path else {},
-        settings=settings,
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
         fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
