@@ -20,7 +20,7 @@ class CharTokenizer:
     eos_token_id = END
     pad_token_id = END
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
@@ -35,6 +35,7 @@ class Merged:
     def __init__(self, token_ids: list[int], inserted: list[int]) -> None:
         self.token_ids = token_ids
         self.inserted_token_ids = inserted
+        self.removed_prefix_token_count = 0
 
 
 class CharBuilder:

@@ -28,8 +28,25 @@ class MultiTurnSettings(BaseModel):
     """Wall-clock seconds of a whole conversation; null: no limit. What was sampled until then is kept.
     The tools have 10 s more to be released."""
 
+    turn_length: int | None = Field(None, gt=0)
+    """Tokens that the assistant may sample in one turn; null: what is left of `rollout.response_length`."""
+
+    observation_length: int | None = Field(None, gt=0)
+    """Tokens of one tool's answer, cut at `multi_turn.tool_response_truncate_side`. It takes the place of
+    `multi_turn.max_tool_response_length`, which counts characters; null: that one holds."""
+
+    max_tool_calls: int | None = Field(None, gt=0)
+    """Tool calls executed in a whole conversation; null: no limit. The model is told when they are used up."""
+
+    max_malformed_turns: int | None = Field(3, gt=0)
+    """Turns in a row whose calls can all not be read, after which a conversation ends; null: no limit."""
+
     record_dir: str | None = None
     """Folder that every finished conversation is written to, one JSON object a line; null: none."""
+
+    certificate_share: float = Field(1.0, ge=0, le=1)
+    """Share of each training batch's rows that the trainer verifies against what the engine returned, before it uses
+    them; 1: all of them, 0: off. A row that does not fit ends the run."""
 
     tool_config_path: str | None = None
     """The tool YAML. Leave it: the start-up check moves `rollout.multi_turn.tool_config_path` here, since verl's worker

@@ -1,6 +1,10 @@
 """The loop, on the scripted engine: literal ids and masks, every stop reason, the order of limits."""
 
+import ast
 import asyncio
+import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,8 @@ from verl_multiturn import (
 )
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsers import HermesParser
+from verl_multiturn.rollout import limits as limits_module
+from verl_multiturn.rollout.limits import Progress
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 
@@ -31,7 +37,11 @@ async def run(
         engine = ScriptedEngine([tokenizer.turn(turn) for turn in turns], version=3)
     settings = {"prompt_length": 100, "response_length": 400, "max_parallel_calls": 8, **limits}
     conversation = Conversation(
-        engine, ChatCodec(CharBuilder()), HermesParser(tokenizer, [tokenizer.eos_token_id]), Limits(**settings), 5.0
+        engine,
+        ChatCodec(CharBuilder(), tokenizer=tokenizer),
+        HermesParser(tokenizer, [tokenizer.eos_token_id]),
+        Limits(**settings),
+        5.0,
     )
     tools = {"echo": tool} if tool is not None else {}
     messages = [{"role": "user", "content": "Q"}]
@@ -105,6 +115,7 @@ async def test_bad_arguments_are_told_to_the_model() -> None:
         (["no call"], {}, StopReason.FINISHED, 0),
         ([CALL] * 9, {"max_assistant_turns": 2}, StopReason.MAX_ASSISTANT_TURNS, 1),
         ([CALL] * 9, {"max_user_turns": 2}, StopReason.MAX_USER_TURNS, 2),
+        (["no call"], {"max_assistant_turns": 1}, StopReason.FINISHED, 0),
         ([CALL] * 9, {"response_length": 20}, StopReason.RESPONSE_LENGTH, 0),
         ([CALL] * 9, {"response_length": len(CALL) + 3}, StopReason.RESPONSE_LENGTH, 1),
         (["x"], {"prompt_length": 2}, StopReason.PROMPT_TOO_LONG, 0),
@@ -122,15 +133,119 @@ async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: St
     assert outcome.valid == (reason is not StopReason.PROMPT_TOO_LONG and bool(turns))
 
 
-def test_the_order_of_limits_is_locked() -> None:
-    limits = Limits(10, response_length=5, max_assistant_turns=1, max_user_turns=1)
-    assert limits.after_assistant_turn(5, 1, 1, cut_short=False) is StopReason.RESPONSE_LENGTH
-    assert limits.after_assistant_turn(4, 1, 1, cut_short=True) is StopReason.RESPONSE_LENGTH
-    assert limits.after_assistant_turn(4, 1, 1, cut_short=False) is StopReason.MAX_ASSISTANT_TURNS
-    assert limits.after_assistant_turn(4, 0, 1, cut_short=False) is StopReason.MAX_USER_TURNS
-    assert limits.after_assistant_turn(4, 0, 0, cut_short=False) is None
+# Everything reached at once; each line takes away what decided before it.
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, StopReason.RESPONSE_LENGTH),
+        ({"cut": "turn"}, StopReason.TURN_LENGTH),
+        ({"cut": None, "calls": 0}, StopReason.FINISHED),
+        ({"cut": None}, StopReason.RESPONSE_LENGTH),
+        ({"cut": None, "response_tokens": 4}, StopReason.MAX_ASSISTANT_TURNS),
+        ({"cut": None, "response_tokens": 4, "assistant_turns": 0}, StopReason.MAX_USER_TURNS),
+        ({"cut": None, "response_tokens": 4, "assistant_turns": 0, "user_turns": 0}, StopReason.MAX_TOOL_CALLS),
+        (
+            {"cut": None, "response_tokens": 4, "assistant_turns": 0, "user_turns": 0, "told_calls_are_used_up": False},
+            StopReason.MALFORMED_CALLS,
+        ),
+        (
+            {
+                "cut": None,
+                "response_tokens": 4,
+                "assistant_turns": 0,
+                "user_turns": 0,
+                "told_calls_are_used_up": False,
+                "malformed_in_a_row": 0,
+            },
+            None,
+        ),
+    ],
+)
+def test_the_order_of_limits_is_locked(changes: dict[str, Any], reason: StopReason | None) -> None:
+    limits = Limits(10, response_length=5, max_assistant_turns=1, max_user_turns=1, max_malformed_turns=1)
+    all_reached = Progress(
+        response_tokens=5,
+        assistant_turns=1,
+        user_turns=1,
+        cut="response",
+        calls=1,
+        told_calls_are_used_up=True,
+        malformed_in_a_row=1,
+    )
+    assert limits.after_assistant_turn(replace(all_reached, **changes)) is reason
+
+
+def test_what_fits() -> None:
+    limits = Limits(10, response_length=5)
     assert limits.fits_observation(2, 2)
     assert not limits.fits_observation(2, 3)
+    assert limits.turn_budget(2) == 3
+    assert Limits(10, response_length=5, turn_length=2).turn_budget(2) == 2
+    assert Limits(10, response_length=5, turn_length=2).turn_budget(4) == 1
+
+
+def test_every_stop_reason_is_documented() -> None:
+    source = Path(limits_module.__file__).read_text()
+    body = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "StopReason")
+    pairs = itertools.pairwise([*body.body[1:], None])
+    undocumented = [
+        line.targets[0].id  # type: ignore[attr-defined]
+        for line, after in pairs
+        if isinstance(line, ast.Assign) and not isinstance(after, ast.Expr)
+    ]
+    assert undocumented == []
+
+
+async def test_calls_are_used_up_the_model_is_told_and_then_it_ends() -> None:
+    tool = EchoTool()
+    outcome = await run([CALL + CALL, CALL, "never asked"], tool, max_tool_calls=1, response_length=900)
+    assert outcome.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert [str(call.status) for call in outcome.calls] == ["ok", "over_limit"]
+    assert "all 1 tool calls are used up" in CharTokenizer().decode(outcome.trajectory.ids)
+    assert tool.counts["execute"] == 1
+
+
+async def test_the_model_may_answer_after_its_last_call() -> None:
+    outcome = await run([CALL, CALL, "ok"], EchoTool(), max_tool_calls=1, response_length=900)
+    assert outcome.stop_reason is StopReason.FINISHED
+    assert [str(call.status) for call in outcome.calls] == ["ok", "over_limit"]
+
+
+async def test_malformed_turns_in_a_row_end_it_and_a_good_call_starts_anew() -> None:
+    bad = "<tool_call>{</tool_call>"
+    turns = [bad, CALL, bad, bad + CALL, bad, bad, "never asked"]
+    outcome = await run(turns, EchoTool(), max_malformed_turns=2, response_length=2000)
+    assert outcome.stop_reason is StopReason.MALFORMED_CALLS
+    assert outcome.trajectory.turns == 6
+    assert [str(call.status) for call in outcome.calls].count("malformed") == 4
+
+
+async def test_a_turn_has_its_own_budget() -> None:
+    outcome = await run(["x" * 50], turn_length=10)
+    assert outcome.stop_reason is StopReason.TURN_LENGTH
+    assert sum(outcome.trajectory.mask) == 10
+    outcome = await run(["x" * 50], turn_length=10, response_length=10)
+    assert outcome.stop_reason is StopReason.RESPONSE_LENGTH
+
+
+async def test_provenance_tells_the_loops_own_words_from_a_tools() -> None:
+    outcome = await run(["<tool_call>{</tool_call>", CALL + "<tool_call>{</tool_call>", "ok"], EchoTool())
+    sources = [source for source, _ in itertools.groupby(outcome.trajectory.sources)]
+    assert [source.name for source in sources] == [
+        "PROMPT", "SAMPLED", "TEMPLATE", "INJECTED", "SAMPLED", "TEMPLATE", "OBSERVATION", "SAMPLED"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [("right", "abcd...(truncated)..."), ("left", "...(truncated)...wxyz"), ("middle", "ab...(truncated)...yz")],
+)
+async def test_an_observation_has_a_budget_of_tokens(side: str, kept: str) -> None:
+    text = "abcdefghijklmnopqrstuvwxyz"
+    call = CALL.replace("hi", text)
+    outcome = await run([call, "ok"], EchoTool(), observation_length=21, tool_response_truncate_side=side)
+    assert outcome.messages[-2]["content"] == kept
+    assert outcome.calls[0].text == text
 
 
 async def test_wall_clock_keeps_what_was_sampled() -> None:

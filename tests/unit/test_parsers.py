@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import CharTokenizer
-from verl_multiturn.chat.parsers import AssistantTurn, HermesParser, MalformedCall, ToolCall
+from verl_multiturn.chat.parsers import AssistantTurn, HermesParser, MalformedCall, Reasoning, ToolCall
 
 
 async def parse(text: str) -> AssistantTurn:
@@ -42,3 +42,32 @@ async def test_malformed_calls_are_kept_as_such(text: str, problem: str) -> None
 
 async def test_no_call() -> None:
     assert await parse(" plain \n") == AssistantTurn("plain", [])
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "executed"),
+    [
+        (f"<think>{CALL}</think>{CALL}", None, 1),
+        (f"<think>{CALL}", None, 0),
+        (f"{CALL}</think>{CALL}", "<think>", 1),
+        (CALL, "<think>", 0),
+        (f"{CALL}<think>{CALL}</think>{CALL}", None, 2),
+        # A mark inside a call is text of its arguments.
+        ('<tool_call>{"name": "f", "arguments": {"code": "<think>"}}</tool_call>' + CALL, None, 2),
+        ('<tool_call>{"name": "f", "arguments": {"code": "</think>"}}</tool_call>' + CALL, None, 2),
+    ],
+)
+async def test_a_call_inside_the_reasoning_is_not_executed(text: str, opened: str | None, executed: int) -> None:
+    tokenizer = CharTokenizer()
+    parser = HermesParser(tokenizer, [tokenizer.eos_token_id], Reasoning(opened=opened))
+    turn = await parser.parse(tokenizer.turn(text), [], 0)
+    assert len(turn.calls) == executed
+    assert all(isinstance(call, ToolCall) for call in turn.calls)
+
+
+def test_reasoning_and_the_rest_are_the_whole_text() -> None:
+    assert Reasoning().split("a<think>b</think>c<think>d") == ("<think>b</think><think>d", "ac")
+    assert Reasoning(opened="<think>").split("b</think>c") == ("b</think>", "c")

@@ -11,7 +11,8 @@ from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
 from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.tools import runtime
-from verl_multiturn.tools.runtime import CallStatus, ToolSession, read_tools_kwargs
+from verl_multiturn.tools.kwargs import read_tools_kwargs
+from verl_multiturn.tools.runtime import CallStatus, ToolSession
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 

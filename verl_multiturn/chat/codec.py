@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from verl_multiturn.chat.clipping import Encoder, clip
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.rollout.limits import Side
 
 Message = dict[str, Any]
 
@@ -56,6 +58,7 @@ class ChatCodec:
         end_ids, separator: what the template writes after a turn's end token (ChatML: a newline), for a builder that
             does not restore it itself; the model stops at the end token and never samples it.
         firewall: what `trusted` uses; None for a tokenizer without control tokens.
+        tokenizer: what `clip` counts with.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class ChatCodec:
         end_ids: Sequence[int] = (),
         separator: Sequence[int] = (),
         firewall: Firewall | None = None,
+        tokenizer: Encoder | None = None,
     ) -> None:
         self._builder = builder
+        self._tokenizer = tokenizer
         self._firewall = firewall
         self._end_ids = frozenset(end_ids)
         self._separator = list(separator)
@@ -100,6 +105,13 @@ class ChatCodec:
         after: list[Message] = [{"role": "user", "content": "x"}] if role != "user" else []
         return list(self._builder.build_initial_tokens([*before, message, *after]))
 
+    def clip(self, text: str, tokens: int, side: Side) -> str:
+        """A text without control tokens, and within `tokens` tokens, as `clipping.clip` cuts it."""
+        if self._tokenizer is None:
+            raise ConfigError("a limit in tokens needs a tokenizer, and this codec was made without one")
+        clean = self._firewall.clean(text) if self._firewall is not None else text
+        return clip(clean, tokens, side, self._tokenizer)
+
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the first prompt, the assistant's header included.
 
@@ -120,8 +132,11 @@ class ChatCodec:
     ) -> Increment:
         """What `added` messages (tool or user) append after `ids`, up to and with the next assistant header.
 
+        What was sampled stays as it is. Where a family's turns end with the next message's first token (GLM), that
+        token is not written twice; where the model sampled another one than the observation begins with, both stand.
+
         Raises:
-            ConfigError: the template family rewrites tokens that the engine sampled.
+            ConfigError: the template cannot render the messages, or rewrites tokens that the engine sampled.
         """
         tail = list(ids[-_TAIL:])
         try:
@@ -130,13 +145,17 @@ class ChatCodec:
             )
         except ValueError as error:
             raise ConfigError(f"the chat template cannot render {added[0].get('role')!r} messages: {error}") from error
-        if merged.token_ids[: len(tail)] != tail:
+        merged_ids = list(merged.token_ids)
+        kept = len(tail)
+        if merged_ids[:kept] != tail:
+            kept -= merged.removed_prefix_token_count
+        if kept < len(tail) - 1 or merged_ids[:kept] != tail[:kept]:
             raise ConfigError(
                 f"the chat template family {type(self._builder).__name__} rewrites sampled tokens at a turn boundary "
-                f"(…{tail[-3:]} became …{merged.token_ids[len(tail) - 3 : len(tail)]}), which would train on tokens "
-                "the model never saw; use a model whose template only appends"
+                f"(…{tail[-3:]} became …{merged_ids[len(tail) - 3 : len(tail)]}), which would train on tokens the "
+                "model never saw; use a model whose template only appends"
             )
-        added_ids = merged.token_ids[len(tail) :]
+        added_ids = merged_ids[kept:]
         inserted = len(merged.inserted_token_ids)
         separator = added_ids[:inserted]
         if not separator and tail[-1] in self._end_ids:

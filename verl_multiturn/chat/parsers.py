@@ -1,7 +1,8 @@
 """From sampled ids to text and tool calls.
 
-The Hermes format (Qwen and many more) is ours, since it is the default and no malformed call may vanish; other formats
-come through the same protocol from `verl_bridge.parsers`, whose parsers skip what they cannot read.
+The Hermes format (Qwen and many more) is ours, since it is the default; other formats come through the same protocol
+from `verl_bridge.parsers`. For all of them: a call inside a reasoning section is not executed, and no call that cannot
+be read vanishes: it is a `MalformedCall`, which the model is told about.
 """
 
 from __future__ import annotations
@@ -11,6 +12,17 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+# What opens and closes a reasoning section, by family. The first is also written as plain text by models that were
+# only prompted to reason.
+THINK = ("<think>", "</think>")
+REASONING_MARKS = (
+    THINK,
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,27 +65,75 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
 
 
+class Reasoning:
+    """Where the reasoning of a turn lies.
+
+    Args:
+        marks: what opens and closes a section.
+        opened: the mark that the template's generation prompt ends with, so that a turn begins inside a section; None
+            when it does not.
+        call: what opens and closes a call; a mark inside a call is part of its arguments. The second may be empty.
+    """
+
+    def __init__(
+        self,
+        marks: Sequence[tuple[str, str]] = (THINK,),
+        opened: str | None = None,
+        call: tuple[str, str] = ("<tool_call>", "</tool_call>"),
+    ) -> None:
+        self._closes = dict(marks)
+        self._opened = opened
+        self._call, self._call_end = call
+        openings = sorted([*self._closes, *([self._call] if self._call else [])], key=len, reverse=True)
+        self._openings = re.compile("|".join(map(re.escape, openings)))
+
+    def split(self, text: str) -> tuple[str, str]:
+        """`(reasoning, rest)`, each in its order. A section that is not closed reaches to the end."""
+        inside: list[str] = []
+        outside: list[str] = []
+        position = self._take(text, 0, self._closes[self._opened], inside) if self._opened else 0
+        while found := self._openings.search(text, position):
+            outside.append(text[position : found.start()])
+            mark = found[0]
+            target, close = (outside, self._call_end) if mark == self._call else (inside, self._closes[mark])
+            target.append(mark)
+            position = self._take(text, found.end(), close, target)
+        return "".join(inside), "".join([*outside, text[position:]])
+
+    @staticmethod
+    def _take(text: str, start: int, close: str, target: list[str]) -> int:
+        """Move the text up to and with `close` to `target`; where the rest begins."""
+        if not close:
+            return start
+        at = text.find(close, start)
+        end = len(text) if at < 0 else at + len(close)
+        target.append(text[start:end])
+        return end
+
+
 class HermesParser:
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them.
 
     Args:
         tokenizer: decodes the turn.
         end_ids: ids that end a turn; they and what follows them are no text.
+        reasoning: finds the sections in which no call is executed.
     """
 
     _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 
-    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int], reasoning: Reasoning | None = None) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
+        self._reasoning = reasoning or Reasoning()
 
     async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
-        text = turn_text(self._tokenizer, ids, self._end_ids)
+        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids))
         calls = [
             _read_call(found.group(1).strip(), closed=bool(found.group(2)), call_id=f"call_{turn}_{index}")
             for index, found in enumerate(self._CALL.finditer(text))
         ]
-        return AssistantTurn(content=self._CALL.sub("", text).strip(), calls=calls)
+        return AssistantTurn(content=(reasoning + self._CALL.sub("", text)).strip(), calls=calls)
 
 
 def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:

@@ -14,15 +14,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.rollout.limits import Limits, StopReason
+from verl_multiturn.rollout.limits import Limits, Progress, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tools.runtime import CallResult, ToolSession
+from verl_multiturn.tools.runtime import EXECUTED, CallResult, ToolSession
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class Conversation:
             request.tools_kwargs,
             self._tool_timeout_s,
             self._limits.max_parallel_calls,
+            self._limits.max_tool_calls,
         )
         # The prompt first: whatever happens to the tools, the trajectory has one.
         outcome.trajectory.append_prompt(self._codec.initial(outcome.messages, session.schemas))
@@ -125,35 +126,46 @@ class Conversation:
     async def _turns(self, request: Request, outcome: Outcome, session: ToolSession) -> StopReason:
         trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits
         schemas = session.schemas
+        malformed_in_a_row = 0
         while True:
             try:
-                turn, cut_short = await self._assistant_turn(request, outcome, schemas)
+                turn, cut = await self._assistant_turn(request, outcome, schemas)
             except EngineError as error:
                 outcome.error = str(error)
                 logger.error("request %s: the engine failed: %s", request.request_id, error)
                 return StopReason.ENGINE_ERROR
-            reason = limits.after_assistant_turn(
-                trajectory.response_length, trajectory.turns, outcome.user_turns, cut_short
+            unreadable = bool(turn.calls) and all(isinstance(call, MalformedCall) for call in turn.calls)
+            malformed_in_a_row = malformed_in_a_row + 1 if unreadable else 0
+            progress = Progress(
+                response_tokens=trajectory.response_length,
+                assistant_turns=trajectory.turns,
+                user_turns=outcome.user_turns,
+                cut=cut,
+                calls=len(turn.calls),
+                told_calls_are_used_up=session.calls_used_up,
+                malformed_in_a_row=malformed_in_a_row,
             )
+            reason = limits.after_assistant_turn(progress)
             if reason is not None:
                 return reason
-            if not turn.calls:
-                return StopReason.FINISHED
-            added = self._codec.trusted(await self._tool_turn(turn, outcome, session))
+            results = await self._execute(turn, outcome, session)
+            added = self._codec.trusted([self._tool_message(result) for result in results])
             increment = self._codec.observation(messages, added, trajectory.ids, schemas)
             if not limits.fits_observation(trajectory.response_length, len(increment)):
                 return StopReason.RESPONSE_LENGTH
             messages.extend(added)
             trajectory.append_context(increment.separator, Source.TEMPLATE)
-            trajectory.append_context(increment.observation, Source.OBSERVATION)
+            answered = any(result.status in EXECUTED for result in results)
+            trajectory.append_context(increment.observation, Source.OBSERVATION if answered else Source.INJECTED)
             outcome.user_turns += 1
 
     async def _assistant_turn(
         self, request: Request, outcome: Outcome, schemas: Sequence[dict[str, Any]]
-    ) -> tuple[AssistantTurn, bool]:
-        """Sample a turn and read it; the flag says that the budget cut it short."""
+    ) -> tuple[AssistantTurn, Literal["response", "turn"] | None]:
+        """Sample a turn and read it; with the budget that cut it short, if one did."""
         trajectory = outcome.trajectory
-        budget = self._limits.response_length - trajectory.response_length
+        left = self._limits.response_length - trajectory.response_length
+        budget = self._limits.turn_budget(trajectory.response_length)
         started = time.perf_counter()
         try:
             generation = await self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget)
@@ -169,26 +181,27 @@ class Conversation:
             raise EngineError("cut off by the engine")
         turn = await self._parser.parse(generation.ids, schemas, trajectory.turns - 1)
         outcome.messages.append(_assistant_message(turn))
-        return turn, generation.finish == "length"
+        if generation.finish != "length":
+            return turn, None
+        return turn, "turn" if budget < left else "response"
 
-    async def _tool_turn(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[Message]:
-        """Execute a turn's calls; the tool messages that answer them, in order."""
+    async def _execute(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[CallResult]:
+        """Execute a turn's calls; their results, in order."""
         started = time.perf_counter()
         try:
             results = await session.execute(turn.calls)
         finally:
             outcome.tools_s += time.perf_counter() - started
         outcome.calls.extend(results)
-        truncate = self._limits.truncate
-        return [
-            {
-                "role": "tool",
-                "content": truncate(result.text),
-                "tool_call_id": result.call_id,
-                "name": result.tool or "error",
-            }
-            for result in results
-        ]
+        return results
+
+    def _tool_message(self, result: CallResult) -> Message:
+        limits, text = self._limits, result.text
+        if limits.observation_length is None:
+            text = limits.truncate(text)
+        else:
+            text = self._codec.clip(text, limits.observation_length, limits.tool_response_truncate_side)
+        return {"role": "tool", "content": text, "tool_call_id": result.call_id, "name": result.tool or "error"}
 
 
 def _assistant_message(turn: AssistantTurn) -> Message:

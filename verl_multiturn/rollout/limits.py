@@ -1,7 +1,9 @@
 """Why a conversation ends, and the order in which its limits are looked at.
 
-After an assistant turn: `RESPONSE_LENGTH`, `MAX_ASSISTANT_TURNS`, `MAX_USER_TURNS`, then whether it called a tool.
-After the tools have run: whether their answer still fits (`RESPONSE_LENGTH`). The wall clock runs beside all of it.
+After an assistant turn, in this order: `RESPONSE_LENGTH`, `TURN_LENGTH` (both: the turn was cut), `FINISHED` (it calls
+no tool), `RESPONSE_LENGTH` (nothing is left), `MAX_ASSISTANT_TURNS`, `MAX_USER_TURNS`, `MAX_TOOL_CALLS`,
+`MALFORMED_CALLS`. After the tools have run: whether their answer still fits (`RESPONSE_LENGTH`). The wall clock runs
+beside all of it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+Side = Literal["left", "middle", "right"]
+
 
 class StopReason(StrEnum):
     """The one documented reason for the end of a conversation."""
@@ -17,17 +21,39 @@ class StopReason(StrEnum):
     FINISHED = "finished"
     """The assistant ended its turn without calling a tool."""
     RESPONSE_LENGTH = "response_length"
-    """The response budget is used up, or the tools' answer would not fit into what is left."""
+    """The response budget cut a turn short, or leaves no room for the tools' answer and a turn after it."""
+    TURN_LENGTH = "turn_length"
+    """The budget of a single turn cut it short."""
     MAX_ASSISTANT_TURNS = "max_assistant_turns"
-    """The assistant has had all its turns."""
+    """The assistant has had all its turns, and called a tool in the last one."""
     MAX_USER_TURNS = "max_user_turns"
     """The environment (tools or user) has had all its turns."""
+    MAX_TOOL_CALLS = "max_tool_calls"
+    """The assistant was told that its tool calls are used up, and called again."""
+    MALFORMED_CALLS = "malformed_calls"
+    """So many turns in a row called tools in a way that could not be read, and in no other."""
     WALL_CLOCK = "wall_clock"
     """The request's time is up. What was sampled until then is kept."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """The prompt does not fit `rollout.prompt_length`; it is never cut. Nothing was sampled: invalid."""
     ENGINE_ERROR = "engine_error"
     """The engine failed or was cut off. What was sampled before is kept; with nothing sampled: invalid."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a conversation stands after an assistant turn."""
+
+    response_tokens: int
+    assistant_turns: int
+    user_turns: int
+    cut: Literal["response", "turn"] | None = None
+    """The budget that cut the turn short."""
+    calls: int = 0
+    """Calls in this turn, readable or not."""
+    told_calls_are_used_up: bool = False
+    malformed_in_a_row: int = 0
+    """Turns, this one included, with malformed calls and no other."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +64,64 @@ class Limits:
     """Tokens."""
     response_length: int
     """Tokens after the prompt, sampled and observed together."""
+    turn_length: int | None = None
+    """Tokens that the assistant may sample in one turn."""
     max_assistant_turns: int | None = None
     max_user_turns: int | None = None
     max_parallel_calls: int = 1
     """Tool calls executed in one turn; the model is told about each call beyond it."""
+    max_tool_calls: int | None = None
+    """Tool calls executed in the whole conversation; the model is told once, the next calls after that end it."""
+    max_malformed_turns: int | None = None
+    """Turns in a row in which every call was malformed."""
+    observation_length: int | None = None
+    """Tokens of one tool's answer."""
     max_tool_response_length: int = 256
-    """Characters of one tool's answer; verl's key and default."""
-    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Characters of one tool's answer; verl's key and default. Looked at only without `observation_length`."""
+    tool_response_truncate_side: Side = "middle"
     """Where a longer answer loses its text."""
     wall_clock_s: float | None = None
     """For the whole conversation; a generation under way is not interrupted, and tools have 10 s to be released."""
 
-    def after_assistant_turn(
-        self, response_tokens: int, assistant_turns: int, user_turns: int, cut_short: bool
-    ) -> StopReason | None:
+    def turn_budget(self, response_tokens: int) -> int:
+        """Tokens that the next assistant turn may have."""
+        left = self.response_length - response_tokens
+        return left if self.turn_length is None else min(left, self.turn_length)
+
+    def after_assistant_turn(self, at: Progress) -> StopReason | None:
         """The first limit that ends the conversation after an assistant turn; this order is locked by a test."""
-        if response_tokens >= self.response_length or cut_short:
-            return StopReason.RESPONSE_LENGTH
-        if self.max_assistant_turns is not None and assistant_turns >= self.max_assistant_turns:
-            return StopReason.MAX_ASSISTANT_TURNS
-        if self.max_user_turns is not None and user_turns >= self.max_user_turns:
-            return StopReason.MAX_USER_TURNS
-        return None
+        ends = (
+            (at.cut == "response", StopReason.RESPONSE_LENGTH),
+            (at.cut == "turn", StopReason.TURN_LENGTH),
+            (at.calls == 0, StopReason.FINISHED),
+            (at.response_tokens >= self.response_length, StopReason.RESPONSE_LENGTH),
+            (_reached(at.assistant_turns, self.max_assistant_turns), StopReason.MAX_ASSISTANT_TURNS),
+            (_reached(at.user_turns, self.max_user_turns), StopReason.MAX_USER_TURNS),
+            (at.told_calls_are_used_up, StopReason.MAX_TOOL_CALLS),
+            (_reached(at.malformed_in_a_row, self.max_malformed_turns), StopReason.MALFORMED_CALLS),
+        )
+        return next((reason for ended, reason in ends if ended), None)
 
     def truncate(self, text: str) -> str:
-        """A tool's answer within its limit, with a mark where text is missing."""
-        limit = self.max_tool_response_length
-        if len(text) <= limit:
-            return text
-        if self.tool_response_truncate_side == "left":
-            return "(truncated)..." + text[len(text) - limit :]
-        if self.tool_response_truncate_side == "right":
-            return text[:limit] + "...(truncated)"
-        half = limit // 2
-        return text[:half] + "...(truncated)..." + text[len(text) - half :]
+        """A tool's answer within its limit of characters, with a mark where text is missing."""
+        return truncate(text, self.max_tool_response_length, self.tool_response_truncate_side)
 
     def fits_observation(self, response_tokens: int, observation_tokens: int) -> bool:
         """Whether an observation fits and leaves the model at least one token to answer with."""
         return response_tokens + observation_tokens < self.response_length
+
+
+def truncate(text: str, length: int, side: Side) -> str:
+    """At most `length` characters of the text, with a mark (beyond the length) where text is missing."""
+    if len(text) <= length:
+        return text
+    if side == "left":
+        return "(truncated)..." + text[len(text) - length :]
+    if side == "right":
+        return text[:length] + "...(truncated)"
+    half = length // 2
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]
+
+
+def _reached(count: int, limit: int | None) -> bool:
+    return limit is not None and count >= limit

@@ -26,7 +26,11 @@ class Source(IntEnum):
     PROMPT = 0
     SAMPLED = 1
     TEMPLATE = 2
+    """Written by the chat template between a turn and what follows it."""
     OBSERVATION = 3
+    """What a tool or a user answered, with the template around it."""
+    INJECTED = 4
+    """An observation that is the loop's own words: no call could be executed."""
 
 
 @dataclass
@@ -79,9 +83,9 @@ class Trajectory:
         self.turns += 1
 
     def append_context(self, ids: Sequence[int], source: Source) -> None:
-        """Write tokens that nobody sampled: a separator of the template, or an observation."""
-        if source not in (Source.TEMPLATE, Source.OBSERVATION):
-            raise TrajectoryError(f"context tokens are {Source.TEMPLATE!r} or {Source.OBSERVATION!r}, not {source!r}")
+        """Write tokens that nobody sampled: a separator of the template, an observation, or what the loop says."""
+        if source in (Source.PROMPT, Source.SAMPLED):
+            raise TrajectoryError(f"context tokens are template, observation or injected, not {source!r}")
         if not self.turns:
             raise TrajectoryError("context tokens need an assistant turn before them; put them into the prompt")
         self._append(ids, trained=0, logprobs=[0.0] * len(ids), versions=[NO_VERSION] * len(ids), source=source)

@@ -22,9 +22,9 @@ from numbers import Real
 from typing import Any
 
 from verl_multiturn.chat.parsers import MalformedCall, ToolCall
-from verl_multiturn.errors import ConfigError, ToolContractError
+from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish
-from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.kwargs import bind_kwargs
 from verl_multiturn.tools.registry import METHODS, schema_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _RELEASE_S = 5.0
 
 
 class CallStatus(StrEnum):
-    """How a call ended."""
+    """How a call ended. After the first three the answer is the tool's, after the others it is ours."""
 
     OK = "ok"
     ERROR = "error"
@@ -44,6 +44,9 @@ class CallStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
     OVER_LIMIT = "over_limit"
+
+
+EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
 
 
 @dataclass(frozen=True)
@@ -59,42 +62,6 @@ class CallResult:
     seconds: float = 0.0
 
 
-def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """A row's `tools_kwargs` as `{tool: {"create_kwargs": {…}, …}}`.
-
-    Keys whose value is None are left out: parquet gives every row the union of all rows' keys.
-
-    Raises:
-        ConfigError: it is no such mapping.
-    """
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where}: tools_kwargs must map tool names to kwargs, got {raw!r:.200}")
-    allowed = {f"{method}_kwargs" for method in METHODS}
-    tools: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, methods in raw.items():
-        if methods is None:
-            continue
-        if not isinstance(methods, Mapping):
-            raise ConfigError(f"{where}: tools_kwargs[{name!r}] must be a mapping, got {methods!r:.200}")
-        unknown = {key for key, value in methods.items() if value is not None} - allowed
-        if unknown:
-            raise ConfigError(
-                f"{where}: tools_kwargs[{name!r}] has the unknown key {sorted(unknown)[0]!r}; "
-                f"known are {sorted(allowed)}"
-            )
-        for key, value in methods.items():
-            if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: tools_kwargs[{name!r}][{key!r}] must be a mapping, got {value!r:.200}")
-        tools[name] = {
-            key: {argument: given for argument, given in value.items() if given is not None}
-            for key, value in methods.items()
-            if value is not None
-        }
-    return tools
-
-
 class ToolSession:
     """The tools one request has.
 
@@ -104,6 +71,7 @@ class ToolSession:
         tools_kwargs: per tool, kwargs for each of the four methods (`read_tools_kwargs`).
         timeout_s: for each `create`, `execute` and `calc_reward`.
         max_parallel_calls: calls executed in one turn; the others are answered that they were not.
+        max_calls: calls executed in all; None for no limit.
     """
 
     def __init__(
@@ -113,12 +81,17 @@ class ToolSession:
         tools_kwargs: Mapping[str, Mapping[str, Mapping[str, Any]]],
         timeout_s: float,
         max_parallel_calls: int,
+        max_calls: int | None = None,
     ) -> None:
         self._request_id = instance_id
         self._tools = dict(tools)
         self._kwargs = tools_kwargs
         self._timeout_s = timeout_s
         self._max_parallel_calls = max_parallel_calls
+        self._max_calls = max_calls
+        self._executed = 0
+        self.calls_used_up = False
+        """Whether a call was refused because of `max_calls`."""
         self._instance_ids: dict[str, str] = {}
         self._broken: dict[str, str] = {}
         self._abandoned: dict[str, list[asyncio.Future[Any]]] = {}
@@ -158,8 +131,8 @@ class ToolSession:
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
-                for index, call in enumerate(calls):
-                    tasks.append(group.create_task(self._execute(call, over_limit=index >= self._max_parallel_calls)))
+                for call, refusal in zip(calls, self._refusals(calls), strict=True):
+                    tasks.append(group.create_task(self._execute(call, refusal)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -198,7 +171,29 @@ class ToolSession:
                 )
             self._instance_ids[name] = given
 
-    async def _execute(self, call: ToolCall | MalformedCall, over_limit: bool) -> CallResult:
+    def _refusals(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str]:
+        """For each call why a limit keeps it from being executed, or nothing; only calls of known tools count."""
+        refusals, executed = [], 0
+        for call in calls:
+            refusal = ""
+            if isinstance(call, ToolCall) and call.name in self._tools:
+                if self._max_calls is not None and self._executed >= self._max_calls:
+                    self.calls_used_up = True
+                    refusal = (
+                        f"Error: not executed, all {self._max_calls} tool calls are used up; answer without calling one"
+                    )
+                elif executed >= self._max_parallel_calls:
+                    refusal = (
+                        f"Error: not executed, at most {self._max_parallel_calls} call(s) are executed in one turn; "
+                        "call it again"
+                    )
+                else:
+                    executed += 1
+                    self._executed += 1
+            refusals.append(refusal)
+        return refusals
+
+    async def _execute(self, call: ToolCall | MalformedCall, refusal: str) -> CallResult:
         def answer(status: CallStatus, text: str, tool: str = "") -> CallResult:
             return CallResult(call.id, tool, status, text)
 
@@ -210,10 +205,8 @@ class ToolSession:
             return answer(
                 CallStatus.UNKNOWN_TOOL, f"Error: there is no tool {call.name!r:.100}; the tools are: {known}"
             )
-        if over_limit:
-            limit = self._max_parallel_calls
-            text = f"Error: not executed, at most {limit} call(s) are executed in one turn; call it again"
-            return answer(CallStatus.OVER_LIMIT, text, call.name)
+        if refusal:
+            return answer(CallStatus.OVER_LIMIT, refusal, call.name)
         if call.name in self._broken:
             return answer(CallStatus.ERROR, f"Error: the tool is not available ({self._broken[call.name]})", call.name)
         arguments, problem = schema_of(tool).read_arguments(call.arguments)
@@ -342,34 +335,6 @@ def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any
 
     threading.Thread(target=run, daemon=True, name=f"tool {getattr(function, '__qualname__', function)}").start()
     return ended
-
-
-def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keyword arguments that a tool's method is called with.
-
-    verl 0.4 tools take a row's `create_kwargs` one by one, verl 0.9 tools in one piece as `create_kwargs`; a method
-    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; here it is None.
-
-    Raises:
-        ConfigError: the method cannot be called so.
-    """
-    signature = inspect.signature(getattr(tool, method))
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    in_one_piece = "create_kwargs" in signature.parameters
-    kwargs = {} if in_one_piece and not takes_any else dict(given)
-    if method == "create" and (in_one_piece or (takes_any and not isinstance(tool, BaseTool))):
-        kwargs["create_kwargs"] = dict(given)
-    if method == "execute" and "agent_data" in signature.parameters:
-        kwargs.setdefault("agent_data", None)
-    positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
-    try:
-        signature.bind(*positional, **kwargs)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: tool {getattr(tool, 'name', tool)!r}: {method}{signature} cannot be called with "
-            f"{method}_kwargs {dict(given)!r}: {error}; mend tools_kwargs in the data or the method"
-        ) from None
-    return kwargs
 
 
 def _read_result(name: str, returned: Any) -> tuple[str, float, dict[str, Any]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.kwargs import bind_kwargs, read_tools_kwargs
 from verl_multiturn.tools.registry import METHODS
-from verl_multiturn.tools.runtime import bind_kwargs, read_tools_kwargs
 
 
 def validate_dataset(path: Path, tools: Mapping[str, Any]) -> tuple[int, list[str]]:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from transformers import GenerationConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
-from verl.utils.tokenizer.chat_template import initialize_turn_separator
-from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
-from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.verl_bridge.codec import make_chat
 from verl_multiturn.verl_bridge.engine import VerlEngine
-from verl_multiturn.verl_bridge.parsers import make_parser
+from verl_multiturn.verl_bridge.parsers import make_parser, stop_ids
 from verl_multiturn.verl_bridge.preflight import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.rows import make_request
 
@@ -34,8 +30,16 @@ class Runner:
     tools: dict[str, Any]
     records: RecordWriter | None
     prompt_length: int
+    stop_ids: list[int]
+    """Ids at which the engine stops for the call format, beside the model's own."""
     fill_id: int
     """Stands in the response of a conversation that has none; never trained."""
+
+    def sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """verl's sampling parameters as the engine takes them; it gives logprobs unasked."""
+        asked = {key: value for key, value in params.items() if key != "logprobs"}
+        stops = [*asked.pop("stop_token_ids", []), *self.stop_ids]
+        return {**asked, "stop_token_ids": stops} if stops else asked
 
 
 def build_runner(
@@ -50,43 +54,30 @@ def build_runner(
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
-    end_ids = _end_ids(tokenizer)
-    builder = create_continuous_token_builder(
-        tokenizer, hf_model_type=hf_model_type, chat_template_kwargs=chat_template_kwargs
-    )
-    # verl's builders for a known family restore the separator after a turn; its default one loses it.
-    loses_separator = type(builder) is ContinuousTokenBuilder
-    separator = initialize_turn_separator(tokenizer, **chat_template_kwargs) if loses_separator else []
-    codec = ChatCodec(builder, end_ids, separator, Firewall(tokenizer))
+    chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs)
     limits = Limits(
         prompt_length=rollout_config.prompt_length,
         response_length=rollout_config.response_length,
         max_assistant_turns=multi_turn.max_assistant_turns,
         max_user_turns=multi_turn.max_user_turns,
+        turn_length=settings.turn_length,
         max_parallel_calls=multi_turn.max_parallel_calls,
+        max_tool_calls=settings.max_tool_calls,
+        max_malformed_turns=settings.max_malformed_turns,
+        observation_length=settings.observation_length,
         max_tool_response_length=multi_turn.max_tool_response_length,
         tool_response_truncate_side=multi_turn.tool_response_truncate_side,
         wall_clock_s=settings.request_timeout_s,
     )
-    parser = make_parser(multi_turn.format, tokenizer, end_ids)
+    parser = make_parser(multi_turn.format, tokenizer, chat.end_ids, chat.generation_prompt)
     return Runner(
-        conversation=Conversation(engine, codec, parser, limits, settings.tool_timeout_s),
+        conversation=Conversation(engine, chat.codec, parser, limits, settings.tool_timeout_s),
         tools=load_tools(path) if path else {},
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
+        stop_ids=stop_ids(multi_turn.format, tokenizer),
         fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )
-
-
-def _end_ids(tokenizer: Any) -> list[int]:
-    """Every id that SGLang ends a turn with: the tokenizer's, and the model's own list (Llama 3 and Qwen have two)."""
-    found = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-    try:
-        listed = GenerationConfig.from_pretrained(tokenizer.name_or_path).eos_token_id
-    except (OSError, ValueError):
-        listed = None  # a model without generation_config.json
-    found |= set(listed) if isinstance(listed, list) else {listed}
-    return sorted(found - {None})
 
 
 class MultiTurnAgentLoop(AgentLoopBase):
@@ -118,8 +109,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
             ConfigError, ToolContractError: a mistake of an author; nothing else.
         """
         runner = self._runner
-        # verl asks for logprobs by a sampling parameter; the engine asks for them always.
-        sampling = {key: value for key, value in sampling_params.items() if key != "logprobs"}
+        sampling = runner.sampling(sampling_params)
         request = make_request(row, runner.tools, sampling, uuid4().hex)
         outcome = await runner.conversation.run(request)
         step = int(row.get("global_steps") or 0)

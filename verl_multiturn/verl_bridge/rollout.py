@@ -81,7 +81,7 @@ class AsyncSGLangRollout(ServerAdapter):
     async def _run_batch(self, prompts: DataProto) -> list[AgentLoopOutput]:
         runner = self._runner = self._runner or await self._build_runner(prompts.meta_info)
         step = int(prompts.meta_info.get("global_steps", 0))
-        sampling = self._sampling(prompts.meta_info)
+        sampling = runner.sampling(self._sampling(prompts.meta_info))
         rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
         requests = [make_request(row, runner.tools, sampling, uuid4().hex) for row in rows]
         async with asyncio.TaskGroup() as group:

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.conversation import Request
-from verl_multiturn.tools.runtime import read_tools_kwargs
+from verl_multiturn.tools.kwargs import read_tools_kwargs
 
 
 def make_request(

@@ -1,0 +1,75 @@
+"""A row's `tools_kwargs`: read, and bound to the methods of a tool, whichever signature it was written with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.registry import METHODS
+
+
+def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """A row's `tools_kwargs` as `{tool: {"create_kwargs": {…}, …}}`.
+
+    Keys whose value is None are left out: parquet gives every row the union of all rows' keys.
+
+    Raises:
+        ConfigError: it is no such mapping.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where}: tools_kwargs must map tool names to kwargs, got {raw!r:.200}")
+    allowed = {f"{method}_kwargs" for method in METHODS}
+    tools: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, methods in raw.items():
+        if methods is None:
+            continue
+        if not isinstance(methods, Mapping):
+            raise ConfigError(f"{where}: tools_kwargs[{name!r}] must be a mapping, got {methods!r:.200}")
+        unknown = {key for key, value in methods.items() if value is not None} - allowed
+        if unknown:
+            raise ConfigError(
+                f"{where}: tools_kwargs[{name!r}] has the unknown key {sorted(unknown)[0]!r}; "
+                f"known are {sorted(allowed)}"
+            )
+        for key, value in methods.items():
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: tools_kwargs[{name!r}][{key!r}] must be a mapping, got {value!r:.200}")
+        tools[name] = {
+            key: {argument: given for argument, given in value.items() if given is not None}
+            for key, value in methods.items()
+            if value is not None
+        }
+    return tools
+
+
+def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keyword arguments that a tool's method is called with.
+
+    verl 0.4 tools take a row's `create_kwargs` one by one, verl 0.9 tools in one piece as `create_kwargs`; a method
+    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; here it is None.
+
+    Raises:
+        ConfigError: the method cannot be called so.
+    """
+    signature = inspect.signature(getattr(tool, method))
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    in_one_piece = "create_kwargs" in signature.parameters
+    kwargs = {} if in_one_piece and not takes_any else dict(given)
+    if method == "create" and (in_one_piece or (takes_any and not isinstance(tool, BaseTool))):
+        kwargs["create_kwargs"] = dict(given)
+    if method == "execute" and "agent_data" in signature.parameters:
+        kwargs.setdefault("agent_data", None)
+    positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
+    try:
+        signature.bind(*positional, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: tool {getattr(tool, 'name', tool)!r}: {method}{signature} cannot be called with "
+            f"{method}_kwargs {dict(given)!r}: {error}; mend tools_kwargs in the data or the method"
+        ) from None
+    return kwargs
