@@ -1,6 +1,13 @@
 """verl-multiturn: multi-turn tool rollouts for verl. Importing this package needs neither torch nor verl."""
 
-from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError, ToolContractError, TrajectoryError
+from verl_multiturn.errors import (
+    CertificateError,
+    ConfigError,
+    EngineError,
+    MultiTurnError,
+    ToolContractError,
+    TrajectoryError,
+)
 from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.engine import Engine, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -14,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BaseTool",
+    "CertificateError",
     "ConfigError",
     "Conversation",
     "Engine",

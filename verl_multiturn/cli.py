@@ -1,4 +1,4 @@
-"""The command line: `verl-multiturn doctor`, `verl-multiturn validate`."""
+"""The command line: `verl-multiturn doctor`, `validate` and `verify`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.doctor import examine
+from verl_multiturn.observe.verification import verify_file
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.tools.validate import validate_dataset
 
@@ -56,6 +57,28 @@ def validate(
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
             _fail(f"{path}: {len(problems)} of {rows} rows cannot work")
         console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` or the quickstart wrote (JSONL).")],
+) -> None:
+    """Verify recorded conversations against what the engine returned; one line for each violation."""
+    records = tokens = violations = 0
+    for path in files:
+        try:
+            for line, verdict in verify_file(path):
+                records += 1
+                tokens += verdict.sampled_tokens
+                violations += len(verdict.violations)
+                for violation in verdict.violations:
+                    console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
+        except MultiTurnError as error:
+            _fail(str(error))
+    summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
+    console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
+    if violations:
+        raise typer.Exit(1)
 
 
 def _fail(message: str) -> None:

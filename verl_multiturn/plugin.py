@@ -8,10 +8,34 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+_TRAINERS = "verl.trainer.ppo.v1"
+
+
+class _AfterTrainers(SourceFileLoader):
+    """Registers our trainers when verl's have been imported: verl looks them up right after. Imported here, verl's
+    would cost every worker that needs none of them a quarter of a second and five warnings."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        import verl_multiturn.verl_bridge.certificate  # noqa: F401  # registers them
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != _TRAINERS:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = cls(name, spec.origin)
+        return spec
 
 
 def register() -> None:
-    """Register the rollout, its replica, the agent loop, the start-up check and, where wanted, the CPU platform."""
+    """Register the rollout, its replica, the agent loop, the trainers, the start-up check and, where wanted, the CPU
+    platform."""
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -34,6 +58,11 @@ def register() -> None:
 
     agent_loop.register_agent_loop()
     preflight.register_callback()
+
+    if _TRAINERS in sys.modules:
+        import verl_multiturn.verl_bridge.certificate  # noqa: F401
+    else:
+        sys.meta_path.insert(0, _AfterTrainers)
 
 
 def _is_trainer() -> bool:

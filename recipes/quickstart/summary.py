@@ -20,6 +20,7 @@ REWARD = "critic/score/mean"
 ACCURACY = "val-core/reasoning_gym/chain_sum/acc/mean@1"
 PROB_DIFF_MEAN = "training/rollout_probs_diff_mean"
 PROB_DIFF_MAX = "training/rollout_probs_diff_max"
+CERTIFICATE = "rollout/certificate/"
 
 
 class StepRecords:
@@ -64,6 +65,7 @@ def summarize(out: Path, metrics: list[dict[str, Any]], seed: int, started: floa
     def over_steps(key: str) -> list[float]:
         return [entry["data"][key] for entry in steps if key in entry["data"]]
 
+    step_seconds = sum(over_steps("timing_s/step"))
     summary = {
         "seed": seed,
         "val_acc_before": validations[0][1] if validations else None,
@@ -75,8 +77,11 @@ def summarize(out: Path, metrics: list[dict[str, Any]], seed: int, started: floa
         "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
         "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
+        "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
+        "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
+        "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds,
         "steps": len(steps),
-        "train_seconds": round(sum(over_steps("timing_s/step")), 1),
+        "train_seconds": round(step_seconds, 1),
         "total_seconds": round(time.time() - started, 1),
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -1,6 +1,5 @@
 """The call formats that verl's and SGLang's parsers read: calls, several of them, and what cannot be read."""
 
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ FORMATS: dict[str, tuple[str, str, str, list[str]]] = {
     "glm": (GLM, "\n", "{}", ["<tool_call>f\n<arg_key>x</arg_key>"]),
     "glm45": (GLM, "\n", "{}", ["<tool_call>f\n<arg_key>x</arg_key>"]),
     "gpt-oss": (
-        HARMONY, "", "{}", [HARMONY.replace("<|call|>", ""), HARMONY.replace("<|constrain|>json", "")]
+        HARMONY, "", "{}", [HARMONY.replace("<|call|>", ""), HARMONY.replace("<|message|>", "")]
     ),
     "qwen3_coder": (CODER, "\n", "{}", ["<tool_call>\n<function=f</tool_call>", "<tool_call>f</tool_call>"]),
 }  # fmt: skip
@@ -44,9 +43,9 @@ async def parse(name: str, text: str, generation_prompt: str = "") -> AssistantT
     from verl_multiturn.verl_bridge.parsers import make_parser
 
     tokenizer = CharTokenizer()
-    parser = make_parser(name, tokenizer, [tokenizer.eos_token_id], generation_prompt)
+    parser = make_parser(name, tokenizer, [tokenizer.eos_token_id])
     schemas = [make_schema("f", x="integer").as_dict()]
-    return await parser.parse(tokenizer.turn(text), schemas, 1)
+    return await parser.parse(tokenizer.turn(text), schemas, 1, tokenizer.encode(generation_prompt))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

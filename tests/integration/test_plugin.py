@@ -46,6 +46,12 @@ from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
 assert _agent_loop_registry["multiturn_agent"]["_target_"].endswith("MultiTurnAgentLoop")
 assert issubclass(get_rollout_class("sglang_async"), AsyncSGLangRollout)
 assert issubclass(get_rollout_replica_class("sglang_async"), SGLangReplica)
+# Ours come with verl's trainers, and those only where they are asked for.
+import sys
+assert "verl.trainer.ppo.v1" not in sys.modules
+from verl.trainer.ppo.v1 import get_trainer_cls
+for mode in ("sync", "colocate_async", "separate_async"):
+    assert issubclass(get_trainer_cls("multiturn_" + mode), get_trainer_cls(mode))
 print(get_platform().device_name)
 """
     done = run(program)

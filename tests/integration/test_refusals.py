@@ -145,6 +145,40 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ours.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
     assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
     assert config.actor_rollout_ref.rollout.engine_kwargs.sglang.device == "cpu"
+    assert config.trainer.v1.trainer_mode == "multiturn_sync"
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "told"),
+    [
+        ({"trainer.v1.trainer_mode": "separate_async"}, "multiturn_separate_async", ""),
+        ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0.1"}, "multiturn_sync", ""),
+        ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0"}, "sync", ""),
+        (
+            {"trainer.v1.trainer_mode": "mine"},
+            "mine",
+            "trainer.v1.trainer_mode=mine: training batches are not verified",
+        ),
+        ({"trainer.use_v1": "False"}, "sync", "trainer.use_v1=False: training batches are not verified"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", ""),
+    ],
+)
+def test_whose_trainer_verifies(
+    changes: dict[str, str],
+    mode: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.setattr(preflight, "config_hooks", [])
+    config = composed(**{**changes, "ray_kwargs.ray_init.num_cpus": "64"})
+    preflight.prepare_config(config)
+    assert config.trainer.v1.trainer_mode == mode
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("verl-multiturn:")]
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)
 
 
 def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
+from verl_multiturn.observe.verification import verify_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -66,6 +67,15 @@ def test_three_steps_of_the_real_stack(tmp_path: Path) -> None:
 
     trained = [record for record in records_of(out) if record["temperature"] > 0]
     assert len(trained) == 3 * 8 * 8
+    # Every row that was trained on was verified first, in the trainer.
+    logged = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    certified = [data for data in logged if "rollout/certificate/rows" in data]
+    assert [data["rollout/certificate/rows"] for data in certified] == [8 * 8] * 3
+    assert sum(data["rollout/certificate/tokens"] for data in certified) == sum(sum(r["mask"]) for r in trained)
+    assert all(data[f"rollout/certificate/{name}"] == 0 for data in certified for name in ("violations", "unverified"))
+    assert summary["certificate_rows"] == 3 * 8 * 8
+    assert summary["certificate_violations"] == 0
+    assert all(verify_record(record).violations == [] for record in records_of(out))
     assert {record["stop_reason"] for record in trained} <= {"finished", "response_length", "max_assistant_turns"}
     called = [record for record in trained if record["calls"]]
     assert called

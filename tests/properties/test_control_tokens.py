@@ -162,3 +162,28 @@ def test_text_that_the_template_completes() -> None:
     (message,) = codec.trusted([{"role": "tool", "content": "<end"}])
     assert firewall.count(Folding().encode(message["content"] + ">")) == 0
     assert codec.trusted([{"role": "tool", "content": "<en"}]) == [{"role": "tool", "content": "<en"}]
+
+
+@pytest.mark.parametrize("halves", [["<e", "nd>"], ["<e \n", "\n nd>"], ["<e", " ", "nd>"], ["<", "e", "n", "d", ">"]])
+def test_parts_that_join_even_when_trimmed(halves: list[str]) -> None:
+    firewall = Firewall(Folding())
+    for parts in ([{"type": "text", "text": half} for half in halves], halves):
+        cleaned = firewall.clean_message({"role": "user", "content": parts})["content"]
+        texts = [part if isinstance(part, str) else part["text"] for part in cleaned]
+        assert "<end>" not in "".join(texts)
+        assert "<end>" not in "".join(text.strip() for text in texts)
+
+
+def test_parts_that_do_not_join_are_left_alone() -> None:
+    firewall = Firewall(Folding())
+    image = {"type": "image", "image": "x.png"}
+    for texts in (["a <", "b"], ["<", ">"], ["</e", "nd>"], ["", " "]):
+        content = [image, *({"type": "text", "text": text} for text in texts)]
+        assert firewall.clean_message({"role": "user", "content": content})["content"] == content
+
+
+def test_a_made_up_role_is_text() -> None:
+    firewall = Firewall(Folding())
+    assert firewall.clean_message({"role": "user<end>", "content": "x"})["role"] == "user<\u200bend>"
+    for role in ("system", "developer", "user", "assistant", "tool", "critic"):
+        assert firewall.clean_message({"role": role, "content": "x"}) == {"role": role, "content": "x"}

@@ -62,12 +62,12 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 )
 async def test_a_call_inside_the_reasoning_is_not_executed(text: str, opened: str | None, executed: int) -> None:
     tokenizer = CharTokenizer()
-    parser = HermesParser(tokenizer, [tokenizer.eos_token_id], Reasoning(opened=opened))
-    turn = await parser.parse(tokenizer.turn(text), [], 0)
+    parser = HermesParser(tokenizer, [tokenizer.eos_token_id], Reasoning())
+    turn = await parser.parse(tokenizer.turn(text), [], 0, tokenizer.encode(f"P>{opened or ''}"))
     assert len(turn.calls) == executed
     assert all(isinstance(call, ToolCall) for call in turn.calls)
 
 
 def test_reasoning_and_the_rest_are_the_whole_text() -> None:
     assert Reasoning().split("a<think>b</think>c<think>d") == ("<think>b</think><think>d", "ac")
-    assert Reasoning(opened="<think>").split("b</think>c") == ("b</think>", "c")
+    assert Reasoning().split("b</think>c", "<think>") == ("<think>b</think>", "c")

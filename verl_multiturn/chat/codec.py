@@ -6,12 +6,14 @@ never rendered again; only what comes after it is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_multiturn.chat.clipping import Encoder, clip
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.limits import Side
 
@@ -120,7 +122,7 @@ class ChatCodec:
         """
         try:
             return list(self._builder.build_initial_tokens(list(messages), tools=list(schemas) or None))
-        except ValueError as error:
+        except Exception as error:  # templates are programs of others, and raise what they like
             raise ConfigError(f"the chat template cannot render the prompt: {error}") from error
 
     def observation(
@@ -139,12 +141,7 @@ class ChatCodec:
             ConfigError: the template cannot render the messages, or rewrites tokens that the engine sampled.
         """
         tail = list(ids[-_TAIL:])
-        try:
-            merged = self._builder.merge_context_tokens(
-                list(before), [*before, *added], tail, tools=list(schemas) or None
-            )
-        except ValueError as error:
-            raise ConfigError(f"the chat template cannot render {added[0].get('role')!r} messages: {error}") from error
+        merged = self._merge(list(before), list(added), tail, schemas)
         merged_ids = list(merged.token_ids)
         kept = len(tail)
         if merged_ids[:kept] != tail:
@@ -161,3 +158,41 @@ class ChatCodec:
         if not separator and tail[-1] in self._end_ids:
             separator = list(self._separator)
         return Increment(separator=separator, observation=added_ids[inserted:])
+
+    def _merge(
+        self, before: list[Message], added: list[Message], tail: list[int], schemas: Sequence[dict[str, Any]]
+    ) -> Any:
+        tools = list(schemas) or None
+        try:
+            return self._builder.merge_context_tokens(before, [*before, *added], tail, tools=tools)
+        except Exception as error:  # templates are programs of others, and raise what they like
+            if len(added) > 1 and all(message.get("role") == "tool" for message in added):
+                return self._merge(before, [_joined(added)], tail, schemas)
+            role = added[0].get("role")
+            raise ConfigError(f"the chat template cannot render {role!r} messages: {error}") from error
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    """Several answers of tools as one, for a template that takes no more than one."""
+    return {**messages[0], "content": "\n".join(str(message["content"]) for message in messages)}
+
+
+def assistant_message(turn: AssistantTurn) -> Message:
+    """A turn as a message for the chat template."""
+    message: Message = {"role": "assistant", "content": turn.content}
+    calls = []
+    for call in turn.calls:
+        name, arguments = ("error", {}) if isinstance(call, MalformedCall) else (call.name, _arguments(call.arguments))
+        calls.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _arguments(text: str) -> Any:
+    """Templates expect a mapping; what the model wrote instead stays text."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return arguments if isinstance(arguments, dict) else text

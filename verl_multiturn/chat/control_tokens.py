@@ -18,6 +18,7 @@ _BREAK = "\u200b"
 
 # Roles whose text an author wrote: a system prompt may explain `<tool_call>`, a worked example may use it.
 _AUTHORED = {"system", "assistant"}
+_ROLES = {"system", "developer", "user", "assistant", "tool"}
 
 
 class ControlTokenizer(Protocol):
@@ -96,12 +97,15 @@ class Firewall:
         return spaced
 
     def clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with all its text cleaned; its role is not text."""
+        """A message with all its text cleaned; a role that is none of the usual ones is text too."""
         role = str(message.get("role"))
-        cleaned = {key: value if key == "role" else self._clean_value(value, role) for key, value in message.items()}
+        cleaned = {
+            key: value if key == "role" and role in _ROLES else self._clean_value(value, role)
+            for key, value in message.items()
+        }
         content = cleaned.get("content")
         if isinstance(content, list):
-            cleaned["content"] = [self._apart(part, role) for part in content]
+            cleaned["content"] = self._apart(content, role)
         return cleaned
 
     def may_join(self, text: str, role: str = "tool") -> bool:
@@ -116,10 +120,19 @@ class Firewall:
         """The text, parted from what a template may put beside it, for when both together would form a token."""
         return f"{_BREAK}{text}{_BREAK}"
 
-    def _apart(self, part: Any, role: str) -> Any:
-        """A part of a list of contents; templates put them side by side."""
-        text = part.get("text") if isinstance(part, dict) else None
-        return {**part, "text": self.seal_ends(text)} if isinstance(text, str) and self.may_join(text, role) else part
+    def _apart(self, parts: list[Any], role: str) -> list[Any]:
+        """Parts of a content, kept from forming a token together: templates put them side by side, some trim them."""
+        texts = [text for text in map(_text_of, parts) if text is not None]
+        tokens = self._tokens(role)
+        if not any(self._forged(together, tokens) for together in ("".join(texts), "".join(map(str.strip, texts)))):
+            return parts
+        return [self._sealed(part) for part in parts]
+
+    def _sealed(self, part: Any) -> Any:
+        text = _text_of(part)
+        if text is None:
+            return part
+        return self.seal_ends(text) if isinstance(part, str) else {**part, "text": self.seal_ends(text)}
 
     def _tokens(self, role: str) -> _Tokens:
         return self._special if role in _AUTHORED else self._all
@@ -135,3 +148,9 @@ class Firewall:
 
     def _forged(self, text: str, tokens: _Tokens) -> bool:
         return bool(text) and tokens.count(self._tokenizer.encode(text, add_special_tokens=False)) > 0
+
+
+def _text_of(part: Any) -> str | None:
+    """The text of one part of a content: a mapping with a `text`, or the text itself."""
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else None

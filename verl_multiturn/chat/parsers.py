@@ -22,6 +22,7 @@ REASONING_MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought", "<channel|>"),
     ("<seed:think>", "</seed:think>"),
+    ("<|channel|>analysis", "<|end|><|start|>assistant"),
 )
 
 
@@ -54,8 +55,15 @@ class AssistantTurn:
 class CallParser(Protocol):
     """Reads one assistant turn."""
 
-    async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
-        """The turn's text and calls. `turn` numbers the turn, so that call ids are unique in a conversation."""
+    async def parse(
+        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
+    ) -> AssistantTurn:
+        """The turn's text and calls.
+
+        Args:
+            turn: its number, so that call ids are unique in a conversation.
+            before: the last ids before the turn; they may open a reasoning section, in which it then begins.
+        """
         ...
 
 
@@ -70,28 +78,35 @@ class Reasoning:
 
     Args:
         marks: what opens and closes a section.
-        opened: the mark that the template's generation prompt ends with, so that a turn begins inside a section; None
-            when it does not.
         call: what opens and closes a call; a mark inside a call is part of its arguments. The second may be empty.
     """
 
     def __init__(
         self,
         marks: Sequence[tuple[str, str]] = (THINK,),
-        opened: str | None = None,
         call: tuple[str, str] = ("<tool_call>", "</tool_call>"),
     ) -> None:
         self._closes = dict(marks)
-        self._opened = opened
         self._call, self._call_end = call
         openings = sorted([*self._closes, *([self._call] if self._call else [])], key=len, reverse=True)
         self._openings = re.compile("|".join(map(re.escape, openings)))
 
-    def split(self, text: str) -> tuple[str, str]:
-        """`(reasoning, rest)`, each in its order. A section that is not closed reaches to the end."""
+    def opened_by(self, before: str) -> str | None:
+        """The mark of a section that the text before a turn has opened and not closed."""
+        marks = self._closes.items()
+        return next((start for start, end in marks if before.rfind(start) > before.rfind(end)), None)
+
+    def split(self, text: str, opened: str | None = None) -> tuple[str, str]:
+        """`(reasoning, rest)`, each in its order, the marks included, also the one that was `opened` before the turn.
+
+        A section that is not closed reaches to the end.
+        """
         inside: list[str] = []
         outside: list[str] = []
-        position = self._take(text, 0, self._closes[self._opened], inside) if self._opened else 0
+        position = 0
+        if opened:
+            inside.append(opened)
+            position = self._take(text, 0, self._closes[opened], inside)
         while found := self._openings.search(text, position):
             outside.append(text[position : found.start()])
             mark = found[0]
@@ -127,13 +142,54 @@ class HermesParser:
         self._end_ids = frozenset(end_ids)
         self._reasoning = reasoning or Reasoning()
 
-    async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
-        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids))
+    async def parse(
+        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
+    ) -> AssistantTurn:
+        opened = self._reasoning.opened_by(self._tokenizer.decode(list(before)))
+        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids), opened)
         calls = [
             _read_call(found.group(1).strip(), closed=bool(found.group(2)), call_id=f"call_{turn}_{index}")
             for index, found in enumerate(self._CALL.finditer(text))
         ]
         return AssistantTurn(content=(reasoning + self._CALL.sub("", text)).strip(), calls=calls)
+
+
+class HarmonyParser:
+    """gpt-oss: a turn is several messages, each with a channel, and one addressed `to=functions.name` is a call.
+
+    The turn begins after `<|start|>assistant`. verl's parser wants that header in the turn, and the channel before the
+    recipient; the model samples neither always.
+    """
+
+    _MESSAGE = re.compile(
+        r"<\|start\|>assistant(?P<header>.*?)(?:<\|message\|>(?P<body>.*?))?"
+        r"(?P<end><\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
+        re.DOTALL,
+    )
+    # To its end, whatever it holds: a call written in there is none.
+    _ANALYSIS = re.compile(r"<\|start\|>assistant[^<]*<\|channel\|>\s*analysis\b.*?(?:<\|end\|>|\Z)", re.DOTALL)
+    _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def parse(
+        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
+    ) -> AssistantTurn:
+        text = "<|start|>assistant" + turn_text(self._tokenizer, ids, ())
+        content: list[str] = []
+        calls: list[ToolCall | MalformedCall] = []
+        for message in self._MESSAGE.finditer(self._ANALYSIS.sub("", text)):
+            body, call_id = message["body"], f"call_{turn}_{len(calls)}"
+            recipient = self._RECIPIENT.search(message["header"])
+            if recipient is None:
+                content.append(body or "")
+            elif body is None or message["end"] != "<|call|>":
+                problem = "the call is not closed; write its JSON after <|message|> and end it with <|call|>"
+                calls.append(MalformedCall(message[0], problem, call_id))
+            else:
+                calls.append(ToolCall(recipient[1], body, call_id))
+        return AssistantTurn("".join(content).strip(), calls)
 
 
 def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.rollout.conversation import Outcome
+from verl_multiturn.rollout.receipts import Receipts
 
 
-def record_of(outcome: Outcome, **extra: Any) -> dict[str, Any]:
-    """A JSON-ready record of a conversation: every token column, the messages, the calls."""
+def record_of(outcome: Outcome, receipts: Receipts, **extra: Any) -> dict[str, Any]:
+    """A JSON-ready record of a conversation: every token column, the messages, the calls, and what the engine said."""
     trajectory = outcome.trajectory
     return {
         "request_id": outcome.request_id,
@@ -42,6 +43,7 @@ def record_of(outcome: Outcome, **extra: Any) -> dict[str, Any]:
         "versions": trajectory.versions,
         "turn_ids": trajectory.turn_ids,
         "sources": [int(source) for source in trajectory.sources],
+        "receipts": receipts.to_json(),
     }
 
 

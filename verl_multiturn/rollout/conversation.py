@@ -9,14 +9,13 @@ in a sealed trajectory with a `StopReason`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_multiturn.chat.codec import ChatCodec, Message
+from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.rollout.engine import Engine
@@ -25,6 +24,9 @@ from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tools.runtime import EXECUTED, CallResult, ToolSession
 
 logger = logging.getLogger(__name__)
+
+# Tokens before a turn that its parser is shown: an assistant's header, which may open the reasoning.
+_HEADER = 16
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ class Conversation:
             raise EngineError(f"not a generation: {error}") from error
         if generation.finish == "abort":
             raise EngineError("cut off by the engine")
-        turn = await self._parser.parse(generation.ids, schemas, trajectory.turns - 1)
-        outcome.messages.append(_assistant_message(turn))
+        start = len(trajectory) - len(generation.ids)
+        before = trajectory.ids[max(0, start - _HEADER) : start]
+        turn = await self._parser.parse(generation.ids, schemas, trajectory.turns - 1, before)
+        outcome.messages.append(assistant_message(turn))
         if generation.finish != "length":
             return turn, None
         return turn, "turn" if budget < left else "response"
@@ -202,23 +206,3 @@ class Conversation:
         else:
             text = self._codec.clip(text, limits.observation_length, limits.tool_response_truncate_side)
         return {"role": "tool", "content": text, "tool_call_id": result.call_id, "name": result.tool or "error"}
-
-
-def _assistant_message(turn: AssistantTurn) -> Message:
-    message: Message = {"role": "assistant", "content": turn.content}
-    calls = []
-    for call in turn.calls:
-        name, arguments = ("error", {}) if isinstance(call, MalformedCall) else (call.name, _arguments(call.arguments))
-        calls.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}})
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _arguments(text: str) -> Any:
-    """Templates expect a mapping; what the model wrote instead stays text."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return arguments if isinstance(arguments, dict) else text

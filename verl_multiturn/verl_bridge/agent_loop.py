@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
 
+import numpy as np
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from verl_multiturn.observe.records import RecordWriter, record_of
-from verl_multiturn.rollout.conversation import Conversation, Outcome
+from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.trajectory import Source
+from verl_multiturn.rollout.receipts import Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.rollout.trajectory import NO_VERSION, Source
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.verl_bridge.codec import make_chat
 from verl_multiturn.verl_bridge.engine import VerlEngine
@@ -22,11 +25,32 @@ from verl_multiturn.verl_bridge.preflight import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.rows import make_request
 
 
+class CertifiedOutput(AgentLoopOutput):
+    """verl's output with what the certificate needs, as batch columns of their own: `extra_fields` reach the user's
+    `compute_score`, these do not."""
+
+    versions: list[int]
+    """Weight version of each response token, -1 where nobody sampled it."""
+    receipts: bytes = b""
+    """`Receipts.to_bytes`; empty when no row is verified."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """verl's fields, `rollout_versions` int64 `[R]` and, unless empty, `rollout_receipts` uint8."""
+        output: dict[str, Any] = super().as_dict()
+        output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
+        if receipts := output.pop("receipts", b""):
+            # As a tensor it crosses TransferQueue without being pickled.
+            output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
+        return output
+
+
 @dataclass(frozen=True)
 class Runner:
     """What all requests of a process share."""
 
     conversation: Conversation
+    engine: ReceiptingEngine
+    """The conversation's."""
     tools: dict[str, Any]
     records: RecordWriter | None
     prompt_length: int
@@ -34,6 +58,21 @@ class Runner:
     """Ids at which the engine stops for the call format, beside the model's own."""
     fill_id: int
     """Stands in the response of a conversation that has none; never trained."""
+
+    certified: bool
+    """Whether the trainer verifies rows, so that receipts are sent with them."""
+
+    async def run(self, request: Request) -> tuple[Outcome, list[Receipt]]:
+        """Roll a request out; with what the engine returned for it.
+
+        Raises:
+            ConfigError, ToolContractError: a mistake of an author.
+        """
+        try:
+            outcome = await self.conversation.run(request)
+        finally:
+            generations = self.engine.take(request.request_id)
+        return outcome, generations
 
     def sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters as the engine takes them; it gives logprobs unasked."""
@@ -69,14 +108,17 @@ def build_runner(
         tool_response_truncate_side=multi_turn.tool_response_truncate_side,
         wall_clock_s=settings.request_timeout_s,
     )
-    parser = make_parser(multi_turn.format, tokenizer, chat.end_ids, chat.generation_prompt)
+    parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)
+    receipting = ReceiptingEngine(engine)
     return Runner(
-        conversation=Conversation(engine, chat.codec, parser, limits, settings.tool_timeout_s),
+        engine=receipting,
+        conversation=Conversation(receipting, chat.codec, parser, limits, settings.tool_timeout_s),
         tools=load_tools(path) if path else {},
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
         stop_ids=stop_ids(multi_turn.format, tokenizer),
         fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        certified=settings.certificate_share > 0,
     )
 
 
@@ -111,16 +153,21 @@ class MultiTurnAgentLoop(AgentLoopBase):
         runner = self._runner
         sampling = runner.sampling(sampling_params)
         request = make_request(row, runner.tools, sampling, uuid4().hex)
-        outcome = await runner.conversation.run(request)
+        outcome, generations = await runner.run(request)
         step = int(row.get("global_steps") or 0)
+        uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
+        receipts = Receipts(request.request_id, generations, uid, session_id)
         if runner.records is not None:
             runner.records.write(
-                record_of(outcome, step=step, uid=str(row.get("uid", "")), temperature=sampling.get("temperature"))
+                record_of(outcome, receipts, step=step, uid=uid, temperature=sampling.get("temperature"))
             )
-        return to_output(outcome, runner, step)
+        output = to_output(outcome, runner, step)
+        if runner.certified:
+            output.receipts = receipts.to_bytes()
+        return output
 
 
-def to_output(outcome: Outcome, runner: Runner, step: int) -> AgentLoopOutput:
+def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
     """A finished conversation in verl's form; one without a response gets a single untrained token."""
     trajectory = outcome.trajectory
     prompt = trajectory.ids[: trajectory.prompt_length][-runner.prompt_length :]
@@ -128,11 +175,12 @@ def to_output(outcome: Outcome, runner: Runner, step: int) -> AgentLoopOutput:
     start = trajectory.prompt_length
     sampled = [v for v, source in zip(trajectory.versions, trajectory.sources, strict=True) if source is Source.SAMPLED]
     versions = [version for version in sampled if version >= 0] or [step]
-    return AgentLoopOutput(
+    return CertifiedOutput(
         prompt_ids=prompt,
         response_ids=trajectory.ids[start:] if has_response else [runner.fill_id],
         response_mask=trajectory.mask[start:] if has_response else [0],
         response_logprobs=trajectory.logprobs[start:] if has_response else [0.0],
+        versions=trajectory.versions[start:] if has_response else [NO_VERSION],
         num_turns=1 + trajectory.turns + outcome.user_turns,
         metrics=AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s),
         extra_fields={

@@ -13,6 +13,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.rendering import RenderingCheck
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ModelChat:
     """Every id that ends a turn."""
     generation_prompt: str
     """What a prompt ends with, up to where the model begins."""
+    check: RenderingCheck
 
 
 def make_chat(
@@ -49,7 +51,9 @@ def make_chat(
     codec = ChatCodec(builder, ends, separator, Firewall(tokenizer), tokenizer)
     asked = "q7z"  # found again in no template
     prompt = tokenizer.decode(codec.initial([{"role": "user", "content": asked}], []), skip_special_tokens=False)
-    return ModelChat(codec, type(builder).__name__, ends, prompt.rpartition(asked)[2])
+    generation_prompt = prompt.rpartition(asked)[2]
+    check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends)
+    return ModelChat(codec, type(builder).__name__, ends, generation_prompt, check)
 
 
 def model_end_ids(tokenizer: Any) -> list[int]:

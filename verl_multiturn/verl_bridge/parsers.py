@@ -1,4 +1,4 @@
-"""Parsers by format name: ours for Hermes, then verl's, then SGLang's.
+"""Parsers by format name: ours for Hermes and gpt-oss, then verl's, then SGLang's.
 
 Those of others skip what they cannot read, and say so in a log at most. Around each of them the same three things hold
 here: reasoning is cut out before it sees the text, an exception of its own becomes a malformed call, and calls that
@@ -17,6 +17,7 @@ from verl_multiturn.chat.parsers import (
     THINK,
     AssistantTurn,
     CallParser,
+    HarmonyParser,
     HermesParser,
     MalformedCall,
     Reasoning,
@@ -65,9 +66,6 @@ _MARKS = {
     "glm45": _GLM,
     "glm47": _GLM,
     "qwen3_coder": _CODER,
-    "gpt-oss": CallMarks(
-        r"to=functions\.", "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>"
-    ),
     "kimi": CallMarks(r"<\|tool_call_begin\|>", "functions.name:0 and its JSON between the tool-call tokens"),
     "kimi_k2": CallMarks(r"<\|tool_call_begin\|>", "functions.name:0 and its JSON between the tool-call tokens"),
     "gemma4": CallMarks(r"<\|tool_call>", "<|tool_call>call:name{…}<tool_call|>", ("<|tool_call>", "<tool_call|>")),
@@ -77,8 +75,6 @@ _MARKS = {
         ("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
 }
-# Their calls end in a token that ends the turn too, and the parser wants to see it.
-_NEEDS_END = {"gpt-oss"}
 
 
 def known_formats() -> list[str]:
@@ -94,11 +90,8 @@ def check_format(name: str) -> None:
         raise ConfigError(f"rollout.multi_turn.format: unknown format {name!r}; known are {', '.join(known_formats())}")
 
 
-def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int], generation_prompt: str = "") -> CallParser:
+def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser:
     """The parser of a format.
-
-    Args:
-        generation_prompt: what the template ends a prompt with; it may open the reasoning.
 
     Raises:
         ConfigError: there is none of this name.
@@ -106,12 +99,12 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int], generation_pr
     check_format(name)
     vocabulary = set(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else set()
     marks = [pair for pair in REASONING_MARKS if pair == THINK or set(pair) & vocabulary]
-    prompt = generation_prompt
-    opened = next((start for start, end in marks if prompt.rfind(start) > prompt.rfind(end)), None)
     if name in _HERMES:
-        return HermesParser(tokenizer, end_ids, Reasoning(marks, opened))
+        return HermesParser(tokenizer, end_ids, Reasoning(marks))
+    if name == "gpt-oss":
+        return HarmonyParser(tokenizer)
     span = _MARKS[name].span if name in _MARKS else ("", "")
-    return _ForeignParser(name, tokenizer, end_ids, Reasoning(marks, opened, span))
+    return _ForeignParser(name, tokenizer, end_ids, Reasoning(marks, span))
 
 
 def stop_ids(name: str, tokenizer: Any) -> list[int]:
@@ -147,7 +140,7 @@ class _ForeignParser:
 
         self._name = name
         self._tokenizer = tokenizer
-        self._end_ids = frozenset() if name in _NEEDS_END else frozenset(end_ids)
+        self._end_ids = frozenset(end_ids)
         self._reasoning = reasoning
         self._from_verl = name in ToolParser._registry
         if not self._from_verl:
@@ -158,8 +151,11 @@ class _ForeignParser:
             # Otherwise a call of a tool that does not exist is dropped in silence.
             envs.SGLANG_FORWARD_UNKNOWN_TOOLS.set(True)
 
-    async def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int) -> AssistantTurn:
-        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids))
+    async def parse(
+        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
+    ) -> AssistantTurn:
+        opened = self._reasoning.opened_by(self._tokenizer.decode(list(before)))
+        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids), opened)
         calls: list[ToolCall | MalformedCall] = []
         problem = ""
         try:
@@ -168,13 +164,11 @@ class _ForeignParser:
         except Exception as error:  # a parser of another's that trips over what a model wrote
             content, problem = text, f"the call cannot be read ({type(error).__name__}: {error})"[:200]
         marks = _MARKS.get(self._name)
-        begun = len(re.findall(marks.begun, _without_analysis(text))) if marks else 0
+        begun = len(re.findall(marks.begun, text)) if marks else 0
         if marks and not problem and begun > len(calls):
             problem = f"{begun - len(calls)} of {begun} calls cannot be read; write a call as {marks.written}"
         if problem:
             calls.append(MalformedCall(text, problem, f"call_{turn}_{len(calls)}"))
-        if self._name == "gpt-oss":
-            return AssistantTurn(_harmony_final(content), calls)
         return AssistantTurn((reasoning + content).strip(), calls)
 
     async def _extract(self, text: str, schemas: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
@@ -193,17 +187,3 @@ class _ForeignParser:
         detector = FunctionCallParser([Tool.model_validate(schema) for schema in schemas], self._name)
         content, items = detector.parse_non_stream(text) if detector.has_tool_call(text) else (text, [])
         return content, [(item.name or "", item.parameters) for item in items]
-
-
-_ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?(<\|end\|>|\Z)", re.DOTALL)
-_FINAL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|return\|>|<\|end\|>|\Z)", re.DOTALL)
-
-
-def _without_analysis(text: str) -> str:
-    """The text without gpt-oss's reasoning channel; others' text is left as it is."""
-    return _ANALYSIS.sub("", text)
-
-
-def _harmony_final(text: str) -> str:
-    """What a gpt-oss turn says to the user."""
-    return "".join(_FINAL.findall(text))

@@ -32,6 +32,9 @@ from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.verl_bridge.parsers import check_format
 
 AGENT_LOOP = "multiturn_agent"
+CERTIFIED = "multiturn_"
+"""Prefix of our trainers that verify their batches; what follows is the name of verl's trainer beneath."""
+_TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
 # verl's loops that never call a tool, and say nothing about it.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
 
@@ -59,6 +62,7 @@ def prepare_config(config: DictConfig) -> None:
         )
     if AGENT_LOOP in loops:
         _check_our_loop(config, settings, loops)
+        _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == "sglang_async":
         _check_ray_cpus(config, parts)
 
@@ -88,6 +92,23 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
         if settings.record_dir:
             # Workers may run elsewhere than the driver.
             OmegaConf.update(config, f"{PATH}.record_dir", str(Path(settings.record_dir).resolve()))
+
+
+def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
+    """Put our trainer, which verifies its batches, in the place of verl's of the same mode."""
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    if settings.certificate_share == 0 or mode.startswith(CERTIFIED):
+        return
+    # verl's fully asynchronous program has that section, and a trainer of its own.
+    if config.trainer.use_v1 and mode in _TRAINER_MODES and "async_training" not in config:
+        config.trainer.v1.trainer_mode = CERTIFIED + mode
+        return
+    setting = f"trainer.v1.trainer_mode={mode}" if config.trainer.use_v1 else "trainer.use_v1=False"
+    print(
+        f"verl-multiturn: {setting}: training batches are not verified against what the engine returned "
+        f"(only verl's own V1 trainers are); {PATH}.certificate_share=0 silences this",
+        file=sys.stderr,
+    )
 
 
 def _check_template_family(model_path: str) -> None:

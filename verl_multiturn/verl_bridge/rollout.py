@@ -85,8 +85,8 @@ class AsyncSGLangRollout(ServerAdapter):
         rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
         requests = [make_request(row, runner.tools, sampling, uuid4().hex) for row in rows]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(runner.conversation.run(request)) for request in requests]
-        return [to_output(task.result(), runner, step) for task in tasks]
+            tasks = [group.create_task(runner.run(request)) for request in requests]
+        return [to_output(task.result()[0], runner, step) for task in tasks]
 
     def _sampling(self, meta_info: Mapping[str, Any]) -> dict[str, Any]:
         source = self.config.val_kwargs if meta_info.get("validate") else self.config

@@ -1,0 +1,108 @@
+"""Does the certificate catch every fault of a batch, stay silent on honest ones, and cost next to nothing?
+
+    python -m benchmarks.certificate [--steps 10] [--run DIR]
+
+Runs the quickstart with the certificate on every batch, or reads the folder of a run that is there. Every trajectory
+that the real engine sampled for training is verified as recorded and as the batch row that became of it: an alarm is a
+false one. Then every corruption of `benchmarks.corruptions` is put into many rows, with partners and places drawn by a
+seed; it counts as caught only if that never fails and the violation points at the right turn and token. `step_share` is
+the certificate's part of the steps' time, fetching the batch included. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.corruptions import CORRUPTIONS, Sample, sample_of_record
+from verl_multiturn.observe.certificate import verify
+from verl_multiturn.observe.verification import verify_record
+
+ROOT = Path(__file__).resolve().parents[1]
+PREFIX = "rollout/certificate/"
+TRIALS = 200
+"""Rows that each corruption is put into, as far as there are rows with room for it."""
+
+
+def run_quickstart(out: Path, steps: int) -> None:
+    command = [sys.executable, str(ROOT / "recipes" / "quickstart" / "run.py"), "--out", str(out)]
+    environment = {**os.environ, "VERL_PLATFORM": os.environ.get("VERL_PLATFORM", "cpu")}
+    subprocess.run([*command, "--steps", str(steps)], check=True, env=environment)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def step_metrics(path: Path) -> list[dict[str, Any]]:
+    """The logged metrics of each training step."""
+    return [entry["data"] for entry in read_lines(path) if f"{PREFIX}rows" in entry["data"]]
+
+
+def false_alarms(records: list[dict[str, Any]]) -> int:
+    """How many honest records, or the batch rows made of them, raise an alarm."""
+    alarms = 0
+    for record in records:
+        sample = sample_of_record(record)
+        violations = [*verify_record(record).violations, *verify(sample.row, sample.receipts)]
+        alarms += bool(violations)
+        for violation in violations:
+            print(f"false alarm: {violation}")
+    return alarms
+
+
+def trials_of(name: str, samples: list[Sample]) -> tuple[int, int]:
+    """Rows that a corruption was put into, and those in which it was caught where it is."""
+    rng = random.Random(name)
+    put = caught = 0
+    for sample in rng.sample(samples, len(samples)):
+        corrupted = CORRUPTIONS[name](sample, rng.choice(samples), rng)
+        if corrupted is not None:
+            put += 1
+            caught += corrupted.caught()
+        if put == TRIALS:
+            break
+    return put, caught
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10, help="of the quickstart")
+    parser.add_argument("--run", type=Path, help="folder of a finished quickstart; none is started then")
+    args = parser.parse_args()
+    out = args.run or ROOT / "outputs" / "certificate"
+    if args.run is None:
+        run_quickstart(out, args.steps)
+    records = [record for record in read_lines(out / "trajectories.jsonl") if record["temperature"] > 0]
+    metrics = step_metrics(out / "metrics.jsonl")
+    alarms = false_alarms(records)
+    samples = [sample_of_record(record) for record in records if any(record["mask"])]
+
+    results = {name: trials_of(name, samples) for name in CORRUPTIONS}
+    table = Table("corruption", "rows", "caught", title="what the certificate catches")
+    for name, (put, caught) in results.items():
+        table.add_row(name.replace("_", " "), str(put), f"{caught}{'' if caught == put else '  MISSED'}")
+    Console().print(table)
+    share = sum(step[f"{PREFIX}seconds"] for step in metrics) / sum(step["timing_s/step"] for step in metrics)
+    result = {
+        "corruptions": len(results),
+        "caught": sum(0 < put == caught for put, caught in results.values()),
+        "honest": len(records),
+        "false_alarms": alarms + int(sum(step[f"{PREFIX}violations"] for step in metrics)),
+        "step_share": round(share, 5),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

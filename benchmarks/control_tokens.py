@@ -1,0 +1,221 @@
+"""Can text of tools, users and rows become a control token? Every family's tokens against the corpus of `attacks`.
+
+    python -m benchmarks.control_tokens [FAMILY ...]
+
+Each text goes the way of a real message: `ChatCodec.trusted`, then `ChatCodec.initial` or `ChatCodec.observation` with
+verl's builder and the family's chat template. An attack has forged when the control tokens that come out differ from
+those of the same message saying "x". A benign text has to be tokenized as without the firewall. What a template
+refuses even for "x" (a system message, two users in a row) is skipped. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.attacks import attacks, benign
+from benchmarks.families import Family, family, make_codec, names
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.errors import ConfigError
+
+CALL_ID = "call00001"
+# What a family raises for a message that it has no form for, through verl's builder or straight from the template.
+REFUSALS = (ConfigError, TemplateError, TypeError, ValueError)
+
+
+def _call(index: int) -> dict[str, Any]:
+    # Some templates want the arguments as a mapping, some as text; verl's builders render neither.
+    return {"id": f"{CALL_ID}{index}", "type": "function", "function": {"name": "search", "arguments": {}}}
+
+
+def _asked(calls: int) -> list[Message]:
+    """A conversation that waits for tool results, or for a user's next turn."""
+    said: Message = {"role": "assistant", "content": "a"}
+    if calls:
+        said["tool_calls"] = [_call(index) for index in range(calls)]
+    return [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}, said]
+
+
+def _tool(content: Any, index: int = 0) -> Message:
+    return {"role": "tool", "content": content, "tool_call_id": f"{CALL_ID}{index}", "name": "search"}
+
+
+def _parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a text stands: after which messages, in which messages. The text comes in two pieces."""
+
+    name: str
+    before: list[Message]
+    added: Callable[[str, str], list[Message]]
+
+
+PLACES = [
+    Place("tool result", _asked(1), lambda a, b: [_tool(a + b)]),
+    Place("user turn", _asked(0), lambda a, b: [{"role": "user", "content": a + b}]),
+    Place("first user", [], lambda a, b: [{"role": "system", "content": "s"}, {"role": "user", "content": a + b}]),
+    Place("user parts", [], lambda a, b: [{"role": "user", "content": _parts(a, b)}]),
+    # Templates that trim each part would put the halves together again.
+    Place("spaced parts", [], lambda a, b: [{"role": "user", "content": _parts(f"{a} \n", f"\n {b}")}]),
+    Place("tool parts", _asked(1), lambda a, b: [_tool(_parts(a, b))]),
+    Place("two tools", _asked(2), lambda a, b: [_tool(a), _tool(b, 1)]),
+]
+
+
+@dataclass
+class Score:
+    """What came of one family."""
+
+    attacks: int = 0
+    benign: int = 0
+    refused: int = 0
+    forged: list[tuple[str, str]] = field(default_factory=list)
+    """Place and text of each attack that got through."""
+    differing: list[tuple[str, str]] = field(default_factory=list)
+    """Place and text of each benign text that was changed."""
+    raised: list[tuple[str, str]] = field(default_factory=list)
+    """Place and text of each that could not be rendered, though "x" could in its place."""
+
+
+class Range:
+    """One family under test.
+
+    Args:
+        guarded: False sends the texts on as they are, which shows that the counting notices.
+    """
+
+    def __init__(self, family: Family, guarded: bool = True) -> None:
+        self._tokenizer = family.tokenizer
+        self._firewall = Firewall(family.tokenizer)
+        self._codec = make_codec(family)
+        self._trusted = self._codec.trusted if guarded else list
+        (end,) = self._tokenizer.encode(family.end_tokens[0], add_special_tokens=False)
+        self._ids = [*self._tokenizer.encode("ok", add_special_tokens=False), end]
+        added = family.tokenizer.added_tokens_decoder
+        self.tokens = [token.content for index, token in added.items() if self._firewall.count([index])]
+        self._honest = {place.name: self._controls(place, "x", "x") for place in PLACES if self._takes(place)}
+        self._places = [place for place in PLACES if place.name in self._honest]
+
+    def refused_places(self) -> int:
+        """How many places the template has no form for."""
+        return len(PLACES) - len(self._places)
+
+    def try_attack(self, text: str, score: Score) -> None:
+        left, right = self._split(text)
+        for place in self._places:
+            score.attacks += 1
+            try:
+                if self._controls(place, left, right) != self._honest[place.name]:
+                    score.forged.append((place.name, text))
+            except REFUSALS:
+                score.raised.append((place.name, text))
+
+    def try_benign(self, text: str, score: Score) -> None:
+        left, right = text[: len(text) // 2], text[len(text) // 2 :]
+        for place in self._places:
+            score.benign += 1
+            plain = place.added(left, right)
+            try:
+                trusted = self._trusted(plain)
+                # The same messages give the same ids.
+                if trusted != plain and self._ids_of(place, trusted) != self._ids_of(place, plain):
+                    score.differing.append((place.name, text))
+            except REFUSALS:
+                score.raised.append((place.name, text))
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """The text in two, the cut through its first control token if it has one."""
+        found = [(text.find(token) + len(token) // 2) for token in self.tokens if token in text]
+        cut = min(found, default=len(text) // 2)
+        return text[:cut], text[cut:]
+
+    def _takes(self, place: Place) -> bool:
+        try:
+            ids = self._ids_of(place, place.added("QUEBEC", "ZULU"))
+        except REFUSALS:
+            return False
+        shown = self._tokenizer.decode(ids)
+        # A template that cannot take parts prints them as Python or JSON would.
+        return "QUEBEC" in shown and "ZULU" in shown and "'type'" not in shown and '"type"' not in shown
+
+    def _ids_of(self, place: Place, messages: list[Message]) -> list[int]:
+        if not place.before:
+            return self._codec.initial(messages, [])
+        return self._codec.observation(place.before, messages, self._ids, []).observation
+
+    def _controls(self, place: Place, left: str, right: str) -> list[int]:
+        """The control tokens of a message that says this, in their order."""
+        ids = self._ids_of(place, self._trusted(place.added(left, right)))
+        return [index for index in ids if self._firewall.count([index])]
+
+
+def measure(name: str, hostile: Sequence[str] | None = None, kind: Sequence[str] | None = None) -> Score:
+    """One family against attacks and benign texts; all of the corpus if none are given."""
+    range_ = Range(family(name))
+    score = Score()
+    hostile = attacks(range_.tokens) if hostile is None else hostile
+    kind = benign() if kind is None else kind
+    score.refused = range_.refused_places() * (len(hostile) + len(kind))
+    for text in hostile:
+        range_.try_attack(text, score)
+    for text in kind:
+        range_.try_benign(text, score)
+    return score
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", choices=[[], *names()], help="all by default")
+    chosen = parser.parse_args().family or names()
+    console = Console(width=110)  # also where the output is no terminal
+    table = Table(
+        "family", "attacks", "forged", "benign", "differences", "raised", "refused", "s", title="control tokens"
+    )
+    total = Score()
+    for name in chosen:
+        started = time.perf_counter()
+        score = measure(name)
+        numbers = [
+            score.attacks,
+            len(score.forged),
+            score.benign,
+            len(score.differing),
+            len(score.raised),
+            score.refused,
+        ]
+        table.add_row(name, *map(str, numbers), f"{time.perf_counter() - started:.1f}")
+        for what, cases in (("forged", score.forged), ("differs", score.differing), ("raised", score.raised)):
+            for place, text in sorted(cases, key=lambda case: len(case[1]))[:3]:
+                console.print(f"{name}: {what}: {place}: {escape(repr(text))}")
+        total.attacks += score.attacks
+        total.benign += score.benign
+        total.forged += score.forged
+        total.differing += score.differing
+        total.raised += score.raised
+    console.print(table)
+    result = {
+        "families": len(chosen),
+        "attacks": total.attacks,
+        "forged": len(total.forged),
+        "benign": total.benign,
+        "benign_differences": len(total.differing),
+        "raised": len(total.raised),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

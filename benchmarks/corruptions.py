@@ -1,0 +1,384 @@
+"""Faults of a training batch, each as a function that puts it into an honest row; the certificate must catch them all.
+
+A corruption gets a sample, another one and a random generator, and returns the faulty sample with the place that the
+certificate has to point at, or None where the sample has no room for it (no observation, one turn only …).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from verl_multiturn.observe.certificate import Column, Row, Violation, verify
+from verl_multiturn.rollout.receipts import Receipts
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of a batch and what the engine returned for it."""
+
+    row: Row
+    receipts: Receipts
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.row.prompt_ids)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where the generations lie in the response."""
+        starts = [(g.prompt_tokens - self.prompt, len(g.ids)) for g in self.receipts.generations]
+        return [(start, start + count) for start, count in starts]
+
+    def turn_at(self, token: int) -> int:
+        """The turn that a token of the response belongs to or leads up to."""
+        return sum(end <= token for _, end in self.spans)
+
+    def sampled(self, rng: random.Random) -> int:
+        """Any sampled token of the response."""
+        return rng.choice([token for start, end in self.spans for token in range(start, end)])
+
+    def seen_context(self) -> list[int]:
+        """Tokens of the response that nobody sampled, and that a later turn was sampled after."""
+        pairs = zip(self.spans, self.spans[1:], strict=False)
+        return [token for (_, end), (start, _) in pairs for token in range(end, start)]
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A faulty sample. The certificate has to name this turn and token, where they are given."""
+
+    row: Row
+    receipts: Receipts
+    turn: int | None = None
+    token: int | None = None
+
+    def found(self) -> list[Violation]:
+        return verify(self.row, self.receipts)
+
+    def caught(self) -> bool:
+        """Whether the certificate finds it and points at the right place."""
+        return any(
+            (self.turn is None or violation.turn == self.turn) and (self.token is None or violation.token == self.token)
+            for violation in self.found()
+        )
+
+
+Corruption = Callable[[Sample, Sample, random.Random], Corrupted | None]
+
+
+def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
+    """The batch row that the trainer got of a record of `observe.records`."""
+    length = record["prompt_length"]
+    receipts = Receipts.from_json(record["receipts"])
+    known = [version for version in record["versions"] if version >= 0]
+    row = rebuilt(
+        np.asarray(record["ids"][:length]),
+        np.asarray(record["ids"][length:]),
+        np.asarray(record["mask"][length:]),
+        np.asarray(record["logprobs"][length:], np.float32),
+        np.asarray(record["versions"][length:]),
+    )
+    key = f"{receipts.uid}_{receipts.session_id}_0"
+    row = replace(row, min_version=min(known, default=other), max_version=max(known, default=other), key=key)
+    return Sample(replace(row, uid=receipts.uid), receipts)
+
+
+def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, versions: Column) -> Row:
+    """A row whose other columns follow from these, as in a batch of verl's."""
+    ids = np.concatenate([prompt, response])
+    return Row(
+        prompt_ids=prompt,
+        response_ids=response,
+        mask=mask,
+        loss_mask=mask,
+        logprobs=logprobs,
+        versions=versions,
+        advantages=mask.astype(np.float32),
+        input_ids=ids,
+        position_ids=np.arange(len(ids)),
+    )
+
+
+def spliced(row: Row, start: int, end: int, ids: Any = (), trained: int = 0, lp: Any = None, version: int = -1) -> Row:
+    """The row with response tokens `start` to `end` replaced, in every column."""
+
+    def put(column: Column, values: Any) -> Column:
+        return np.concatenate([column[:start], np.asarray(values, column.dtype), column[end:]])
+
+    assert row.logprobs is not None
+    assert row.versions is not None
+    made = rebuilt(
+        row.prompt_ids,
+        put(row.response_ids, ids),
+        put(row.mask, [trained] * len(ids)),
+        put(row.logprobs, [0.0] * len(ids) if lp is None else lp),
+        put(row.versions, [version] * len(ids)),
+    )
+    return replace(made, min_version=row.min_version, max_version=row.max_version, uid=row.uid, key=row.key)
+
+
+def changed(column: Column | None, at: int, value: Any) -> Column:
+    """A copy with one other value."""
+    assert column is not None
+    copy = column.copy()
+    copy[at] = value
+    return copy
+
+
+def with_mask(sample: Sample, mask: Column, token: int | None) -> Corrupted:
+    """verl hands the same column out as `response_mask` and `loss_mask`; `token` of the response is the first wrong."""
+    row = replace(sample.row, mask=mask, loss_mask=mask)
+    if token is None:
+        return Corrupted(row, sample.receipts)
+    return Corrupted(row, sample.receipts, sample.turn_at(token), sample.prompt + token)
+
+
+def at(sample: Sample, row: Row, token: int) -> Corrupted:
+    """Wrong at one token of the response."""
+    return Corrupted(row, sample.receipts, sample.turn_at(token), sample.prompt + token)
+
+
+def mask_left(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return with_mask(s, np.append(s.row.mask[1:], 0), s.spans[0][1] - 1)
+
+
+def mask_right(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return with_mask(s, np.append([0], s.row.mask[:-1]), 0)
+
+
+def mask_on_observation(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    context = s.seen_context()
+    if not context:
+        return None
+    token = rng.choice(context)
+    return with_mask(s, changed(s.row.mask, token, 1), token)
+
+
+def mask_on_everything(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    context = s.seen_context()
+    return with_mask(s, np.ones_like(s.row.mask), context[0]) if context else None
+
+
+def mask_off_sampled(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    return with_mask(s, changed(s.row.mask, token, 0), token)
+
+
+def mask_off_everything(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return with_mask(s, np.zeros_like(s.row.mask), 0)
+
+
+def mask_fraction(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    return with_mask(s, changed(s.row.mask.astype(np.float32), token, 0.5), token)
+
+
+def loss_mask_differs(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    return at(s, replace(s.row, loss_mask=changed(s.row.loss_mask, token, 0)), token)
+
+
+def retokenized(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    """Two tokens of a turn have become one, as when its text is encoded again."""
+    places = [token for start, end in s.spans for token in range(start, end - 1)]
+    if not places:
+        return None
+    token = rng.choice(places)
+    row = spliced(s.row, token, token + 2, [s.row.response_ids[token] + 1], 1, [-0.5], s.row.max_version or 0)
+    return at(s, row, token)
+
+
+def sampled_id_changed(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    assert s.row.logprobs is not None
+    assert s.row.versions is not None
+    new, lp, version = s.row.response_ids[token] + 1, [s.row.logprobs[token]], s.row.versions[token]
+    return at(s, spliced(s.row, token, token + 1, [new], 1, lp, version), token)
+
+
+def lost_separator(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    context = s.seen_context()
+    if not context:
+        return None
+    row = spliced(s.row, context[0], context[0] + 1)
+    return Corrupted(row, s.receipts, turn=s.turn_at(context[0]))
+
+
+def observation_changed(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    context = s.seen_context()
+    if not context:
+        return None
+    token = rng.choice(context)
+    row = spliced(s.row, token, token + 1, [s.row.response_ids[token] + 1])
+    return Corrupted(row, s.receipts, turn=s.turn_at(token))
+
+
+def swapped_rows(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    if np.array_equal(s.row.input_ids, other.row.input_ids):  # type: ignore[arg-type]
+        return None
+    return Corrupted(replace(other.row, key=s.row.key, uid=s.row.uid), s.receipts)
+
+
+def swapped_receipts(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    if np.array_equal(s.row.input_ids, other.row.input_ids):  # type: ignore[arg-type]
+        return None
+    return Corrupted(s.row, replace(other.receipts, uid=s.receipts.uid, session_id=s.receipts.session_id))
+
+
+def foreign_uid(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(replace(s.row, uid=f"{s.row.uid}x"), s.receipts)
+
+
+def foreign_session(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(s.row, replace(s.receipts, session_id=s.receipts.session_id + 1))
+
+
+def stale_logprob(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    assert s.row.logprobs is not None
+    return at(s, replace(s.row, logprobs=changed(s.row.logprobs, token, s.row.logprobs[token] - 0.01)), token)
+
+
+def logprob_on_observation(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    context = s.seen_context()
+    return at(s, replace(s.row, logprobs=changed(s.row.logprobs, context[-1], -0.1)), context[-1]) if context else None
+
+
+def logprobs_shifted(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    assert s.row.logprobs is not None
+    shifted = np.roll(s.row.logprobs, 1)
+    return None if np.array_equal(shifted, s.row.logprobs) else Corrupted(replace(s.row, logprobs=shifted), s.receipts)
+
+
+def nan_logprob(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    return at(s, replace(s.row, logprobs=changed(s.row.logprobs, token, np.nan)), token)
+
+
+def truncated_logprobs(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    assert s.row.logprobs is not None
+    return at(s, replace(s.row, logprobs=s.row.logprobs[:-1]), len(s.row.response_ids) - 1)
+
+
+def truncated_versions(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    assert s.row.versions is not None
+    return at(s, replace(s.row, versions=s.row.versions[:-1]), len(s.row.response_ids) - 1)
+
+
+def wrong_version(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    assert s.row.versions is not None
+    return at(s, replace(s.row, versions=changed(s.row.versions, token, s.row.versions[token] + 1)), token)
+
+
+def oldest_tag(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(replace(s.row, min_version=(s.row.min_version or 0) + 1), s.receipts)
+
+
+def newest_tag(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(replace(s.row, max_version=(s.row.max_version or 0) + 1), s.receipts)
+
+
+def positions_off_by_one(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    assert s.row.position_ids is not None
+    return Corrupted(replace(s.row, position_ids=s.row.position_ids + 1), s.receipts, 0, 0)
+
+
+def positions_restarted(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    positions = np.concatenate([np.arange(s.prompt), np.arange(len(s.row.response_ids))])
+    return at(s, replace(s.row, position_ids=positions), 0)
+
+
+def input_ids_differ(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    assert s.row.input_ids is not None
+    here = s.prompt + token
+    return at(s, replace(s.row, input_ids=changed(s.row.input_ids, here, s.row.input_ids[here] + 1)), token)
+
+
+def prompt_left_truncated(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(spliced(replace(s.row, prompt_ids=s.row.prompt_ids[1:]), 0, 0), s.receipts, turn=0)
+
+
+def prompt_token_changed(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = rng.randrange(s.prompt)
+    prompt = changed(s.row.prompt_ids, token, s.row.prompt_ids[token] + 1)
+    return Corrupted(spliced(replace(s.row, prompt_ids=prompt), 0, 0), s.receipts, turn=0)
+
+
+def duplicated_turn(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    start, end = rng.choice(s.spans)
+    assert s.row.logprobs is not None
+    assert s.row.versions is not None
+    again = s.row.response_ids[start:end], 1, s.row.logprobs[start:end], s.row.versions[start]
+    return Corrupted(spliced(s.row, end, end, *again), s.receipts)
+
+
+def dropped_turn(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    turn = rng.randrange(len(s.spans))
+    return Corrupted(spliced(s.row, *s.spans[turn]), s.receipts, turn=turn)
+
+
+def turns_out_of_order(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    if len(s.spans) < 2:
+        return None
+    turn = rng.randrange(len(s.spans) - 1)
+    (start, end), (later, last) = s.spans[turn : turn + 2]
+    order = np.r_[0:start, later:last, end:later, start:end, last : len(s.row.response_ids)]
+    assert s.row.logprobs is not None
+    assert s.row.versions is not None
+    columns = (s.row.response_ids, s.row.mask, s.row.logprobs, s.row.versions)
+    moved = rebuilt(s.row.prompt_ids, *(column[order] for column in columns))
+    return None if np.array_equal(moved.response_ids, s.row.response_ids) else Corrupted(moved, s.receipts, turn=turn)
+
+
+def padding_after_the_end(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    """Trailing padding that the mask does not cover."""
+    end = len(s.row.response_ids)
+    return at(s, spliced(s.row, end, end, [0] * 3, 1), end)
+
+
+def extra_sampled_token(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    end = len(s.row.response_ids)
+    return at(s, spliced(s.row, end, end, [7], 1, [-0.1], s.row.max_version or 0), end)
+
+
+def response_cut(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    start, end = s.spans[-1]
+    cut = rng.randrange(start, end)
+    return at(s, spliced(s.row, cut, len(s.row.response_ids)), cut)
+
+
+def response_cut_mask_kept(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    cut = rng.randrange(*s.spans[-1])
+    row = spliced(s.row, cut, len(s.row.response_ids))
+    return at(s, replace(row, mask=s.row.mask, loss_mask=s.row.mask), cut)
+
+
+def infinite_advantage(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    token = s.sampled(rng)
+    return at(s, replace(s.row, advantages=changed(s.row.advantages, token, np.inf)), token)
+
+
+def unmasked_padding_row(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
+    return Corrupted(replace(s.row, padding=True), Receipts("padding", []), 0)
+
+
+CORRUPTIONS: dict[str, Corruption] = {
+    made.__name__: made
+    for made in (
+        mask_left, mask_right, mask_on_observation, mask_on_everything, mask_off_sampled, mask_off_everything,
+        mask_fraction, loss_mask_differs, retokenized, sampled_id_changed, lost_separator, observation_changed,
+        swapped_rows, swapped_receipts, foreign_uid, foreign_session, stale_logprob, logprob_on_observation,
+        logprobs_shifted, nan_logprob, truncated_logprobs, truncated_versions, wrong_version, oldest_tag, newest_tag,
+        positions_off_by_one, positions_restarted, input_ids_differ, prompt_left_truncated, prompt_token_changed,
+        duplicated_turn, dropped_turn, turns_out_of_order, padding_after_the_end, extra_sampled_token, response_cut,
+        response_cut_mask_kept, infinite_advantage, unmasked_padding_row,
+    )
+}  # fmt: skip

@@ -1,0 +1,212 @@
+"""Is a conversation that was built turn by turn what the chat template writes for it as a whole?
+
+What the model sampled is never rendered again, so both can differ where a template rewrites an earlier turn. Each such
+difference has a name here; what has none is `CONTEXT` or `ASSISTANT`, and a fault of a template, a builder or ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsers import REASONING_MARKS, Reasoning
+
+
+class Difference(StrEnum):
+    """How a conversation differs from the template's rendering of its messages."""
+
+    TOKENS = "tokens"
+    """The same text in other tokens: the model sampled it in its own way."""
+    WHITESPACE = "whitespace"
+    """White space only: the template strips it, the model wrote it."""
+    REASONING = "reasoning"
+    """The template leaves earlier reasoning out, or writes an empty section where there was none."""
+    CALLS = "calls"
+    """The template writes calls in its own way (spaces, order of keys), the model in another."""
+    END = "end"
+    """A turn ended with another end token than the template writes, or was cut short."""
+    CONTEXT = "context"
+    """What a tool, a user or the template says stands differently: unexplained."""
+    ASSISTANT = "assistant"
+    """What the assistant said stands differently: unexplained."""
+    UNRENDERABLE = "unrenderable"
+    """The template refuses the conversation as a whole (several calls in a turn, say); turn by turn it is written."""
+
+
+UNEXPLAINED = frozenset({Difference.CONTEXT, Difference.ASSISTANT})
+
+
+class TemplateTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
+
+
+class RenderingCheck:
+    """Compares conversations with the template's rendering of them.
+
+    Args:
+        template_kwargs: as for the codec.
+        generation_prompt: what the template ends a prompt with.
+        end_ids: ids that end a turn.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TemplateTokenizer,
+        template_kwargs: Mapping[str, Any],
+        generation_prompt: str,
+        end_ids: Sequence[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._kwargs = dict(template_kwargs)
+        self._prompt = generation_prompt
+        self._ends = [tokenizer.decode([index]) for index in end_ids]
+        # The header alone: a template may open the reasoning after it, and leave that out of earlier turns.
+        self.header = generation_prompt
+        for start, _ in REASONING_MARKS:
+            self.header = self.header.partition(start)[0]
+        self._reasoning = Reasoning(REASONING_MARKS, call=("", ""))
+
+    def whole(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
+        """The template's text for a whole conversation. Raises what the template raises."""
+        try:
+            return self._apply(messages, schemas)
+        except TypeError:
+            # DeepSeek's templates put the arguments in as they are, and so want text.
+            return self._apply([_with_text_arguments(message) for message in messages], schemas)
+
+    def _apply(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(schemas) or None,
+            add_generation_prompt=False,
+            tokenize=False,
+            **self._kwargs,
+        )
+        return text
+
+    def differences(
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[dict[str, Any]],
+        ids: Sequence[int],
+        sampled: Sequence[bool],
+    ) -> list[Difference]:
+        """What differs, each name once, in the enum's order.
+
+        Args:
+            ids, sampled: the conversation's tokens, and for each whether the model sampled it.
+        """
+        try:
+            text = self.whole(messages, schemas)
+        except Exception:  # templates are programs of others, and raise what they like
+            return [Difference.UNRENDERABLE]
+        whole_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        end = max((i for i, s in enumerate(sampled) if s), default=len(ids) - 1) + 1
+        if whole_ids[:end] == list(ids[:end]):
+            return []
+        found = self._compare(self._tokenizer.decode(whole_ids), self._segments(ids[:end], sampled), messages)
+        return [difference for difference in Difference if difference in (found or {Difference.TOKENS})]
+
+    def _segments(self, ids: Sequence[int], sampled: Sequence[bool]) -> list[str]:
+        """Texts of the conversation's pieces, context and sampled in turn, beginning with the prompt."""
+        pieces: list[list[int]] = [[]]
+        for index, token in enumerate(ids):
+            if bool(sampled[index]) != (len(pieces) % 2 == 0):
+                pieces.append([])
+            pieces[-1].append(token)
+        return [self._tokenizer.decode(piece) for piece in pieces]
+
+    def _compare(self, whole: str, segments: Sequence[str], messages: Sequence[Message]) -> set[Difference]:
+        found: set[Difference] = set()
+        assistants = [message for message in messages if message["role"] == "assistant"]
+        said = segments[1::2]
+        assistants = assistants[len(assistants) - len(said) :]  # a prompt may bring some of its own
+        position, header = 0, ""
+        for turn in range(len(said)):
+            context = self._without_header(segments[2 * turn])
+            start = _find(whole, context, position)
+            if start is None or (turn == 0 and start[0] > 0):
+                return found | {Difference.CONTEXT}
+            if turn:
+                turn_text = whole[position : start[0]]
+                found |= self._compare_turn(turn_text, header + said[turn - 1], assistants[turn - 1])
+            found |= start[2]
+            position, header = start[1], segments[2 * turn][len(context) :]
+        if said:
+            found |= self._compare_turn(whole[position:], header + said[-1], assistants[-1])
+        return found
+
+    def _without_header(self, context: str) -> str:
+        """A piece of context up to where the assistant's header begins."""
+        for prompt in (self._prompt, self.header):
+            if prompt and context.endswith(prompt):
+                return context[: len(context) - len(prompt)]
+        return context
+
+    def _compare_turn(self, written: str, expected: str, message: Message) -> set[Difference]:
+        """How the template's text of a turn, header and all, differs from the header and what the model said."""
+        if written == expected or written.rstrip() == expected.rstrip() == expected:
+            return set()
+        ended, ends = self._strip_end(expected)
+        wrote, _ = self._strip_end(written)
+        found = set() if ends else {Difference.END}
+        if wrote == ended:
+            return found or {Difference.END}
+        if _bare(wrote) == _bare(ended):
+            return found | {Difference.WHITESPACE}
+        without = [_bare(self._reasoning.split(text)[1]) for text in (wrote, ended)]
+        if without[0] == without[1]:
+            return found | {Difference.REASONING}
+        if message.get("tool_calls"):
+            return found | {Difference.CALLS} | self._reasoning_lost(wrote, ended)
+        # A turn that was cut inside its reasoning has nothing else to show.
+        return found | ({Difference.ASSISTANT} if ends else set())
+
+    def _reasoning_lost(self, wrote: str, ended: str) -> set[Difference]:
+        inside = [_bare(self._reasoning.split(text)[0]) for text in (wrote, ended)]
+        return set() if inside[0] == inside[1] else {Difference.REASONING}
+
+    def _strip_end(self, text: str) -> tuple[str, bool]:
+        """The text without the end token and what a template writes after it, and whether there was one."""
+        for end in self._ends:
+            head, mark, tail = text.rpartition(end)
+            if mark and not tail.strip():
+                return head, True
+        return text, False
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[Difference]] | None:
+    """Where a piece of context stands: its beginning, its end, and whether only white space differs."""
+    at = whole.find(piece, position)
+    if at >= 0:
+        return at, at + len(piece), set()
+    places = [index for index in range(position, len(whole)) if not whole[index].isspace()]
+    bare = _bare(piece)
+    at = "".join(whole[index] for index in places).find(bare)
+    if at < 0 or not bare:
+        return None
+    return places[at], places[at + len(bare) - 1] + 1, {Difference.WHITESPACE}

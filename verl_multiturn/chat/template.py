@@ -1,0 +1,366 @@
+"""Which rules of multi-turn training a chat template keeps, found out by rendering with it.
+
+Each rule is kept, or broken in a way that is known and does no harm, or broken so that a run would train on tokens that
+the model never saw, or never see a tool's answer: that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
+from verl_multiturn.chat.parsers import REASONING_MARKS, CallParser
+from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.errors import ConfigError
+
+# Words that no template writes by itself.
+_SYSTEM, _USER, _NEXT, _ANSWER, _THOUGHT = "sysq7", "userq7", "nextq7", "answerq7", "thoughtq7"
+_RESULTS = ("resultq7", "otherq7")
+TOOL = "probe_tool"
+_ARGUMENTS = {"word": "argq7", "count": 3}
+SCHEMA: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": TOOL,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "description": "A word."},
+                "count": {"type": "integer", "description": "A number."},
+            },
+            "required": ["word", "count"],
+        },
+    },
+}
+
+
+class Verdict(StrEnum):
+    """What a rule's finding means for a run."""
+
+    KEPT = "kept"
+    KNOWN = "known"
+    """Not kept, in a way that is understood and harmless."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule and what was found."""
+
+    name: str
+    verdict: Verdict
+    found: str
+
+
+@dataclass(frozen=True)
+class Template:
+    """A model's template with everything that reads or writes it."""
+
+    tokenizer: Any
+    codec: ChatCodec
+    check: RenderingCheck
+    parser: CallParser
+    end_ids: Sequence[int]
+    generation_prompt: str
+
+
+async def examine_template(template: Template, tools: bool = True) -> list[Rule]:
+    """Every rule, in the order of the table that `verl-multiturn doctor --model` prints.
+
+    Args:
+        tools: whether the run calls tools; what only tools need is not refused otherwise.
+    """
+    probe = _Probe(template, tools)
+    rules = [probe.renders(), probe.system_prompt()]
+    if rules[0].verdict is Verdict.REFUSED:
+        return rules[:1]
+    rules += [probe.end_token(), probe.separator(), probe.generation_prompt(), probe.append_only()]
+    rules += [probe.tools_shown(), probe.tool_role(), probe.parallel_results()]
+    rules += [probe.reasoning_kept(), await probe.calls_read(), await probe.whole()]
+    return rules
+
+
+def refusals(rules: Sequence[Rule]) -> str:
+    """The refused rules in one sentence; empty when there is none."""
+    return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is Verdict.REFUSED)
+
+
+class _Probe:
+    def __init__(self, template: Template, tools: bool) -> None:
+        self._template = template
+        self._tools = tools
+        self._if_tools = Verdict.REFUSED if tools else Verdict.KNOWN
+        self._opening = self._first_prompt()
+
+    def _first_prompt(self) -> list[Message]:
+        """System and user, or the user alone where the template knows no system message."""
+        user: Message = {"role": "user", "content": _USER}
+        system: Message = {"role": "system", "content": _SYSTEM}
+        return [system, user] if _SYSTEM in (self._text([system, user]) or "") else [user]
+
+    def _text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str | None:
+        try:
+            return self._template.check.whole(messages, schemas)
+        except Exception:  # templates are programs of others, and raise what they like
+            return None
+
+    def _calls(self, count: int, content: str = "") -> Message:
+        call = {"type": "function", "function": {"name": TOOL, "arguments": _ARGUMENTS}}
+        calls = [{"id": f"call_0_{index}", **call} for index in range(count)]
+        return {"role": "assistant", "content": content, "tool_calls": calls}
+
+    def _results(self, count: int) -> list[Message]:
+        return [
+            {"role": "tool", "content": _RESULTS[index], "tool_call_id": f"call_0_{index}", "name": TOOL}
+            for index in range(count)
+        ]
+
+    def renders(self) -> Rule:
+        """The template renders a prompt at all."""
+        name = "renders a prompt"
+        try:
+            text = self._template.tokenizer.decode(self._template.codec.initial(self._opening, []))
+        except Exception as error:  # a template's, or a tokenizer's without one
+            return Rule(name, Verdict.REFUSED, f"{type(error).__name__}: {error}"[:200])
+        if _USER not in text:
+            return Rule(name, Verdict.REFUSED, "the user's words are not in the prompt")
+        return Rule(name, Verdict.KEPT, "")
+
+    def system_prompt(self) -> Rule:
+        """The prompt holds what the row says, no more."""
+        name = "system message rendered"
+        if len(self._opening) == 1:
+            return Rule(name, Verdict.KNOWN, "no system role: put the instructions into the user's message")
+        alone = self._text(self._opening[1:]) or ""
+        head = alone.partition(_USER)[0]
+        words = sum(character.isalpha() for character in head)
+        if words > len("beginoftextstartheaderiduserendheaderidsystem"):
+            return Rule(name, Verdict.KNOWN, "rendered; a prompt without one gets the template's own")
+        return Rule(name, Verdict.KEPT, "")
+
+    def end_token(self) -> Rule:
+        """A turn ends with a token that the engine stops at."""
+        name = "a turn ends with an end token"
+        followed = [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
+        text = self._text(followed)
+        if text is None or _ANSWER not in text:
+            return Rule(name, Verdict.REFUSED, "an assistant's turn followed by a user's is not rendered")
+        tail = text.partition(_ANSWER)[2].partition(_NEXT)[0]
+        ends = [self._template.tokenizer.decode([index]) for index in self._template.end_ids]
+        for end in ends:
+            if end in tail:
+                return Rule(name, Verdict.KEPT, end)
+        alone = (self._text(followed[:-1]) or "").rpartition(_ANSWER)[2]
+        for end in ends:
+            if end in alone:
+                return Rule(name, Verdict.KNOWN, f"{end}; in earlier turns the template writes another")
+        return Rule(
+            name,
+            Verdict.REFUSED,
+            f"the template ends a turn with {tail[:20]!r}, the model with {sorted(ends)}; the engine would not stop at "
+            "the turn's end: mend eos_token_id in generation_config.json",
+        )
+
+    def separator(self) -> Rule:
+        """What stands between the end token and the next message is written, though the model does not sample it."""
+        ids = self._turn_ids()
+        increment = self._observe(ids, [{"role": "user", "content": _NEXT}])
+        if isinstance(increment, str):
+            return Rule("separator after the end token", Verdict.KNOWN, f"no user turn can follow: {increment}")
+        text = self._template.tokenizer.decode(increment[0])
+        return Rule("separator after the end token", Verdict.KEPT, f"{text!r}, restored" if text else "none")
+
+    def generation_prompt(self) -> Rule:
+        """Where the model begins."""
+        return Rule("generation prompt", Verdict.KEPT, repr(self._template.generation_prompt))
+
+    def append_only(self) -> Rule:
+        """A longer conversation begins with the shorter one."""
+        name = "append-only"
+        short = self._text([*self._opening, {"role": "assistant", "content": _ANSWER}])
+        user = self._text(
+            [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
+        )
+        if short is None or user is None:
+            return Rule(name, Verdict.KNOWN, "an assistant's turn alone is not rendered")
+        if user.startswith(short) or user.startswith(short.rstrip()):
+            return Rule(name, Verdict.KEPT, "")
+        head = short.partition(_ANSWER)[0]
+        if user.startswith(head):
+            return Rule(name, Verdict.KNOWN, "the last turn ends otherwise than earlier ones")
+        return Rule(name, Verdict.KNOWN, "earlier turns are rendered anew; the rollout keeps what the model saw")
+
+    def tools_shown(self) -> Rule:
+        """The prompt tells the model of the tools."""
+        text = self._text(self._opening, [SCHEMA]) or ""
+        if TOOL in text:
+            return Rule("tool schemas in the prompt", Verdict.KEPT, "")
+        return Rule("tool schemas in the prompt", Verdict.KNOWN, "not shown: describe the tools in the system message")
+
+    def tool_role(self) -> Rule:
+        """A tool's answer reaches the model."""
+        name = "tool role rendered"
+        increment = self._observe(self._turn_ids(), self._results(1))
+        if isinstance(increment, str):
+            return Rule(name, self._if_tools, increment)
+        text = self._template.tokenizer.decode(increment[1])
+        if _RESULTS[0] not in text:
+            return Rule(name, self._if_tools, "a tool's answer is left out of the conversation")
+        return Rule(name, Verdict.KEPT, repr(text.partition(_RESULTS[0])[0]))
+
+    def parallel_results(self) -> Rule:
+        """The answers of several calls of a turn reach the model, in their order."""
+        name = "parallel tool results"
+        increment = self._observe(self._turn_ids(), self._results(2))
+        if isinstance(increment, str):
+            return Rule(name, self._if_tools, increment)
+        text = self._template.tokenizer.decode(increment[1])
+        places = [text.find(result) for result in _RESULTS]
+        if min(places) < 0 or places != sorted(places):
+            return Rule(name, self._if_tools, "the answers of two calls are not both shown in their order")
+        if "\n".join(_RESULTS) in text:
+            return Rule(name, Verdict.KNOWN, "the template takes one answer: several are joined into one, line by line")
+        if self._text([*self._opening, self._calls(2), *self._results(2)], [SCHEMA]) is None:
+            return Rule(name, Verdict.KNOWN, "written turn by turn; the template itself refuses several calls")
+        return Rule(name, Verdict.KEPT, "")
+
+    def reasoning_kept(self) -> Rule:
+        """Reasoning of earlier turns stays in the template's rendering."""
+        name = "earlier reasoning kept"
+        thinking = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"}
+        text = self._text([*self._opening, thinking, {"role": "user", "content": _NEXT}])
+        if text is None:
+            return Rule(name, Verdict.KNOWN, "a conversation with reasoning is not rendered")
+        if _THOUGHT in text:
+            return Rule(name, Verdict.KEPT, "")
+        return Rule(name, Verdict.KNOWN, "stripped by the template; the rollout keeps what the model sampled and saw")
+
+    async def calls_read(self) -> Rule:
+        """The parser reads the calls that the template writes."""
+        name = "the format reads the template's calls"
+        text = self._written_turn(self._calls(1))
+        if text is None or TOOL not in text:
+            return Rule(name, Verdict.KNOWN, "the template writes no calls: tell the model how in the system message")
+        ids = self._template.codec.initial(self._opening, [SCHEMA])
+        message = await self._say(ids, [], text, 0)
+        expected = [{"name": TOOL, "arguments": _ARGUMENTS}]
+        if [call["function"] for call in message.get("tool_calls", [])] == expected:
+            return Rule(name, Verdict.KEPT, "")
+        return Rule(name, self._if_tools, f"rollout.multi_turn.format does not read {text[:120]!r}")
+
+    async def whole(self) -> Rule:
+        """A conversation built turn by turn is what the template writes as a whole."""
+        name = "turn by turn as the whole"
+        template = self._template
+        first = self._written_turn(self._calls(1))
+        calls = first is not None and TOOL in first
+        added: list[Message] = self._results(1) if calls else [{"role": "user", "content": _NEXT}]
+        ids = template.codec.initial(self._opening, [SCHEMA])
+        sampled = [False] * len(ids)
+        turn = await self._say(ids, sampled, first if calls else None, 0)
+        increment = self._observe(ids, added, turn)
+        if isinstance(increment, str):
+            return Rule(name, self._if_tools, increment)
+        ids += increment[0] + increment[1]
+        sampled += [False] * (len(ids) - len(sampled))
+        last = await self._say(ids, sampled, None, 1)
+        differences = template.check.differences([*self._opening, turn, *added, last], [SCHEMA], ids, sampled)
+        if not differences:
+            return Rule(name, Verdict.KEPT, "the same tokens")
+        listed = ", ".join(differences)
+        if UNEXPLAINED & set(differences):
+            return Rule(name, Verdict.REFUSED, f"unexplained difference: {listed}")
+        harmless = {Difference.TOKENS, Difference.WHITESPACE}
+        return Rule(name, Verdict.KEPT if set(differences) <= harmless else Verdict.KNOWN, f"differs in {listed}")
+
+    async def _say(self, ids: list[int], sampled: list[bool], text: str | None, turn: int) -> Message:
+        """Append a turn as the model would write it, an answer by default; the message that is read from it."""
+        template = self._template
+        text = self._written_answer() if text is None else text
+        before = ids[-16:]
+        prompt = template.tokenizer.decode(before)
+        for start, end in REASONING_MARKS:
+            if prompt.rfind(start) > prompt.rfind(end) and end not in text:
+                text = f"{_THOUGHT}\n{end}\n\n{text}"
+        said = template.tokenizer.encode(text, add_special_tokens=False)
+        ids += said
+        sampled += [True] * len(said)
+        return assistant_message(await template.parser.parse(said, [SCHEMA], turn, before))
+
+    def _end_id(self) -> int:
+        """The end token of a turn that is followed by a tool's answer or a user's."""
+        text = self._text(
+            [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
+        )
+        tail = (text or "").partition(_ANSWER)[2].lstrip()
+        tokenizer = self._template.tokenizer
+        ends = [index for index in self._template.end_ids if tail.startswith(tokenizer.decode([index]))]
+        return int(ends[0] if ends else self._template.end_ids[0])
+
+    def _written_turn(self, turn: Message) -> str | None:
+        """What the template writes for a turn after the prompt's end, its end token included."""
+        prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
+        added = self._results(1) if turn.get("tool_calls") else [{"role": "user", "content": _NEXT}]
+        text = self._text([*self._opening, turn, *added], [SCHEMA])
+        if text is None:
+            return None
+        # The template may leave an empty reasoning section out of earlier turns; the model would have written it.
+        shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
+        if not text.startswith(shared):
+            return None
+        increment = self._observe(self._turn_ids(), added, turn)
+        if isinstance(increment, str):
+            return None
+        between = self._template.tokenizer.decode(increment[0] + increment[1])
+        marker = _RESULTS[0] if turn.get("tool_calls") else _NEXT
+        head = between.partition(marker)[0]
+        turn_text, found, _ = text[len(shared) :].partition(head + marker)
+        if not found:
+            return None
+        return turn_text if shared == prompt else self._after_header(turn_text)
+
+    def _written_answer(self) -> str:
+        """What the template writes for a last turn, up to its end token."""
+        prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
+        text = self._text([*self._opening, {"role": "assistant", "content": _ANSWER}], [SCHEMA]) or ""
+        shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
+        if not text.startswith(shared):
+            return _ANSWER
+        said = text[len(shared) :] if shared == prompt else self._after_header(text[len(shared) :])
+        head, answer, tail = said.rpartition(_ANSWER)
+        ends = [self._template.tokenizer.decode([index]) for index in self._template.end_ids]
+        cut = min((tail.index(end) + len(end) for end in ends if end in tail), default=len(tail.rstrip()))
+        return head + answer + tail[:cut]
+
+    def _after_header(self, text: str) -> str:
+        """A turn without the header, and without an empty reasoning section that the template puts into it."""
+        said = text.removeprefix(self._template.check.header)
+        for start, end in REASONING_MARKS:
+            if said.startswith(start) and not said[len(start) :].partition(end)[0].strip():
+                return said.partition(end)[2].lstrip()
+        return said
+
+    def _turn_ids(self, said: str = "") -> list[int]:
+        """Ids of the prompt and a turn; by default one that calls the tool in no particular way."""
+        template = self._template
+        ids = template.codec.initial(self._opening, [SCHEMA])
+        if said:
+            return ids + list(template.tokenizer.encode(said, add_special_tokens=False))
+        return ids + list(template.tokenizer.encode(_ANSWER, add_special_tokens=False)) + [self._end_id()]
+
+    def _observe(
+        self, ids: Sequence[int], added: Sequence[Message], turn: Message | None = None
+    ) -> tuple[list[int], list[int]] | str:
+        """The separator and the observation that follow a turn, or why there are none."""
+        before = [*self._opening, turn or self._calls(len(added) if added[0]["role"] == "tool" else 0)]
+        try:
+            increment = self._template.codec.observation(before, list(added), ids, [SCHEMA])
+        except ConfigError as error:
+            return str(error)[:300]
+        except Exception as error:  # a template's own
+            return f"the template raises {type(error).__name__}: {error}"[:300]
+        return increment.separator, increment.observation

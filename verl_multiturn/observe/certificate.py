@@ -1,0 +1,243 @@
+"""The certificate: a batch row compared, token by token, with the receipts of what the engine returned.
+
+Shares no code with what builds a row, so that a fault there cannot hide itself: it knows receipts and arrays.
+
+What holds for a row without violations:
+- every generation lies in it verbatim, in order, right after exactly the ids that the engine was given for it (by
+  length and digest);
+- the mask is 1 at those tokens and nowhere else; their logprobs (to the bit, as float32) and weight versions are those
+  that the engine returned with them, and every other token has 0.0 and -1;
+- ids, positions, columns and version tags fit each other, and the row's name is that of the receipts.
+
+Tokens after the last generation were given to nobody: they are untrained, and no trained token can see them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_multiturn.rollout.receipts import Receipt, Receipts, prompt_hash
+
+Column = NDArray[Any]
+
+PROMPT, SAMPLED, CONTEXT = 0, 1, 2
+"""Values of a record's `sources`; those above 2 are context too, of other kinds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a batch, or one record. What its source does not have is None and is not checked.
+
+    `P` tokens of prompt, `R` of response. `mask`, `loss_mask`, `logprobs`, `versions` and `advantages` cover the
+    response, or with `whole` prompt and response.
+    """
+
+    prompt_ids: Column
+    response_ids: Column
+    mask: Column
+    logprobs: Column | None
+    versions: Column | None
+    whole: bool = False
+    loss_mask: Column | None = None
+    advantages: Column | None = None
+    input_ids: Column | None = None
+    """`[P + R]`"""
+    position_ids: Column | None = None
+    """`[P + R]`"""
+    turn_ids: Column | None = None
+    """`[P + R]`"""
+    sources: Column | None = None
+    """`[P + R]`"""
+    min_version: int | None = None
+    max_version: int | None = None
+    """Tags: the oldest and the newest weights that sampled a token of the row."""
+    request_id: str | None = None
+    uid: str | None = None
+    key: str | None = None
+    """The row's name in the batch, `<uid>_<session id>_<index>`."""
+    padding: bool = False
+    """The trainer's own filling; nothing of it is trained."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Where a row is not what the engine returned."""
+
+    request: str
+    turn: int | None
+    """Assistant turn from 0 that the token belongs to or leads up to; None: the whole row."""
+    token: int | None
+    """Position in the row, prompt included; None: the whole turn or row."""
+    what: str
+
+    def __str__(self) -> str:
+        place = "" if self.turn is None else f", turn {self.turn}"
+        place += "" if self.token is None else f", token {self.token}"
+        return f"request {self.request}{place}: {self.what}"
+
+
+def verify(row: Row, receipts: Receipts, mask_may_shrink: bool = False) -> list[Violation]:
+    """All violations of a row; at most one for each column and generation.
+
+    Args:
+        mask_may_shrink: the trainer may take sampled tokens out of the mask (rejection sampling); never add one, and
+            never in `loss_mask`.
+    """
+    return _Check(row, receipts).run(mask_may_shrink)
+
+
+@dataclass
+class _Check:
+    row: Row
+    receipts: Receipts
+    found: list[Violation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        row = self.row
+        self.ids = np.concatenate([row.prompt_ids, row.response_ids])
+        self.first = 0 if row.whole else len(row.prompt_ids)
+        self.generations: list[Receipt] = [g for g in self.receipts.generations if g.is_generation]
+        self.ends = [g.prompt_tokens + len(g.ids) for g in self.generations]
+        self.name = self.receipts.request_id + (f" (row {row.key})" if row.key else "")
+
+    def run(self, mask_may_shrink: bool) -> list[Violation]:
+        if self.row.padding:
+            self._column("mask", self.row.mask, np.zeros(self._covered, int))
+            self._column("loss_mask", self.row.loss_mask, np.zeros(self._covered, int))
+            return self.found
+        self._names()
+        self._whole_rows()
+        self._generations()
+        self._columns(mask_may_shrink)
+        self._tags()
+        return self.found
+
+    @property
+    def _covered(self) -> int:
+        """How many tokens the columns cover."""
+        return len(self.ids) - self.first
+
+    def _add(self, turn: int | None, token: int | None, what: str) -> None:
+        self.found.append(Violation(self.name, turn, token, what))
+
+    def _turn_of(self, token: int) -> int:
+        return int(np.searchsorted(self.ends, token, side="right"))
+
+    def _names(self) -> None:
+        row, receipts = self.row, self.receipts
+        if row.request_id is not None and row.request_id != receipts.request_id:
+            self._add(None, None, f"the row is of request {row.request_id!r}, the receipts of {receipts.request_id!r}")
+        if row.uid is not None and row.uid != receipts.uid:
+            self._add(None, None, f"the row has uid {row.uid!r}, the receipts {receipts.uid!r}")
+        if row.key is not None and not row.key.startswith(f"{receipts.uid}_{receipts.session_id}_"):
+            of = f"uid {receipts.uid!r} and session {receipts.session_id}"
+            self._add(None, None, f"the row is called {row.key!r}, the receipts are of {of}")
+
+    def _whole_rows(self) -> None:
+        self._column("input_ids", self.row.input_ids, self.ids, first=0, of="prompt and response")
+        self._column("position_ids", self.row.position_ids, np.arange(len(self.ids)), first=0, of="the row's order")
+
+    def _generations(self) -> None:
+        """Each generation's place, its ids, and the ids before it."""
+        digest, hashed = prompt_hash(), 0
+        prefix_is_right = True
+        stored = self.ids.astype("<i4")
+        before = len(self.row.prompt_ids)
+        for turn, receipt in enumerate(self.generations):
+            start, end = receipt.prompt_tokens, self.ends[turn]
+            if start < before:
+                self._add(turn, start, f"begins at {start}, before the end of what precedes it at {before}")
+            if end > len(self.ids):
+                self._add(turn, max(start, len(self.ids)), f"reaches to {end}, the row ends at {len(self.ids)}")
+            here = self.ids[start:end]
+            wrong = np.flatnonzero(here != receipt.ids[: len(here)])
+            if wrong.size:
+                at = int(wrong[0])
+                rest = f" ({wrong.size} tokens differ)" if wrong.size > 1 else ""
+                self._add(turn, start + at, f"id is {here[at]}, the engine returned {receipt.ids[at]}{rest}")
+            if prefix_is_right and start >= hashed:
+                digest.update(stored[hashed:start].tobytes())
+                prefix_is_right = digest.hexdigest() == receipt.prompt_digest
+                # A wrong id of an earlier generation is named there, and all digests after it are others.
+                if not prefix_is_right and not any(v.turn is not None and v.turn < turn for v in self.found):
+                    self._add(turn, min(hashed, start), f"tokens {hashed} to {start - 1} are not those the engine saw")
+                hashed = start
+            before = end
+
+    def _columns(self, mask_may_shrink: bool) -> None:
+        row, total = self.row, len(self.ids)
+        mask = np.zeros(total, int)
+        logprobs = np.zeros(total, np.float32)
+        versions = np.full(total, -1)
+        turns = np.full(total, len(self.generations))
+        before = 0
+        for turn, receipt in enumerate(self.generations):
+            start, end = min(receipt.prompt_tokens, total), min(self.ends[turn], total)
+            mask[start:end] = 1
+            logprobs[start:end] = receipt.logprobs[: end - start]
+            versions[start:end] = receipt.versions[: end - start]
+            turns[before:end] = turn
+            before = end
+        self._column("mask", row.mask, mask[self.first :], may_shrink=mask_may_shrink)
+        self._column("loss_mask", row.loss_mask, mask[self.first :])
+        if row.logprobs is not None:
+            self._column("logprob", row.logprobs.astype(np.float32), logprobs[self.first :])
+        self._column("version", row.versions, versions[self.first :])
+        self._column("turn_id", row.turn_ids, turns, first=0)
+        if row.sources is not None:
+            place = np.where(np.arange(total) < len(row.prompt_ids), PROMPT, CONTEXT)
+            self._column("source", np.minimum(row.sources, CONTEXT), np.where(mask == 1, SAMPLED, place), first=0)
+        if row.advantages is not None:
+            wrong = np.flatnonzero(~np.isfinite(row.advantages))
+            if wrong.size:
+                at = self.first + int(wrong[0])
+                self._add(self._turn_of(at), at, f"advantage is {row.advantages[wrong[0]]}, expected a finite number")
+            self._length("advantage", row.advantages, self._covered, self.first)
+
+    def _column(
+        self,
+        name: str,
+        column: Column | None,
+        expected: Column,
+        first: int | None = None,
+        of: str = "the receipts",
+        may_shrink: bool = False,
+    ) -> None:
+        """Compare one column; `first` is the position of its first token in the row."""
+        first = self.first if first is None else first
+        if column is None or not self._length(name, column, len(expected), first):
+            return
+        same = column == expected
+        if may_shrink:
+            same |= column == 0
+        wrong = np.flatnonzero(~same)
+        if wrong.size:
+            at = int(wrong[0])
+            rest = f" ({wrong.size} tokens differ)" if wrong.size > 1 else ""
+            token = first + at
+            self._add(self._turn_of(token), token, f"{name} is {column[at]}, by {of} {expected[at]}{rest}")
+
+    def _length(self, name: str, column: Column, expected: int, first: int) -> bool:
+        """Whether a column is one number for each token."""
+        if column.shape == (expected,):
+            return True
+        token = first + min(len(column), expected)
+        shape = list(column.shape)
+        self._add(self._turn_of(token), token, f"the {name} column has shape {shape}, expected [{expected}]")
+        return False
+
+    def _tags(self) -> None:
+        versions = [g.versions[g.versions >= 0] for g in self.generations]
+        known = np.concatenate(versions) if versions else np.empty(0, int)
+        if not known.size:
+            return
+        for name, tag, expected in (
+            ("oldest", self.row.min_version, known.min()),
+            ("newest", self.row.max_version, known.max()),
+        ):
+            if tag is not None and tag != expected:
+                self._add(None, None, f"the tag of the {name} weights is {tag}, by the receipts {expected}")

@@ -1,0 +1,84 @@
+"""Recorded conversations, verified against the receipts that were recorded with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_multiturn.errors import CertificateError
+from verl_multiturn.observe.certificate import Row, Violation, verify
+from verl_multiturn.rollout.receipts import Receipts
+
+_COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a record came to."""
+
+    sampled_tokens: int
+    violations: list[Violation]
+
+
+def verify_record(record: Mapping[str, Any]) -> Verdict:
+    """Verify one record of `observe.records`.
+
+    Raises:
+        CertificateError: it is no record, or was written without receipts.
+    """
+    try:
+        ids, mask, logprobs, versions, turn_ids, sources = (np.asarray(record[name]) for name in _COLUMNS)
+        length, request_id, uid = int(record["prompt_length"]), str(record["request_id"]), str(record.get("uid", ""))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CertificateError(f"no record of a conversation: {type(error).__name__}: {error}") from error
+    if "receipts" not in record:
+        raise CertificateError(f"the record of request {request_id} holds no receipts; it cannot be verified")
+    try:
+        receipts = Receipts.from_json(record["receipts"])
+    except ValueError as error:
+        raise CertificateError(f"the record of request {request_id} holds {error}") from error
+    row = Row(
+        prompt_ids=ids[:length],
+        response_ids=ids[length:],
+        mask=mask,
+        logprobs=logprobs,
+        versions=versions,
+        whole=True,
+        turn_ids=turn_ids,
+        sources=sources,
+        request_id=request_id,
+        uid=uid,
+    )
+    return Verdict(sum(len(g.ids) for g in receipts.generations), verify(row, receipts))
+
+
+def verify_file(path: Path) -> Iterator[tuple[int, Verdict]]:
+    """Verify a JSONL file; line numbers from 1.
+
+    Raises:
+        CertificateError: the file cannot be read, holds no record, or a line is none.
+    """
+    empty = True
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                empty = False
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise CertificateError(f"{path}:{number}: not JSON: {error}") from error
+                if not isinstance(record, dict):
+                    raise CertificateError(f"{path}:{number}: expected an object, got {type(record).__name__}")
+                try:
+                    yield number, verify_record(record)
+                except CertificateError as error:
+                    raise CertificateError(f"{path}:{number}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
+    if empty:
+        raise CertificateError(f"{str(path)!r} is empty; expected one record a line")
