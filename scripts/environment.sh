@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stamp="$(cat requirements/cpu.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
+stamp="$(cat requirements/*.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
 if [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 python="${PYTHON:-$(command -v python3.11 || true)}"
@@ -14,6 +14,9 @@ fi
 echo "environment: installing the locked packages into .venv (some 5 GB, a few minutes)" >&2
 rm -rf .venv
 "$python" -m venv .venv
+# Beside the packages, where nothing imports it: requirements/templates.lock says why.
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venv/share/templates \
+    -r requirements/templates.lock
 # The lock is complete, so nothing is left to resolve. (SGLang's own pins contradict verl's.)
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn.chat.template import refusals
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.doctor import examine
 from verl_multiturn.observe.verification import verify_file
@@ -22,8 +24,18 @@ console = Console()
 
 
 @app.command()
-def doctor() -> None:
-    """Say which versions and which platform are here, what is missing and what to do about it."""
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model's folder, or its name in Hugging Face's cache.")
+    ] = None,
+    tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
+    tools: Annotated[bool, typer.Option(help="Whether the run calls tools.")] = True,
+) -> None:
+    """Say which versions and which platform are here, what is missing and what to do about it; with --model, which
+    rules of multi-turn training the model's chat template keeps."""
+    if model is not None:
+        _examine(model, tool_format, tools)
+        return
     findings = examine()
     table = Table("", "what", "found", "remedy", title="verl-multiturn doctor")
     for finding in findings:
@@ -33,23 +45,52 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+_VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "[red]refused[/]"}
+
+
+def _examine(model: str, tool_format: str, tools: bool) -> None:
+    from verl_multiturn.verl_bridge.codec import examine_model
+
+    try:
+        rules = examine_model(model, tool_format, tools)
+    except MultiTurnError as error:
+        _fail(str(error))
+    table = Table("", "rule", "found", title=f"chat template of {model}")
+    for rule in rules:
+        table.add_row(_VERDICTS[rule.verdict], rule.name, escape(rule.found))
+    console.print(table)
+    if refused := refusals(rules):
+        _fail(refused)
+
+
 @app.command()
 def validate(
     tool_config: Annotated[Path, typer.Argument(help="The tool YAML that `tool_config_path` names.")],
     dataset: Annotated[
         list[Path] | None, typer.Option("--dataset", help="A parquet or JSONL file; repeatable.")
     ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
+    prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
 ) -> None:
-    """Check a tool YAML and, if given, data sets: classes, schemas, and that each row's kwargs fit the tools."""
+    """Check a tool YAML and, if given, data sets: classes, schemas, that each row's kwargs fit the tools and, with
+    --model, that its prompt fits."""
     try:
         tools = load_tools(tool_config)
     except MultiTurnError as error:
         _fail(str(error))
     for name, tool in tools.items():
         console.print(f"[green]ok[/] tool {name}: {type(tool).__module__}.{type(tool).__qualname__}", highlight=False)
+    measure = None
+    if model is not None:
+        from verl_multiturn.verl_bridge.codec import prompt_measure
+
+        try:
+            measure = prompt_measure(model, tools)
+        except MultiTurnError as error:
+            _fail(str(error))
     for path in dataset or []:
         try:
-            rows, problems = validate_dataset(path, tools)
+            rows, problems = validate_dataset(path, tools, measure, prompt_length)
         except MultiTurnError as error:
             _fail(str(error))
         if problems:

@@ -1,6 +1,5 @@
 """The call formats that verl's and SGLang's parsers read: calls, several of them, and what cannot be read."""
 
-
 import pytest
 
 from tests.conftest import CharTokenizer, make_schema

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from benchmarks.attacks import attacks, benign
-from benchmarks.control_tokens import Range, Score, measure
+from benchmarks.control_tokens import Score, Trial, measure
 from benchmarks.families import family, names
 
 pytestmark = pytest.mark.stack
@@ -18,12 +18,12 @@ SAMPLED = ["qwen3", "llama3.1", "deepseek-v3"]
 def sample(name: str) -> tuple[list[str], list[str]]:
     """60 attacks on the family and 40 benign texts, always the same."""
     rng = random.Random(name)
-    return rng.sample(attacks(Range(family(name)).tokens), 60), rng.sample(benign(), 40)
+    return rng.sample(attacks(Trial(family(name)).tokens), 60), rng.sample(benign(), 40)
 
 
 @pytest.mark.parametrize("name", names())
 def test_the_corpus_is_large(name: str) -> None:
-    tokens = Range(family(name)).tokens
+    tokens = Trial(family(name)).tokens
     corpus = attacks(tokens)
     assert len(corpus) == len(set(corpus)) >= 200
     assert corpus == attacks(tokens)
@@ -44,7 +44,7 @@ def test_nothing_is_forged(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_without_the_firewall_the_same_sample_forges(name: str) -> None:
-    unguarded, score = Range(family(name), guarded=False), Score()
+    unguarded, score = Trial(family(name), guarded=False), Score()
     for text in sample(name)[0]:
         unguarded.try_attack(text, score)
     assert len(score.forged) > 20
@@ -53,11 +53,7 @@ def test_without_the_firewall_the_same_sample_forges(name: str) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "gemma4"])
 def test_a_template_that_trims_parts_puts_no_token_together(name: str) -> None:
     """Two parts with white space between them became a control token once."""
-    texts = [token for token in Range(family(name)).tokens if "turn" in token]
-    assert texts
-    assert measure(name, texts, ["a <", "<b> c"]) == Score(*_counts(name, len(texts)))
-
-
-def _counts(name: str, hostile: int) -> tuple[int, int, int]:
-    refused = Range(family(name)).refused_places()
-    return (7 - refused) * hostile, (7 - refused) * 2, refused * (hostile + 2)
+    texts = [token for token in Trial(family(name)).tokens if "turn" in token]
+    score = measure(name, texts, ["a <", "<b> c"])
+    assert score.attacks > 0
+    assert (score.forged, score.differing) == ([], [])

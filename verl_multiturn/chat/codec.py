@@ -94,14 +94,22 @@ class ChatCodec:
         role = str(message.get("role"))
         if not isinstance(content, str) or not firewall.may_join(content, role):
             return message
-        with_text, without = (self._render_alone({**message, "content": text}, role) for text in (content, "x"))
+        try:
+            with_text, without = (self._render_alone({**message, "content": text}, role) for text in (content, "x"))
+        except Exception:  # templates are programs of others; parted for nothing is safe
+            return {**message, "content": firewall.seal_ends(content)}
         if firewall.count(with_text, role) == firewall.count(without, role):
             return message
         return {**message, "content": firewall.seal_ends(content)}
 
     def _render_alone(self, message: Message, role: str) -> list[int]:
         if role == "tool":
-            asked: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+            function: dict[str, Any] = {"name": message.get("name") or "x", "arguments": {}}
+            call = {"id": message.get("tool_call_id") or "x", "type": "function", "function": function}
+            asked: list[Message] = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
             return list(self._builder.merge_context_tokens(asked, [*asked, message], []).token_ids)
         before: list[Message] = [] if role in ("system", "user") else [{"role": "user", "content": "x"}]
         after: list[Message] = [{"role": "user", "content": "x"}] if role != "user" else []

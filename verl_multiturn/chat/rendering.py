@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -57,6 +57,7 @@ class RenderingCheck:
         template_kwargs: as for the codec.
         generation_prompt: what the template ends a prompt with.
         end_ids: ids that end a turn.
+        ignored: differences that are not told.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class RenderingCheck:
         template_kwargs: Mapping[str, Any],
         generation_prompt: str,
         end_ids: Sequence[int],
+        ignored: Collection[Difference] = (),
     ) -> None:
+        self._ignored = frozenset(ignored)
         self._tokenizer = tokenizer
         self._kwargs = dict(template_kwargs)
         self._prompt = generation_prompt
@@ -106,16 +109,26 @@ class RenderingCheck:
         Args:
             ids, sampled: the conversation's tokens, and for each whether the model sampled it.
         """
+        found = self._differences(messages, schemas, ids, sampled) - self._ignored
+        return [difference for difference in Difference if difference in found]
+
+    def _differences(
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[dict[str, Any]],
+        ids: Sequence[int],
+        sampled: Sequence[bool],
+    ) -> set[Difference]:
         try:
             text = self.whole(messages, schemas)
         except Exception:  # templates are programs of others, and raise what they like
-            return [Difference.UNRENDERABLE]
+            return {Difference.UNRENDERABLE}
         whole_ids = self._tokenizer.encode(text, add_special_tokens=False)
         end = max((i for i, s in enumerate(sampled) if s), default=len(ids) - 1) + 1
         if whole_ids[:end] == list(ids[:end]):
-            return []
+            return set()
         found = self._compare(self._tokenizer.decode(whole_ids), self._segments(ids[:end], sampled), messages)
-        return [difference for difference in Difference if difference in (found or {Difference.TOKENS})]
+        return found or {Difference.TOKENS}
 
     def _segments(self, ids: Sequence[int], sampled: Sequence[bool]) -> list[str]:
         """Texts of the conversation's pieces, context and sampled in turn, beginning with the prompt."""

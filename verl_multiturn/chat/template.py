@@ -84,6 +84,12 @@ async def examine_template(template: Template, tools: bool = True) -> list[Rule]
     return rules
 
 
+def turn_text(template: Template, turn: Message) -> str | None:
+    """What the template writes for a first turn, its end token included; None where it refuses such a turn."""
+    probe = _Probe(template, tools=False)
+    return probe.written_turn(turn) if turn.get("tool_calls") else probe.written_answer(str(turn["content"]))
+
+
 def refusals(rules: Sequence[Rule]) -> str:
     """The refused rules in one sentence; empty when there is none."""
     return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is Verdict.REFUSED)
@@ -139,7 +145,7 @@ class _Probe:
         head = alone.partition(_USER)[0]
         words = sum(character.isalpha() for character in head)
         if words > len("beginoftextstartheaderiduserendheaderidsystem"):
-            return Rule(name, Verdict.KNOWN, "rendered; a prompt without one gets the template's own")
+            return Rule(name, Verdict.KEPT, "a prompt without one gets the template's own")
         return Rule(name, Verdict.KEPT, "")
 
     def end_token(self) -> Rule:
@@ -242,7 +248,7 @@ class _Probe:
     async def calls_read(self) -> Rule:
         """The parser reads the calls that the template writes."""
         name = "the format reads the template's calls"
-        text = self._written_turn(self._calls(1))
+        text = self.written_turn(self._calls(1))
         if text is None or TOOL not in text:
             return Rule(name, Verdict.KNOWN, "the template writes no calls: tell the model how in the system message")
         ids = self._template.codec.initial(self._opening, [SCHEMA])
@@ -256,7 +262,7 @@ class _Probe:
         """A conversation built turn by turn is what the template writes as a whole."""
         name = "turn by turn as the whole"
         template = self._template
-        first = self._written_turn(self._calls(1))
+        first = self.written_turn(self._calls(1))
         calls = first is not None and TOOL in first
         added: list[Message] = self._results(1) if calls else [{"role": "user", "content": _NEXT}]
         ids = template.codec.initial(self._opening, [SCHEMA])
@@ -280,7 +286,7 @@ class _Probe:
     async def _say(self, ids: list[int], sampled: list[bool], text: str | None, turn: int) -> Message:
         """Append a turn as the model would write it, an answer by default; the message that is read from it."""
         template = self._template
-        text = self._written_answer() if text is None else text
+        text = self.written_answer(_ANSWER) if text is None else text
         before = ids[-16:]
         prompt = template.tokenizer.decode(before)
         for start, end in REASONING_MARKS:
@@ -301,7 +307,7 @@ class _Probe:
         ends = [index for index in self._template.end_ids if tail.startswith(tokenizer.decode([index]))]
         return int(ends[0] if ends else self._template.end_ids[0])
 
-    def _written_turn(self, turn: Message) -> str | None:
+    def written_turn(self, turn: Message) -> str | None:
         """What the template writes for a turn after the prompt's end, its end token included."""
         prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
         added = self._results(1) if turn.get("tool_calls") else [{"role": "user", "content": _NEXT}]
@@ -323,15 +329,15 @@ class _Probe:
             return None
         return turn_text if shared == prompt else self._after_header(turn_text)
 
-    def _written_answer(self) -> str:
+    def written_answer(self, answer: str) -> str:
         """What the template writes for a last turn, up to its end token."""
         prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
-        text = self._text([*self._opening, {"role": "assistant", "content": _ANSWER}], [SCHEMA]) or ""
+        text = self._text([*self._opening, {"role": "assistant", "content": answer}], [SCHEMA]) or ""
         shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
         if not text.startswith(shared):
-            return _ANSWER
+            return answer
         said = text[len(shared) :] if shared == prompt else self._after_header(text[len(shared) :])
-        head, answer, tail = said.rpartition(_ANSWER)
+        head, _, tail = said.rpartition(answer)
         ends = [self._template.tokenizer.decode([index]) for index in self._template.end_ids]
         cut = min((tail.index(end) + len(end) for end in ends if end in tail), default=len(tail.rstrip()))
         return head + answer + tail[:cut]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
+from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits, Progress, StopReason
@@ -56,6 +57,8 @@ class Outcome:
     """`calc_reward` of each tool."""
     user_turns: int = 0
     """Turns of the environment: answers of tools, or of a user, that the model got to read."""
+    differences: list[Difference] = field(default_factory=list)
+    """How the template's rendering of `messages` differs from the trajectory, where that was compared."""
     error: str = ""
     """What the engine said, after `ENGINE_ERROR`."""
     generate_s: float = 0.0
@@ -80,16 +83,25 @@ class Conversation:
         engine, codec, parser: see their protocols.
         limits: the same for every request.
         tool_timeout_s: for each single call of a tool's method.
+        check: compares each conversation with the template's rendering of the whole; None: it is not compared.
     """
 
     def __init__(
-        self, engine: Engine, codec: ChatCodec, parser: CallParser, limits: Limits, tool_timeout_s: float = 60.0
+        self,
+        engine: Engine,
+        codec: ChatCodec,
+        parser: CallParser,
+        limits: Limits,
+        tool_timeout_s: float = 60.0,
+        check: RenderingCheck | None = None,
     ) -> None:
         self._engine = engine
         self._codec = codec
         self._parser = parser
         self._limits = limits
         self._tool_timeout_s = tool_timeout_s
+        self._check = check
+        self._warned: set[Difference] = set()
 
     async def run(self, request: Request) -> Outcome:
         """Roll the request out.
@@ -123,7 +135,23 @@ class Conversation:
                 raise
         # A conversation that was over when the time ran out (during calc_reward or release) ended by itself.
         outcome.trajectory.seal(reason or StopReason.WALL_CLOCK)
+        self._compare(outcome, session.schemas)
         return outcome
+
+    def _compare(self, outcome: Outcome, schemas: Sequence[dict[str, Any]]) -> None:
+        if self._check is None or not outcome.valid:
+            return
+        trajectory = outcome.trajectory
+        sampled = [source is Source.SAMPLED for source in trajectory.sources]
+        outcome.differences = self._check.differences(outcome.messages, schemas, trajectory.ids, sampled)
+        for difference in UNEXPLAINED.intersection(outcome.differences) - self._warned:
+            self._warned.add(difference)
+            logger.warning(
+                "request %s: the chat template writes this conversation differently (%s) from what the model saw and "
+                "is trained on; `verl-multiturn doctor --model` examines the template (said once for each kind)",
+                outcome.request_id,
+                difference,
+            )
 
     async def _turns(self, request: Request, outcome: Outcome, session: ToolSession) -> StopReason:
         trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,16 @@ from verl_multiturn.tools.kwargs import bind_kwargs, read_tools_kwargs
 from verl_multiturn.tools.registry import METHODS
 
 
-def validate_dataset(path: Path, tools: Mapping[str, Any]) -> tuple[int, list[str]]:
+def validate_dataset(
+    path: Path,
+    tools: Mapping[str, Any],
+    measure: Callable[[Mapping[str, Any]], int] | None = None,
+    prompt_length: int = 0,
+) -> tuple[int, list[str]]:
     """Number of rows, and one message for each row that cannot work.
+
+    Args:
+        measure, prompt_length: counts the tokens of a row's prompt, and how many it may have; None: not counted.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -22,6 +30,8 @@ def validate_dataset(path: Path, tools: Mapping[str, Any]) -> tuple[int, list[st
     problems = []
     for index, row in enumerate(rows):
         problem = _row_problem(row, f"row {index}", tools)
+        if problem is None and measure is not None:
+            problem = _length_problem(row, f"row {index}", measure, prompt_length)
         if problem:
             problems.append(problem)
     return len(rows), problems
@@ -40,6 +50,18 @@ def _read_rows(path: Path) -> list[Any]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:
         raise ConfigError(f"{path}: no JSON in every line: {error}") from None
+
+
+def _length_problem(
+    row: Mapping[str, Any], where: str, measure: Callable[[Mapping[str, Any]], int], prompt_length: int
+) -> str | None:
+    try:
+        tokens = measure(row)
+    except ConfigError as error:
+        return f"{where}: {error}"
+    if tokens <= prompt_length:
+        return None
+    return f"{where}: the prompt has {tokens} tokens with its tools' schemas, and may have {prompt_length}"
 
 
 def _row_problem(row: Any, where: str, tools: Mapping[str, Any]) -> str | None:

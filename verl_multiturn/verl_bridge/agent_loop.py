@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
+from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.engine import Engine
@@ -93,7 +94,9 @@ def build_runner(
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
     path = settings.tool_config_path or multi_turn.tool_config_path
-    chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs)
+    mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
+    ignored = {Difference.WHITESPACE} if mode == "ignore_strippable" else set()
+    chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs, ignored=ignored)
     limits = Limits(
         prompt_length=rollout_config.prompt_length,
         response_length=rollout_config.response_length,
@@ -112,7 +115,14 @@ def build_runner(
     receipting = ReceiptingEngine(engine)
     return Runner(
         engine=receipting,
-        conversation=Conversation(receipting, chat.codec, parser, limits, settings.tool_timeout_s),
+        conversation=Conversation(
+            receipting,
+            chat.codec,
+            parser,
+            limits,
+            settings.tool_timeout_s,
+            check=None if mode == "disable" else chat.check,
+        ),
         tools=load_tools(path) if path else {},
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
@@ -191,6 +201,7 @@ def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
             "stop_reason": str(outcome.stop_reason),
             "assistant_texts": [m["content"] for m in outcome.messages if m["role"] == "assistant"],
             "calc_rewards": dict(outcome.tool_rewards),
+            "rendering_differences": [str(difference) for difference in outcome.differences],
             "call_statuses": [str(call.status) for call in outcome.calls],
         },
     )

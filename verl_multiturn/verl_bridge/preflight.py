@@ -23,12 +23,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl.utils.tokenizer.continuous_token import GLMContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import _MODEL_TYPE_TO_FAMILY, get_continuous_token_builder_class
 
+from verl_multiturn.chat.template import Verdict, refusals
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.verl_bridge.codec import examine_model
 from verl_multiturn.verl_bridge.parsers import check_format
 
 AGENT_LOOP = "multiturn_agent"
@@ -37,6 +38,9 @@ CERTIFIED = "multiturn_"
 _TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
 # verl's loops that never call a tool, and say nothing about it.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
+
+# Values of verl's `rollout.multi_turn.tokenization_sanity_check_mode`.
+SANITY_MODES = {"disable", "strict", "ignore_strippable"}
 
 ConfigHook = Callable[[DictConfig, int], None]
 config_hooks: list[ConfigHook] = []
@@ -72,6 +76,7 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
     multi_turn = rollout.multi_turn
     check_format(multi_turn.format)
     _check_template_family(config.actor_rollout_ref.model.path)
+    _check_template(config)
     if multi_turn.get("function_tool_path"):
         raise ConfigError(
             f"rollout.multi_turn.function_tool_path={multi_turn.function_tool_path!r} is not supported by "
@@ -112,7 +117,7 @@ def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
 
 
 def _check_template_family(model_path: str) -> None:
-    """Refuse what verl's builder would cut sampled tokens from; looked at where the model lies on this machine."""
+    """Refuse vision-language models; looked at where the model lies on this machine."""
     config_file = Path(model_path).expanduser() / "config.json"
     if not config_file.is_file():
         return
@@ -126,10 +131,38 @@ def _check_template_family(model_path: str) -> None:
             f"model_type {model_type!r} ({model_path}): {AGENT_LOOP} does not take vision-language models yet; use "
             "verl's own tool_agent, or a text model"
         )
-    if issubclass(builder, GLMContinuousTokenBuilder):
+
+
+def _check_template(config: DictConfig) -> None:
+    """Refuse a template that would train on tokens the model never saw; looked at where the model lies on this
+    machine."""
+    model, multi_turn = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
+    mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
+    if mode not in SANITY_MODES:
         raise ConfigError(
-            f"model_type {model_type!r} ({model_path}): GLM templates end a turn with the next turn's first token, "
-            f"which {AGENT_LOOP} cannot train on yet; use verl's own tool_agent, or another model"
+            f"rollout.multi_turn.tokenization_sanity_check_mode={mode!r}: expected one of {sorted(SANITY_MODES)}"
+        )
+    path = Path(model.get("tokenizer_path") or model.path).expanduser()
+    if mode == "disable" or not (path / "config.json").is_file():
+        return
+    kwargs: Any = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+    rules = examine_model(
+        str(path),
+        multi_turn.format,
+        tools=bool(multi_turn.enable),
+        template_kwargs=kwargs,
+        custom_chat_template=model.get("custom_chat_template"),
+        trust_remote_code=config.data.get("trust_remote_code"),
+    )
+    known = [rule for rule in rules if rule.verdict is Verdict.KNOWN]
+    if known:
+        listed = "; ".join(f"{rule.name}: {rule.found}" for rule in known)
+        print(f"verl-multiturn: chat template of {str(path)!r}: {listed}", file=sys.stderr)
+    if refused := refusals(rules):
+        raise ConfigError(
+            f"the chat template of {str(path)!r} cannot be trained on: {refused}. Use another model, format or "
+            f"template (`verl-multiturn doctor --model {path}` shows every rule), or, at your own risk, "
+            "rollout.multi_turn.tokenization_sanity_check_mode=disable"
         )
 
 

@@ -1,0 +1,41 @@
+"""DESIGN's invariants over every family, with texts, calls and stops that Hypothesis draws."""
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.attacks import attacks, benign
+from benchmarks.families import family, names
+from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, template_of
+from verl_multiturn.chat.template import examine_template, refusals
+
+pytestmark = pytest.mark.stack
+
+# A call's argument: any letters, since the XML formats give white space and angle brackets a meaning.
+WORDS = st.lists(st.text(st.characters(categories=("L", "N")), min_size=1, max_size=8), min_size=1, max_size=4)
+CONTROL = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<|eot_id|>", "<think>", "[TOOL_CALLS]"]
+TEXTS = st.one_of(
+    st.text(max_size=60), st.sampled_from(benign()), st.sampled_from(attacks(CONTROL)), st.sampled_from(CONTROL)
+)
+
+
+def test_there_are_enough_families() -> None:
+    tools = [name for name in names() if family(name).format]
+    assert len(tools) >= 15
+    assert sum(family(name).real_tokenizer for name in names()) >= 5
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_rule_is_refused(name: str) -> None:
+    rules = asyncio.run(examine_template(template_of(name), tools=family(name).format is not None))
+    assert refusals(rules) == ""
+
+
+@pytest.mark.parametrize("name", names())
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(words=WORDS, results=st.lists(TEXTS, min_size=4, max_size=4), data=st.data())
+def test_what_always_holds(name: str, words: list[str], results: list[str], data: st.DataObject) -> None:
+    stop = data.draw(st.sampled_from(list(STOPS) if family(name).format else WITHOUT_TOOLS))
+    assert asyncio.run(play(name, words, results, stop)) == []
