@@ -39,6 +39,8 @@ STOPS = {
     "turns": StopReason.MAX_ASSISTANT_TURNS,
     "user turns": StopReason.MAX_USER_TURNS,
     "calls": StopReason.MAX_TOOL_CALLS,
+    "malformed": StopReason.MALFORMED_CALLS,
+    "clock": StopReason.WALL_CLOCK,
     "engine": StopReason.ENGINE_ERROR,
     "prompt": StopReason.PROMPT_TOO_LONG,
 }
@@ -53,6 +55,8 @@ EXPLAINED: dict[str, tuple[Difference, str]] = {
         "the model samples <|END_RESPONSE|> as a part of its text, and the template writes it a second time",
     ),
 }
+# Their templates write no more than one call in a turn.
+ONE_CALL = {"llama3.1", "llama3.2", "gpt-oss"}
 WITHOUT_TOOLS = ["finished", "response", "turn", "prompt"]
 _FAR = 1_000_000
 
@@ -60,13 +64,16 @@ _FAR = 1_000_000
 class ProbeTool(BaseTool):
     """Answers with the texts it is given, one after the other, and remembers how it was called."""
 
-    def __init__(self, results: Sequence[str]) -> None:
+    def __init__(self, results: Sequence[str], hangs: bool) -> None:
         super().__init__({}, ToolSchema.read(SCHEMA, "template matrix"))
+        self._hangs = hangs
         self._results = list(results)
         self.calls: list[dict[str, Any]] = []
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
         self.calls.append(parameters)
+        if self._hangs:
+            await asyncio.Event().wait()
         return ToolResponse(self._results[(len(self.calls) - 1) % len(self._results)])
 
 
@@ -103,17 +110,15 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
         stop: a key of `STOPS`.
     """
     template = template_of(name)
+    words = words[:1] if name in ONE_CALL else words
     arguments = [{"word": word, "count": index} for index, word in enumerate(words)]
     calls = calling_turn(template, arguments) if family(name).format else None
-    if family(name).format and not all(
-        word in (calls or "") for word in words
-    ):  # a template that writes one call a turn
-        arguments = arguments[:1]
-        calls = calling_turn(template, arguments)
     answer = turn_text(template, {"role": "assistant", "content": "answerq7"}) or "answerq7"
     if calls is None and stop not in WITHOUT_TOOLS:
-        return []
-    turns_with_calls = {"calls": _FAR, "turns": _FAR, "user turns": _FAR}.get(stop, 1) if calls else 0
+        return ["the template writes no calls"]
+    turns_with_calls = (
+        {"calls": _FAR, "turns": _FAR, "user turns": _FAR, "malformed": _FAR}.get(stop, 1) if calls else 0
+    )
     said: list[list[int]] = []
 
     def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
@@ -121,13 +126,15 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
             raise EngineError("scripted")
         text = calls if calls is not None and turn < turns_with_calls else answer
         before = template.tokenizer.decode(list(ids[-16:]))
+        if stop == "malformed":  # cut off in the middle of its first call
+            text = text[: text.index(TOOL) + len(TOOL)]
         if before.rfind("<think>") > before.rfind("</think>") and "</think>" not in text:
             text = f"thoughtq7\n</think>\n\n{text}"
         said.append(template.tokenizer.encode(text, add_special_tokens=False))
         return said[-1]
 
     engine = ScriptedEngine(script, version=7, logprob=-0.25)
-    tool = ProbeTool(results)
+    tool = ProbeTool(results, hangs=stop == "clock")
     limits = Limits(
         prompt_length=1 if stop == "prompt" else _FAR,
         response_length=3 if stop == "response" else _FAR,
@@ -136,6 +143,8 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
         max_user_turns=1 if stop == "user turns" else None,
         max_tool_calls=len(arguments) if stop == "calls" else None,
         max_parallel_calls=4,
+        max_malformed_turns=2,
+        wall_clock_s=0.02 if stop == "clock" else None,
         max_tool_response_length=_FAR,
     )
     conversation = Conversation(engine, template.codec, template.parser, limits, check=template.check)
@@ -144,7 +153,9 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
     broken = check_tokens(outcome, engine, said)
     if outcome.stop_reason is not STOPS[stop]:
         broken.append(f"ended with {outcome.stop_reason} instead of {STOPS[stop]}")
-    executed = {"calls": 1, "turns": 1, "user turns": 1, "finished": 1, "engine": 1}.get(stop, 0) if calls else 0
+    executed = (
+        {"calls": 1, "turns": 1, "user turns": 1, "finished": 1, "engine": 1, "clock": 1}.get(stop, 0) if calls else 0
+    )
     if tool.calls != arguments * executed:
         broken.append(f"executed {tool.calls} instead of {executed} × {arguments}")
     explained = {EXPLAINED[name][0]} if name in EXPLAINED else set()
