@@ -1,0 +1,42 @@
+"""`verl-multiturn validate --model`: prompts that do not fit, their tools' schemas counted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import ROOT
+from verl_multiturn.cli import app
+
+pytestmark = pytest.mark.stack
+
+TOOLS = str(ROOT / "tool_configs" / "calculator.yaml")
+MODEL = str(ROOT / "recipes" / "quickstart" / "model")
+
+
+def validate(rows: Path, prompt_length: int, model: str = MODEL) -> tuple[int, str]:
+    command = ["validate", TOOLS, "--dataset", str(rows), "--model", model, "--prompt-length", str(prompt_length)]
+    done = CliRunner().invoke(app, command)
+    return done.exit_code, done.output
+
+
+def test_a_prompt_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    prompts = ["1 + 1 = ?", "word " * 400, "2 + 2 = ?"]
+    rows.write_text("\n".join(json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in prompts))
+    code, said = validate(rows, 1000)
+    assert code == 1
+    assert "row 1: the prompt has" in said
+    assert "1 of 3 rows cannot work" in said
+    assert validate(rows, 5000)[0] == 0
+    # The schemas alone do not fit.
+    assert "3 of 3 rows cannot work" in validate(rows, 60)[1]
+
+
+def test_a_model_that_is_not_here(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "x"}]}))
+    code, said = validate(rows, 100, model=str(tmp_path))
+    assert code == 1
+    assert "no tokenizer and config.json" in said
