@@ -71,25 +71,28 @@ def judge(config: Any) -> None:
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
 
 
-def main() -> int:
+def verdict(case: tuple[str, list[str]]) -> str:
+    """Prints the verdict of a case; its name if it failed."""
     from verl_multiturn.verl_bridge.compose import compose_config
 
-    failed = []
+    recipe, variants = case
+    name = "+".join([recipe, *variants])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
+            judge(compose_config([*flags_of(recipe, variants), *BOX]))
+    except Exception as error:  # whatever a check raises is a verdict
+        print(f"no  {name}: {type(error).__name__}: {error}")
+        return name
+    print(f"ok  {name}")
+    return ""
+
+
+def main() -> int:
     judged = list(cases())
-    os.chdir(tempfile.mkdtemp())
-    for folder in DATABASES:
-        Path(folder).mkdir(parents=True)
-    for recipe, variants in judged:
-        name = "+".join([recipe, *variants])
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(said):  # verl's checks print
-                judge(compose_config([*flags_of(recipe, variants), *BOX]))
-        except Exception as error:  # whatever a check raises is a verdict
-            failed.append(name)
-            print(f"no  {name}: {type(error).__name__}: {error}")
-            continue
-        print(f"ok  {name}")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for needed in DATABASES:
+            Path(needed).mkdir(parents=True)
+        failed = [name for name in map(verdict, judged) if name]
     summary = {"recipes": len(recipes()), "variants": len(judged) - len(recipes()), "failed": failed}
     print(json.dumps(summary))
     return 1 if failed else 0

@@ -76,6 +76,7 @@ def validate(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
     prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
+    tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
 ) -> None:
     """Check a tool YAML and, if given, data sets: classes, schemas, that each row's kwargs fit the tools and, with
     --model, that its prompt fits."""
@@ -90,7 +91,7 @@ def validate(
         from verl_multiturn.verl_bridge.codec import prompt_measure
 
         try:
-            measure = prompt_measure(model, tools)
+            measure = prompt_measure(model, tools, tool_format)
         except MultiTurnError as error:
             _fail(str(error))
     for path in dataset or []:

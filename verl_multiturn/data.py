@@ -61,15 +61,17 @@ def make_row(
 
 def read_splits(
     source: str, name: str | None = None, splits: tuple[str, str] = ("train", "test"), held_out: float = 0.05
-) -> dict[str, list[Any]]:
+) -> dict[str, Sequence[Any]]:
     """The rows of a data set as dictionaries, under `train` and `test`.
 
     Args:
-        source: a local .parquet, .jsonl, .json or .csv file, the last rows of which are held out; a folder with a file
-            for each split, named after it; or the name of a data set on the Hugging Face hub.
+        source: a local .parquet, .jsonl, .json or .csv file, some rows of which are held out; a folder with a file for
+            each split, named after it; or the name of a data set on the Hugging Face hub, whose rows are read one by
+            one, with pictures as they are stored.
         name: the configuration of a data set on the hub.
         splits: what the data set calls its two splits; the same name twice: rows of that one are held out.
-        held_out: the share of rows that become the test split where there is but one.
+        held_out: the share of rows that become the test split where there is but one, taken at even distances, since
+            files are often in the order of their parts; 0: none.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
@@ -77,11 +79,34 @@ def read_splits(
     if splits[0] != splits[1] and not Path(source).expanduser().is_file():
         return {"train": _read(source, splits[0], name), "test": _read(source, splits[1], name)}
     rows = _read(source, splits[0], name)
-    kept = len(rows) - max(1, round(len(rows) * held_out))
-    return {"train": rows[:kept], "test": rows[kept:]}
+    count = max(1, round(len(rows) * held_out)) if held_out else 0
+    test = [(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]
+    return {"train": _chosen(rows, sorted(set(range(len(rows))) - set(test))), "test": _chosen(rows, test)}
 
 
-def _read(source: str, split: str, name: str | None) -> list[dict[str, Any]]:
+class _HubRows(Sequence[dict[str, Any]]):
+    """Rows of a data set of the hub, each read from the disk when it is asked for: the pictures of all do not fit in
+    memory."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset.with_format("arrow")  # pictures stay encoded
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.dataset[index].to_pylist()
+        return self.dataset[index].to_pylist()[0]
+
+
+def _chosen(rows: Sequence[Any], indexes: Sequence[int]) -> Sequence[Any]:
+    if isinstance(rows, _HubRows):
+        return _HubRows(rows.dataset.select(indexes))
+    return [rows[index] for index in indexes]
+
+
+def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]:
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if file.stem == split and file.suffix in _READERS)
@@ -100,7 +125,7 @@ def _read(source: str, split: str, name: str | None) -> list[dict[str, Any]]:
     import datasets
 
     try:
-        return list(datasets.load_dataset(source, name, split=split))
+        return _HubRows(datasets.load_dataset(source, name, split=split))
     except Exception as error:  # the hub, its client and a data set's own files each raise theirs
         raise ConfigError(
             f"{source!r} is no local file, and the hub does not give its split {split!r}: "
@@ -112,8 +137,8 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
     """Write `<split>.parquet` for each split when the rows of all have been checked against the tools of a YAML.
 
     Raises:
-        ConfigError: rows do not fit the tools, or a split is empty. They are left in `new-<split>.parquet` for a look;
-            what was there before stays.
+        ConfigError: rows do not fit the tools or a parquet file, or a split is empty. What was written is left in
+            `new-<split>.parquet` for a look; what was there before stays.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -128,7 +153,13 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
             {**row, "extra_info": {"split": split, "index": index, **row["extra_info"]}}
             for index, row in enumerate(rows)
         ]
-        pyarrow.parquet.write_table(pa.Table.from_pylist(numbered), path)
+        try:
+            pyarrow.parquet.write_table(pa.Table.from_pylist(numbered), path)
+        except (pa.ArrowException, TypeError) as error:
+            raise ConfigError(
+                f"the rows of the split {split!r} do not fit in a parquet file: {error}; a column has one type in all "
+                "rows, and a dictionary at least one key"
+            ) from error
         if tools is None:
             continue
         _, problems = validate_dataset(path, tools)

@@ -32,23 +32,35 @@ on_top_of() {
 }
 
 # Adds the lines of a .flags file to `given`, and those that begin with `prepare_data.py` to `prepare`. `!PREFIX` takes away
-# what was given so far of the keys that begin so, for a configuration that does not have them.
+# what was given so far of the keys that begin so, for a configuration that does not have them; `?KEY=VALUE` counts unless
+# the key was given as null.
 read_flags() {
-    local line
+    local line word words
     while IFS= read -r line || [ -n "$line" ]; do
         line="${line%%#*}"
         line="${line#"${line%%[![:space:]]*}"}"
         line="${line%"${line##*[![:space:]]}"}"
-        line="${line//'$root'/$root}"
-        line="${line//'$recipe'/$recipe_dir}"
-        line="${line//'$out'/$out}"
         case "$line" in
             "") ;;
             "!"*) drop_flags "${line#!}" ;;
-            "prepare_data.py "*) read -r -a words <<<"${line#prepare_data.py }" && prepare+=("${words[@]}") ;;
-            *) given+=("$line") ;;
+            "prepare_data.py "*)
+                read -r -a words <<<"${line#prepare_data.py }"
+                for word in "${words[@]}"; do prepare+=("$(with_folders "$word")"); done
+                ;;
+            "?"*)
+                line="${line#\?}"
+                [ "$(last_of "${line%%=*}" "${given[@]}")" = null ] || given+=("$(with_folders "$line")")
+                ;;
+            *) given+=("$(with_folders "$line")") ;;
         esac
     done <"$1"
+}
+
+# A text with the folders that a .flags file may name.
+with_folders() {
+    local text="${1//'$root'/$root}"
+    text="${text//'$recipe'/$recipe_dir}"
+    printf '%s' "${text//'$out'/$out}"
 }
 
 drop_flags() {
@@ -59,15 +71,25 @@ drop_flags() {
     given=("${kept[@]}")
 }
 
+# The value of a key in flags: the last one counts.
+last_of() {
+    local key="$1" flag value=""
+    shift
+    for flag in "$@"; do
+        [ "${flag%%=*}" != "$key" ] || value="${flag#*=}"
+    done
+    printf '%s' "$value"
+}
+
 usage() {
     echo "$recipe: $1" >&2
     sed -n 's/^# \{0,1\}//; 4,12p' "$common_dir/launch.sh" >&2
     exit 2
 }
 
-launch() {
-    [ -z "${taking_over:-}" ] || return 0
-    local smoke="" only="" data="" out="" variants=() own=() given=() prepare=() words=() suffix="" file
+# Reads the command line into `smoke`, `only`, `data`, `out`, `variants`, `own` and `suffix`.
+read_options() {
+    local variant
     while [ $# -gt 0 ]; do
         case "$1" in
             --smoke) smoke=1 ;;
@@ -91,18 +113,59 @@ launch() {
     [ -z "$smoke" ] || [ -z "$data" ] || usage "--smoke makes its own data; leave --data out"
     for variant in "${variants[@]}"; do suffix+="-$variant"; done
     out="$(realpath -m "${out:-$root/outputs/$recipe$suffix${smoke:+-smoke}}")"
+}
 
-    read_flags "$common_dir/base.flags"
-    given+=("${flags[@]//'$out'/$out}")
+# Adds the flags of the chosen variants to `given`; each comes from the first folder that has it.
+read_variants() {
+    local variant folder
     for variant in "${variants[@]}"; do
-        for file in {"$recipe_dir","$base_dir"}"/variants/$variant.flags" "$common_dir/variants/$variant.flags" ""; do
-            [ -z "$file" ] && usage "unknown variant '$variant'; known are $(known_variants)"
-            if [ -f "$file" ]; then
-                read_flags "$file"
-                break
-            fi
+        for folder in "$@" ""; do
+            [ -n "$folder" ] || usage "unknown variant '$variant'; known are $(known_variants "$@")"
+            [ ! -f "$folder/$variant.flags" ] || break
+        done
+        read_flags "$folder/$variant.flags"
+    done
+}
+
+known_variants() {
+    local folder file names=()
+    for folder in "$@"; do
+        for file in "$folder"/*.flags; do
+            [ ! -f "$file" ] || names+=("$(basename "$file" .flags)")
         done
     done
+    printf '%s\n' "${names[@]}" | sort -u | paste -sd ' '
+}
+
+# Chooses `python`; a run on a CPU in a checkout makes .venv and uses it.
+choose_python() {
+    python="${PYTHON:-python}"
+    [ -n "$smoke$on_cpu" ] || return 0
+    export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
+    if [ -z "${PYTHON:-}" ] && [ -f "$root/scripts/environment.sh" ]; then
+        bash "$root/scripts/environment.sh"
+        python="$root/.venv/bin/python"
+    fi
+}
+
+# Runs a script that writes the data. Rows that are there are used as they are, unless a variant asked for other ones when
+# they were made.
+write_data() {
+    local made="$out/data/.prepared" wanted="${smoke:+--smoke }${prepare[*]}"
+    mkdir -p "$out"
+    if [ -n "$smoke$data" ] || [ ! -f "$out/data/train.parquet" ] || { [ -f "$made" ] && [ "$(cat "$made")" != "$wanted" ]; }; then
+        "$python" "$1" --out "$out/data" ${smoke:+--smoke} ${tools:+--tools "$tools"} "${prepare[@]}" ${data:+--source "$data"}
+        echo "$wanted" >"$made"
+    fi
+}
+
+launch() {
+    [ -z "${taking_over:-}" ] || return 0
+    local smoke="" only="" data="" out="" variants=() own=() given=() prepare=() suffix="" python
+    read_options "$@"
+    read_flags "$common_dir/base.flags"
+    given+=("${flags[@]//'$out'/$out}")
+    read_variants {"$recipe_dir","$base_dir","$common_dir"}/variants
     if [ -n "$smoke" ]; then
         read_flags "$common_dir/smoke.flags"
         [ ! -f "$base_dir/smoke.flags" ] || read_flags "$base_dir/smoke.flags"
@@ -124,22 +187,8 @@ launch() {
         return
     fi
 
-    local python="${PYTHON:-python}"
-    if [ -n "$smoke$on_cpu" ]; then
-        export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
-        if [ -z "${PYTHON:-}" ] && [ -f "$root/scripts/environment.sh" ]; then
-            bash "$root/scripts/environment.sh"
-            python="$root/.venv/bin/python"
-        fi
-    fi
-    mkdir -p "$out"
-    # Rows that are there are used as they are, unless a variant asked for other ones when they were made.
-    local made="$out/data/.prepared" wanted="${smoke:+--smoke }${prepare[*]}"
-    if [ -n "$smoke$data" ] || [ ! -f "$out/data/train.parquet" ] || { [ -f "$made" ] && [ "$(cat "$made")" != "$wanted" ]; }; then
-        "$python" "$base_dir/prepare_data.py" --out "$out/data" ${smoke:+--smoke} \
-            ${tools:+--tools "$tools"} "${prepare[@]}" ${data:+--source "$data"}
-        echo "$wanted" >"$made"
-    fi
+    choose_python
+    write_data "$base_dir/prepare_data.py"
     [ "$only" != --prepare ] || return 0
     [ -z "$smoke$on_cpu" ] || rm -rf "$out/metrics.jsonl" "$out/records"
     export VERL_FILE_LOGGER_PATH="$out/metrics.jsonl"
@@ -148,14 +197,6 @@ launch() {
     local report="$common_dir/report.py"
     [ ! -f "$base_dir/report.py" ] || report="$base_dir/report.py"
     [ ! -f "$out/metrics.jsonl" ] || "$python" "$report" "$out" # no file logger, no report
-}
-
-known_variants() {
-    local file names=()
-    for file in "$recipe_dir"/variants/*.flags "$base_dir"/variants/*.flags "$common_dir"/variants/*.flags; do
-        [ -f "$file" ] && names+=("$(basename "$file" .flags)")
-    done
-    printf '%s\n' "${names[@]}" | sort -u | paste -sd ' '
 }
 
 on_cpu="${on_cpu:-}" # set by a recipe whose full run is one on a CPU

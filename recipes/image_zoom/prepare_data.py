@@ -99,12 +99,13 @@ def in_blocks(image: Image) -> Image:
     return image if image.size == (width, height) else image.resize((width, height))
 
 
-def demonstration(count: int) -> list[str]:
+def demonstration(count: int, tool: bool = True) -> list[str]:
     """What is said on a picture with so many squares: a look at them, and the answer."""
-    return [tool_call(TOOL, {"bbox_2d": [0, 0, 112, 56], "label": "squares"}), f"\\boxed{{{count}}}"]
+    look = [tool_call(TOOL, {"bbox_2d": [0, 0, 112, 56], "label": "squares"})] if tool else []
+    return [*look, f"\\boxed{{{count}}}"]
 
 
-def smoke_rows(folder: Path, tools: Path) -> list[Row]:
+def smoke_rows(folder: Path, tools: Path, tool: bool = True) -> list[Row]:
     """Squares to be counted. The demonstrations are not in the rows: the model for text has no use for them."""
     import PIL.Image
 
@@ -120,7 +121,7 @@ def smoke_rows(folder: Path, tools: Path) -> list[Row]:
             "problem": f"<image>How many {color} squares are in picture {index}?",
             "answer": str(count),
         }
-        rows.append(row(entry, folder / "images" / f"{index}.png", tools))
+        rows.append(row(entry, folder / "images" / f"{index}.png", tools, tool))
     return rows
 
 
@@ -139,12 +140,12 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         args.tools = args.out / "tools.yaml"
         args.tools.write_text(yaml.safe_dump({"tools": [entry]}, sort_keys=False), encoding="utf-8")
-        made = smoke_rows(args.out, args.tools)
+        made = smoke_rows(args.out, args.tools, not args.no_tool)
         splits = {"train": made[:8], "test": made[8:]}
         if args.model is not None:
             from tiny_model import make_model
 
-            said = [demonstration(int(each["reward_model"]["ground_truth"])) for each in made]
+            said = [demonstration(int(each["reward_model"]["ground_truth"]), not args.no_tool) for each in made]
             make_model(args.model, made, said, args.tools)
     else:
         splits = {

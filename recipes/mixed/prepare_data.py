@@ -18,7 +18,7 @@ import functools
 import importlib.util
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,7 +100,7 @@ def real_rows(sources: dict[str, str], tools: Path | None, most: int) -> dict[st
         if not source:
             continue
         if kind == "gym":
-            entries: dict[str, list[Any]] = gym_splits(source, limits)
+            entries: Mapping[str, Sequence[Any]] = gym_splits(source, limits)
         elif kind == "gsm8k":
             entries = read_splits(source, "main")
         elif kind == "search":
@@ -110,7 +110,7 @@ def real_rows(sources: dict[str, str], tools: Path | None, most: int) -> dict[st
         for split, limit in limits.items():
             chosen = entries[split]
             if len(chosen) > limit:
-                chosen = random.Random(0).sample(chosen, limit)
+                chosen = [chosen[index] for index in random.Random(0).sample(range(len(chosen)), limit)]
             splits[split] += [row_of(kind, entry, tools) for entry in chosen]
     if sources.get("sql"):
         text2sql = recipe("text2sql")

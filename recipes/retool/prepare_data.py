@@ -59,8 +59,8 @@ def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 def rows_of(source: str, data_source: str) -> list[Row]:
     """All rows of a source that has one split, each problem once."""
-    splits = read_splits(source, splits=("train", "train"))
-    answers = {problem: answer for rows in splits.values() for problem, answer in map(problem_of, rows)}
+    entries = read_splits(source, splits=("train", "train"), held_out=0.0)["train"]
+    answers = dict(map(problem_of, entries))
     return [row(problem, answer, data_source) for problem, answer in answers.items()]
 
 

@@ -10,12 +10,13 @@ its rows may look like:
   (AIME 2024);
 - two turns, the second with `ground_truth.value` (ORZ-57k).
 
-Without `--validation` the test split is the source's own, or its last rows where it has none.
+Without `--validation` the test split is the source's own, or some of its rows where it has none. Each problem is kept
+once, and one of the test split is not trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def problem_of(entry: Any) -> tuple[str, str]:
     )
 
 
-def read(source: str, held_out: float = 0.05) -> dict[str, list[Any]]:
+def read(source: str, held_out: float = 0.05) -> dict[str, Sequence[Any]]:
     """The rows of a source under `train` and `test`; so large a share is held out of one that has no test split."""
     if "://" not in source:
         try:
@@ -76,6 +77,17 @@ def read(source: str, held_out: float = 0.05) -> dict[str, list[Any]]:
             f"{source!r} cannot be read: {error}; download train.parquet and test.parquet from there, and give their "
             "folder with --data"
         ) from error
+
+
+def rows_of(train: Iterable[Any], test: Iterable[tuple[str, Any]]) -> dict[str, list[Row]]:
+    """Rows of a source's entries, and of those that are tested on, each with its `data_source`."""
+    sources = {problem_of(entry): name for name, entry in test}
+    tested = {problem.strip() for problem, _ in sources}
+    answers = {problem.strip(): answer for problem, answer in map(problem_of, train)}
+    return {
+        "train": [row(problem, answer) for problem, answer in answers.items() if problem not in tested],
+        "test": [row(problem, answer, name) for (problem, answer), name in sources.items()],
+    }
 
 
 def smoke_rows(start: int, size: int) -> list[Row]:
@@ -101,12 +113,11 @@ def main() -> None:
         splits = {"train": smoke_rows(0, 8), "test": smoke_rows(8, 4)}
     elif args.validation:
         of_source = [(name, entry) for name in args.validation for rows in read(name).values() for entry in rows]
-        splits = {
-            "train": [row(*problem_of(entry)) for entry in read(args.source, held_out=0.0)["train"]],
-            "test": [row(*problem_of(entry), source=f"math/{Path(name).stem.lower()}") for name, entry in of_source],
-        }
+        tested = [(f"math/{Path(name).stem.lower()}", entry) for name, entry in of_source]
+        splits = rows_of(read(args.source, held_out=0.0)["train"], tested)
     else:
-        splits = {split: [row(*problem_of(entry)) for entry in rows] for split, rows in read(args.source).items()}
+        found = read(args.source)
+        splits = rows_of(found["train"], [(DATA_SOURCE, entry) for entry in found["test"]])
     write_rows(args.out, splits, args.tools)
 
 

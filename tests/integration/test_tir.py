@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
-from tests.unit.test_tir import ANSWER, BLOCK, CALL, CodeTool
+from tests.text_mode import ANSWER, BLOCK, CALL, CodeTool
 
 # Importing verl's trainers says which optional engines are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]

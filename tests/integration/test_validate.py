@@ -15,9 +15,9 @@ TOOLS = str(ROOT / "tool_configs" / "calculator.yaml")
 MODEL = str(ROOT / "recipes" / "quickstart" / "model")
 
 
-def validate(rows: Path, prompt_length: int, model: str = MODEL) -> tuple[int, str]:
-    command = ["validate", TOOLS, "--dataset", str(rows), "--model", model, "--prompt-length", str(prompt_length)]
-    done = CliRunner().invoke(app, command)
+def validate(rows: Path, prompt_length: int, model: str = MODEL, *more: str, tools: str = TOOLS) -> tuple[int, str]:
+    command = ["validate", tools, "--dataset", str(rows), "--model", model, "--prompt-length", str(prompt_length)]
+    done = CliRunner().invoke(app, [*command, *more])
     return done.exit_code, done.output
 
 
@@ -40,3 +40,14 @@ def test_a_model_that_is_not_here(tmp_path: Path) -> None:
     code, said = validate(rows, 100, model=str(tmp_path))
     assert code == 1
     assert "no tokenizer and config.json" in said
+
+
+def test_text_mode_shows_no_schemas(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "1 + 1 = ?"}]}))
+    python = str(ROOT / "tool_configs" / "python.yaml")
+    assert validate(rows, 60, tools=python)[0] == 1
+    assert validate(rows, 60, MODEL, "--format", "tir", tools=python)[0] == 0
+    code, said = validate(rows, 60, MODEL, "--format", "tyr", tools=python)
+    assert code == 1
+    assert "tyr" in said

@@ -37,7 +37,7 @@ def test_a_call_is_written_as_hermes_models_do() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_the_last_rows_of_one_file_are_held_out(tmp_path: Path, suffix: str) -> None:
+def test_rows_of_one_file_are_held_out(tmp_path: Path, suffix: str) -> None:
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(40)]
     path = tmp_path / f"all{suffix}"
     if suffix == ".jsonl":
@@ -48,7 +48,27 @@ def test_the_last_rows_of_one_file_are_held_out(tmp_path: Path, suffix: str) -> 
         path.write_text("question,answer\n" + "".join(f"q{i},{i}\n" for i in range(40)))
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert read_splits(str(path)) == {"train": rows[:38], "test": rows[38:]}
+    train = [row for i, row in enumerate(rows) if i not in (10, 30)]
+    assert read_splits(str(path)) == {"train": train, "test": [rows[10], rows[30]]}
+    assert read_splits(str(path), held_out=0.0) == {"train": rows, "test": []}
+
+
+def test_pictures_of_the_hub_stay_encoded_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from PIL import Image
+
+    features = datasets.Features({"images": datasets.Sequence(datasets.Image()), "problem": datasets.Value("string")})
+    columns = {"images": [[Image.new("RGB", (8, 8))]] * 10, "problem": [f"p{i}" for i in range(10)]}
+    made = datasets.Dataset.from_dict(columns, features=features)
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or made)
+    splits = read_splits("some/pictures", splits=("train", "train"), held_out=0.2)
+    assert asked == [(("some/pictures", None), {"split": "train"})]
+    assert [row["problem"] for row in splits["test"]] == ["p2", "p7"]
+    assert [row["problem"] for row in splits["train"][:3]] == ["p0", "p1", "p3"]
+    assert len(splits["train"]) == 8
+    (picture,) = splits["train"][-1]["images"]
+    assert picture["bytes"].startswith(b"\x89PNG")
 
 
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
@@ -93,3 +113,12 @@ def test_rows_that_do_not_fit_the_tools_are_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new-test.parquet", "new-train.parquet"]
     with pytest.raises(ConfigError, match="the split 'test' has no rows"):
         write_rows(tmp_path, {"test": []})
+
+
+def test_rows_that_do_not_fit_in_a_file_are_refused(tmp_path: Path) -> None:
+    empty = make_row("qa", "Who?", "Ada", tools_kwargs={})
+    with pytest.raises(ConfigError, match=r"'train' do not fit in a parquet file: .* a dictionary at least one key"):
+        write_rows(tmp_path, {"train": [empty]})
+    mixed = [make_row("qa", "Who?", "Ada", year=1815), make_row("qa", "Who?", "Ada", year="?")]
+    with pytest.raises(ConfigError, match="a column has one type in all rows"):
+        write_rows(tmp_path, {"train": mixed})

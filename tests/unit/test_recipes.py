@@ -63,6 +63,40 @@ def test_wrong_words_are_refused(words: list[str], said: str) -> None:
     assert ran.stdout == ""
 
 
+def test_a_file_of_flags_is_read(tmp_path: Path) -> None:
+    flags = tmp_path / "some.flags"
+    lines = ["prepare_data.py --model $out/model  # two words", "a.path=$recipe/x", "b=null", "c=1"]
+    flags.write_text("\n".join([*lines, "?b=2", "?c=2", "?d=$root", "!a."]))
+    script = (
+        f"source {RECIPES}/common/launch.sh; recipe_dir=R; root='the root'; out='my out'; given=() prepare=()\n"
+        f'read_flags {flags}; printf \'%s\\n\' "${{prepare[@]}}" -- "${{given[@]}}"'
+    )
+    ran = subprocess.run(["bash", "-euc", script, "bash"], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["--model", "my out/model", "--", "b=null", "c=1", "c=2", "d=the root"]
+
+
+def test_the_baseline_of_a_smoke_run_has_no_tool() -> None:
+    key = "actor_rollout_ref.rollout.multi_turn.tool_config_path="
+    script = RECIPES / "image_zoom" / "run.sh"
+    assert values(run(script, "--print", "--smoke", "--variant", "no_tool").stdout, key)[-1] == "null"
+    assert values(run(script, "--print", "--smoke").stdout, key)[-1].endswith("/data/tools.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "trainer.nnodes=2: start it on each node with NODE_RANK"),
+        (["--variant"], "--variant needs a value"),
+        (["--variant", "ppo"], "unknown variant 'ppo'; known are qwen2.5_7b"),
+    ],
+)
+def test_the_cold_start_refuses_what_cannot_work(words: list[str], said: str, tmp_path: Path) -> None:
+    ran = run(RECIPES / "retool" / "sft.sh", "--out", str(tmp_path), *words, NODE_RANK="")
+    assert ran.returncode == 2
+    assert said in ran.stderr.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(40)))

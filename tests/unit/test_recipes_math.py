@@ -163,14 +163,22 @@ def test_torl_refuses_other_forms(entry: Any) -> None:
 
 
 def test_torl_reads_a_folder_by_its_address_and_validation_sets(tmp_path: Path) -> None:
-    for split, size in (("train", 3), ("test", 2)):
-        pyarrow.parquet.write_table(pa.Table.from_pylist([TORL] * size), tmp_path / f"{split}.parquet")
-    (tmp_path / "AIME_2024.jsonl").write_text('{"Problem": "p", "Answer": 7}\n{"Problem": "q", "Answer": 8}\n')
+    def entry(problem: str) -> dict[str, Any]:
+        return {**TORL, "prompt": [{"role": "user", "content": problem}]}
+
+    # A problem that comes twice, and one of both splits.
+    for split, problems in (("train", "abbc"), ("test", "cdd")):
+        pyarrow.parquet.write_table(pa.Table.from_pylist([*map(entry, problems)]), tmp_path / f"{split}.parquet")
+    (tmp_path / "AIME_2024.jsonl").write_text('{"Problem": "a", "Answer": 7}\n{"Problem": "q", "Answer": 8}\n')
+
+    def problems_of(splits: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+        return {split: "".join(row["prompt"][-1]["content"] for row in rows) for split, rows in splits.items()}
+
     splits = prepared("torl", tmp_path / "out", "--source", tmp_path.as_uri())
-    assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
+    assert problems_of(splits) == {"train": "ab", "test": "cd"}
     validation = ["--validation", str(tmp_path / "AIME_2024.jsonl")]
     splits = prepared("torl", tmp_path / "out", "--source", str(tmp_path), *validation)
-    assert [row["prompt"][-1]["content"] for row in splits["train"]] == ["What is 2^{10}?"] * 3
+    assert problems_of(splits) == {"train": "bc", "test": "aq"}
     found = [(row["data_source"], row["reward_model"]["ground_truth"]) for row in splits["test"]]
     assert found == [("math/aime_2024", "7"), ("math/aime_2024", "8")]
 

@@ -1,112 +1,45 @@
-"""Text mode: literal ids and masks, markers in any split, what cannot be run, what a tool may answer, void turns."""
+"""Text mode: literal ids and masks, markers in any split, what cannot be run, what a tool may answer."""
 
 import itertools
-import json
 import re
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT, CharBuilder, make_schema
-from tests.unit.test_certificate import MASK, literal
+from tests.conftest import CharBuilder, make_schema
+from tests.text_mode import (
+    ANSWER,
+    ANSWER_IDS,
+    BLOCK,
+    CALL,
+    CALL_IDS,
+    END,
+    OUTPUT_IDS,
+    PROMPT,
+    CodeTool,
+    Pieces,
+    pieces,
+    quickstart_tokenizer,
+    run,
+)
 from verl_multiturn import (
-    BaseTool,
     ConfigError,
-    Conversation,
     EngineError,
     Generation,
-    Limits,
-    Outcome,
-    Request,
     ScriptedEngine,
     StopReason,
-    ToolResponse,
 )
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser, code_tool
-from verl_multiturn.config import read_settings
-from verl_multiturn.observe.certificate import verify
-from verl_multiturn.observe.records import record_of
-from verl_multiturn.observe.verification import verify_record
 from verl_multiturn.rollout.marker import MarkerStop
-from verl_multiturn.rollout.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.rollout.void_turns import has_void_turn
-from verl_multiturn.tools.gate import Gates
-
-PROMPT = [80, 81, 62]  # CharBuilder's: P, Q and >
-END = 2  # <|im_end|>
-BLOCK = "```python\nprint(6*7)\n```\n"
-CALL = f"{BLOCK}```output"
-# The same in the quickstart's tokens: ` 66, newline 201.
-CALL_IDS = [66, 66, 66, 82, 91, 268, 259, 201, 326, 295, 86, 10, 24, 12, 25, 11, 201,
-            66, 66, 66, 201, 66, 66, 66, 81, 87, 86, 82, 87, 86]  # fmt: skip
-OUTPUT_IDS = [201, 22, 20, 201, 66, 66, 66, 201]  # "\n42\n```\n"
-ANSWER = "It is \\boxed{42}."
-ANSWER_IDS = [43, 86, 223, 75, 85, 223, 62, 68, 81, 90, 71, 70, 93, 22, 20, 95, 16, END]
-
-
-class CodeTool(BaseTool):
-    """Answers every code with the same text, and remembers the codes."""
-
-    def __init__(self, answer: str = "42") -> None:
-        super().__init__({}, make_schema("run", code="string"))
-        self.answer = answer
-        self.codes: list[str] = []
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
-        self.codes.append(parameters["code"])
-        return ToolResponse(self.answer)
-
-
-class Pieces:
-    """A tokenizer whose tokens are any pieces of text; what it encodes itself is one token for each character."""
-
-    def __init__(self) -> None:
-        self.texts = ["<end>", *map(chr, range(1, 128))]
-
-    def ids(self, *pieces: str) -> list[int]:
-        self.texts += pieces
-        return list(range(len(self.texts) - len(pieces), len(self.texts)))
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.ids(*text)
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
-        return "".join(self.texts[i] for i in token_ids)
+from verl_multiturn.rollout.receipts import ReceiptingEngine
 
 
 @pytest.fixture(scope="module")
 def real() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
-
-
-async def run(
-    engine: Any, tokenizer: Any, tool: BaseTool | None, end: int = END, firewall: Firewall | None = None, **limits: Any
-) -> Outcome:
-    conversation = Conversation(
-        MarkerStop(engine, tokenizer),
-        TirCodec(CharBuilder(), firewall, tokenizer),
-        TirParser(tokenizer, [end]),
-        Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
-        Gates(60.0),
-    )
-    tools = {tool.name: tool} if tool is not None else {}
-    return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools))
-
-
-async def pieces(*turns: list[str], tool: CodeTool | None = None, **limits: Any) -> tuple[Outcome, str]:
-    """A conversation whose turns are given piece by piece; and the text of its response. The last turn is ended."""
-    tokenizer = Pieces()
-    script = [tokenizer.ids(*turn) for turn in turns]
-    script[-1].append(0)
-    outcome = await run(ScriptedEngine(script), tokenizer, tool or CodeTool(), end=0, **limits)
-    return outcome, tokenizer.decode(outcome.trajectory.ids[len("PQ>") :])
+    return quickstart_tokenizer()
 
 
 async def test_a_call_and_an_answer(real: Any) -> None:
@@ -453,81 +386,3 @@ async def test_schemas_are_not_in_the_prompt() -> None:
     tool = CodeTool()
     ids = TirCodec(Noting(), None, Pieces()).initial([{"role": "user", "content": "Q"}], [tool.tool_schema.as_dict()])
     assert ids == PROMPT
-
-
-# Void turns.
-BOXED = re.compile(r"\\boxed")
-
-
-@pytest.mark.parametrize(
-    ("turns", "void"),
-    [
-        ([[CALL], [ANSWER]], False),
-        ([[ANSWER]], False),
-        ([["No idea."]], True),
-        ([[CALL], ["No idea."]], True),
-        ([["```output"], [ANSWER]], True),
-        ([["```output \\boxed"], [ANSWER]], False),
-        ([[BLOCK], [ANSWER]], True),
-    ],
-    ids=["call_answer", "answer", "neither", "call_neither", "unreadable_call", "answered", "not_asked_to_run"],
-)
-async def test_void_turns(turns: list[list[str]], void: bool) -> None:
-    outcome, _ = await pieces(*turns)
-    assert has_void_turn(outcome, BOXED) is void
-
-
-async def test_a_turn_that_was_not_read_is_not_void() -> None:
-    class Fails:
-        async def generate(self, request_id: str, ids: Any, sampling: Any, max_new_tokens: int) -> Generation:
-            return Generation([5], [-0.5], [0], "abort")
-
-    outcome = await run(Fails(), Pieces(), CodeTool(), end=0)
-    assert (outcome.stop_reason, outcome.trajectory.mask[-1]) == (StopReason.ENGINE_ERROR, 1)
-    assert not has_void_turn(outcome, BOXED)
-
-
-async def test_a_record_says_that_a_turn_is_void(real: Any) -> None:
-    engine = ReceiptingEngine(MarkerStop(ScriptedEngine([CALL_IDS, ANSWER_IDS]), real))
-    conversation = Conversation(
-        engine, TirCodec(CharBuilder(), None, real), TirParser(real, [END]), Limits(100, 900), Gates(5.0)
-    )
-    outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"run": CodeTool()}))
-    receipts = Receipts("r1", engine.take("r1"), void=True)
-    record = json.loads(json.dumps(record_of(outcome, receipts)))
-    assert (sum(record["mask"]), record["receipts"]["void"]) == (48, True)
-    assert verify_record(record).violations == []
-    assert Receipts.from_bytes(receipts.to_bytes()).void is True
-    assert Receipts.from_json(record["receipts"]).void is True
-    del record["receipts"]["void"]  # as records were before
-    assert Receipts.from_json(record["receipts"]).void is False
-
-
-def test_a_filtered_row_has_no_trained_token_and_all_else() -> None:
-    sample = literal()
-    nothing, sampled = np.zeros(len(MASK), int), np.array(MASK)
-    row = replace(sample.row, mask=nothing, loss_mask=nothing)
-    assert verify(row, sample.receipts, filtered=True) == []
-    for changed, filtered, found in [
-        (row, False, ["mask is 0", "loss_mask is 0"]),
-        (sample.row, True, ["mask is 1", "loss_mask is 1"]),
-        (replace(row, mask=sampled), True, ["mask is 1"]),
-        (replace(row, loss_mask=sampled), True, ["loss_mask is 1"]),
-        (replace(row, logprobs=np.zeros(len(MASK), np.float32)), True, ["logprob is 0.0"]),
-        (replace(row, response_ids=row.response_ids + 1), True, ["id is 11", "input_ids is 10"]),
-    ]:
-        said = [str(violation) for violation in verify(changed, sample.receipts, filtered=filtered)]
-        assert said
-        assert all(any(what in one for one in said) for what in found), said
-
-
-@pytest.mark.parametrize("pattern", ["[", "(?P<a>x)(?P<a>y)", "\\"])
-def test_a_bad_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"void_turn_pattern: .*no regular expression") as raised:
-        read_settings({"void_turn_pattern": pattern})
-    assert repr(pattern) in str(raised.value)
-
-
-def test_a_good_pattern() -> None:
-    assert read_settings({"void_turn_pattern": r"\\boxed"}).void_turn_pattern == r"\\boxed"
-    assert read_settings({}).void_turn_pattern is None

@@ -22,7 +22,7 @@ from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.images import image_reader, load_processor, own_processor, row_messages, vision_of
-from verl_multiturn.verl_bridge.parsers import make_parser
+from verl_multiturn.verl_bridge.parsers import check_format, make_parser
 from verl_multiturn.verl_bridge.rows import make_request
 
 
@@ -142,13 +142,20 @@ def examine_model(
     return asyncio.run(examine_template(template, tools and not text_mode, prompt_only=text_mode))
 
 
-def prompt_measure(model: str, tools: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], int]:
-    """Counts the tokens of a data row's prompt, the schemas of its tools included.
+def prompt_measure(
+    model: str, tools: Mapping[str, Any], tool_format: str = "hermes"
+) -> Callable[[Mapping[str, Any]], int]:
+    """Counts the tokens of a data row's prompt, with the schemas of its tools where the format shows them.
+
+    Args:
+        tool_format: `multi_turn.format`.
 
     Raises:
-        ConfigError: the model does not lie on this machine; from the counter: the row cannot be rendered.
+        ConfigError: the model does not lie on this machine, or no such format; from the counter: the row cannot be
+            rendered.
     """
-    _, chat = load_chat(model)
+    check_format(tool_format)
+    _, chat = load_chat(model, text_mode=tool_format == TIR)
     takes_images = chat.codec.vision is not None
     read = image_reader(chat.processor, {})
 
