@@ -18,25 +18,23 @@ from verl_multiturn.observe.verification import verify_record
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 RUN = ROOT / "recipes" / "quickstart" / "run.py"
+MARK = "VERL_MULTITURN_TEST_RUN"
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(RUN), "--out", str(out), *arguments]
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", "COLUMNS": "200", MARK: str(out)}
     with (out.parent / "console.log").open("wb") as log:
-        return subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VERL_PLATFORM": "cpu", "COLUMNS": "200"}
-        )
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
-def stack_processes() -> set[str]:
-    """All processes of Ray, SGLang and verl on this machine, by id and command line, whoever started them."""
+def processes_of(out: Path) -> set[str]:
+    """Whatever a run started, Ray's own processes too, by id and command line; they inherit what marks it."""
     found = set()
     for process in psutil.process_iter():
         try:
-            command = " ".join(process.cmdline()) or process.name()
-            names = ("ray::", "raylet", "gcs_server", "ray-dashboard", "/ray/", "sglang", "verl.trainer")
-            if any(name in command for name in names) and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(f"{process.pid} {command[:200]}")
+            if process.environ().get(MARK) == str(out) and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(f"{process.pid} {' '.join(process.cmdline())[:200]}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
@@ -67,7 +65,6 @@ def test_three_steps_of_the_real_stack(tmp_path: Path) -> None:
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     small = ["data.train_batch_size=8", f"{actor}.ppo_mini_batch_size=8", "data.val_max_samples=16"]
     small.append(f"{rollout}.log_prob_micro_batch_size_per_gpu=64")
-    before = stack_processes()
     trainer = start(out, "--steps", "3", *small)
     status = trainer.wait(timeout=580)
     console = (tmp_path / "console.log").read_text()
@@ -112,13 +109,12 @@ def test_three_steps_of_the_real_stack(tmp_path: Path) -> None:
     # Step n is sampled with the weights of step n - 1: the weight sync reaches the engine.
     versions = {step: {v for r in trained if r["step"] == step for v in r["versions"] if v >= 0} for step in (1, 2, 3)}
     assert versions == {1: {0}, 2: {1}, 3: {2}}
-    assert stack_processes() <= before
+    assert processes_of(out) == set()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: signal.Signals) -> None:
     out = tmp_path / "out"
-    before = stack_processes()
     trainer = start(out, "--steps", "3")
     log = out / "train.log"
     # SIGINT when the engine is starting; SIGTERM earlier, while Ray is.
@@ -128,7 +124,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
         assert trainer.poll() is None, (tmp_path / "console.log").read_text()
         time.sleep(0.5)
     time.sleep(5)
-    assert len(stack_processes() - before) > 3
+    assert len(processes_of(out)) > 3
     trainer.send_signal(signum)
     assert trainer.wait(timeout=60) == 130
-    assert stack_processes() <= before
+    assert processes_of(out) == set()
