@@ -73,7 +73,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         f"{rollout}.name": "sglang_async",
         f"{rollout}.load_format": "auto",
         f"{rollout}.n": 8,
-        f"{rollout}.gpu_memory_utilization": 0.1,
+        f"{rollout}.gpu_memory_utilization": 0.8,  # of what is free while it starts; max_total_tokens is the bound
         f"{rollout}.log_prob_micro_batch_size_per_gpu": 128,
         f"{rollout}.multi_turn.enable": True,
         f"{rollout}.multi_turn.tool_config_path": ROOT / "tool_configs" / "calculator.yaml",

@@ -113,7 +113,7 @@ def main(path: Path) -> None:
         disable_overlap_schedule=True,
         disable_cuda_graph=True,
         max_total_tokens=4096,
-        mem_fraction_static=0.1,
+        mem_fraction_static=0.8,  # of what is free while it starts
         dtype="float32",
         skip_tokenizer_init=False,
     )
