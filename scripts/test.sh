@@ -17,6 +17,7 @@ engine=$!
 trap 'kill -INT -- "-$engine" 2>/dev/null || true; rm -f "$log"' EXIT
 status=0
 .venv/bin/python -m pytest -m "not engine" --durations=10 || status=$?
+[ "$status" -ne 2 ] || exit 2 # interrupted
 wait "$engine" || status=$?
 cat "$log"
 exit "$status"

@@ -6,12 +6,14 @@ A row is what verl's data set and our agent loop read; `make_row` is the one pla
 from __future__ import annotations
 
 import argparse
+import copy
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.tools.validate import validate_dataset
 
@@ -79,9 +81,26 @@ def read_splits(
     if splits[0] != splits[1] and not Path(source).expanduser().is_file():
         return {"train": _read(source, splits[0], name), "test": _read(source, splits[1], name)}
     rows = _read(source, splits[0], name)
-    count = max(1, round(len(rows) * held_out)) if held_out else 0
-    test = [(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]
-    return {"train": _chosen(rows, sorted(set(range(len(rows))) - set(test))), "test": _chosen(rows, test)}
+    if not held_out:
+        return {"train": rows, "test": []}
+    try:
+        train, test = hold_out(len(rows), held_out)
+    except ConfigError as error:
+        raise ConfigError(f"{source!r}: {error}") from None
+    return {"train": _chosen(rows, train), "test": _chosen(rows, test)}
+
+
+def hold_out(size: int, share: float) -> tuple[list[int], list[int]]:
+    """Which of so many rows are for training, and which for testing: that share of them, at even distances.
+
+    Raises:
+        ConfigError: there are not two.
+    """
+    if size < 2:
+        raise ConfigError(f"{size} rows cannot be parted into some to train on and some to test on; give two or more")
+    count = min(max(1, round(size * share)), size - 1)
+    test = [(2 * i + 1) * size // (2 * count) for i in range(count)]
+    return sorted(set(range(size)) - set(test)), test
 
 
 class _HubRows(Sequence[dict[str, Any]]):
@@ -89,15 +108,29 @@ class _HubRows(Sequence[dict[str, Any]]):
     memory."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset.with_format("arrow")  # pictures stay encoded
+        self.dataset = dataset.with_format("arrow")
+        self.features = _keep_encoded(copy.deepcopy(dataset.features))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self.dataset[index].to_pylist()
-        return self.dataset[index].to_pylist()[0]
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.features.decode_example(self.dataset[index].to_pylist()[0])
+
+
+def _keep_encoded(feature: Any) -> Any:
+    """A data set's features, with pictures that are not decoded."""
+    import datasets
+
+    inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+    for each in inner:
+        if isinstance(each, datasets.Image):
+            each.decode = False
+        elif each is not None:
+            _keep_encoded(each)
+    return feature
 
 
 def _chosen(rows: Sequence[Any], indexes: Sequence[int]) -> Sequence[Any]:
@@ -129,7 +162,8 @@ def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]
     except Exception as error:  # the hub, its client and a data set's own files each raise theirs
         raise ConfigError(
             f"{source!r} is no local file, and the hub does not give its split {split!r}: "
-            f"{type(error).__name__}: {error}; download it, and give the file or folder with --data"
+            f"{type(error).__name__}: {error}; download it, and name the file or folder in its place (--data of a "
+            "recipe, or an option of its prepare_data.py)"
         ) from error
 
 
@@ -147,7 +181,7 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in splits.items():
         if not rows:
-            raise ConfigError(f"the split {split!r} has no rows")
+            raise ConfigError(f"the split {split!r} has no rows; see what of the source was left out, and why")
         path = folder / f"new-{split}.parquet"
         numbered = [
             {**row, "extra_info": {"split": split, "index": index, **row["extra_info"]}}
@@ -186,6 +220,14 @@ def arguments(description: str, default_source: str) -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="a small made set that needs no network")
     parser.add_argument("--tools", type=Path, help="the tool YAML that the rows are checked against")
     return parser
+
+
+def prepare(main: Callable[[], None]) -> None:
+    """Runs the `main` of a `prepare_data.py`; what an author can mend ends it with one line."""
+    try:
+        main()
+    except MultiTurnError as error:
+        sys.exit(f"error: {error}")
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:

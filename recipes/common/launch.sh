@@ -58,9 +58,9 @@ read_flags() {
 
 # A text with the folders that a .flags file may name.
 with_folders() {
-    local text="${1//'$root'/$root}"
-    text="${text//'$recipe'/$recipe_dir}"
-    printf '%s' "${text//'$out'/$out}"
+    local text="${1//'$root'/"$root"}"
+    text="${text//'$recipe'/"$recipe_dir"}"
+    printf '%s' "${text//'$out'/"$out"}"
 }
 
 drop_flags() {
@@ -71,11 +71,12 @@ drop_flags() {
     given=("${kept[@]}")
 }
 
-# The value of a key in flags: the last one counts.
+# The value of a key in flags, with or without `+` before it: the last one counts.
 last_of() {
     local key="$1" flag value=""
     shift
     for flag in "$@"; do
+        flag="${flag#+}" && flag="${flag#+}"
         [ "${flag%%=*}" != "$key" ] || value="${flag#*=}"
     done
     printf '%s' "$value"
@@ -113,6 +114,9 @@ read_options() {
     [ -z "$smoke" ] || [ -z "$data" ] || usage "--smoke makes its own data; leave --data out"
     for variant in "${variants[@]}"; do suffix+="-$variant"; done
     out="$(realpath -m "${out:-$root/outputs/$recipe$suffix${smoke:+-smoke}}")"
+    local LC_ALL=C
+    [[ "$root$out" != *[^A-Za-z0-9_/+.%*@?:\ -]* ]] ||
+        usage "Hydra reads no folder named like '$root' or '$out'; expected letters of ASCII, digits, blanks and any of _ / + . % * @ ? : -"
 }
 
 # Adds the flags of the chosen variants to `given`; each comes from the first folder that has it.
@@ -164,7 +168,7 @@ launch() {
     local smoke="" only="" data="" out="" variants=() own=() given=() prepare=() suffix="" python
     read_options "$@"
     read_flags "$common_dir/base.flags"
-    given+=("${flags[@]//'$out'/$out}")
+    given+=("${flags[@]//'$out'/"$out"}")
     read_variants {"$recipe_dir","$base_dir","$common_dir"}/variants
     if [ -n "$smoke" ]; then
         read_flags "$common_dir/smoke.flags"

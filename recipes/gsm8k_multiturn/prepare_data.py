@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.gsm8k import parse_answer
 
@@ -76,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.image_zoom import read_image
 from verl_multiturn.tools.registry import load_tools
@@ -159,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 
 TOOL = "code_interpreter"
@@ -47,19 +47,27 @@ def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
         ConfigError: it has none of the known forms.
     """
     if "prompt" in entry and "reward_model" in entry:
-        return bare_problem(entry["prompt"][-1]["content"]), str(entry["reward_model"]["ground_truth"]).strip()
+        return _texts(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
     for problem, answer in _COLUMNS:
         if problem in entry and answer in entry:
-            return bare_problem(entry[problem]), str(entry[answer]).strip()
+            return _texts(entry[problem], entry[answer])
     raise ConfigError(
         f"a row of the source has the columns {sorted(entry)}; expected prompt and reward_model, or one of the pairs "
         f"{', '.join('/'.join(pair) for pair in _COLUMNS)}; convert it first"
     )
 
 
+def _texts(problem: Any, answer: Any) -> tuple[str, str]:
+    if not isinstance(problem, str) or answer is None:
+        raise ConfigError(
+            f"a row of the source has the problem {problem!r:.100} and the answer {answer!r:.100}; expected texts"
+        )
+    return bare_problem(problem), str(answer).strip()
+
+
 def rows_of(source: str, data_source: str) -> list[Row]:
     """All rows of a source that has one split, each problem once."""
-    entries = read_splits(source, splits=("train", "train"), held_out=0.0)["train"]
+    entries = read_splits(source, splits=("train", "train"), held_out=0)["train"]
     answers = dict(map(problem_of, entries))
     return [row(problem, answer, data_source) for problem, answer in answers.items()]
 
@@ -108,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -21,7 +21,7 @@ from typing import Any
 
 from prepare_data import SYSTEM, TOOL, bare_problem, smoke_problems, worked
 
-from verl_multiturn.data import arguments, read_splits
+from verl_multiturn.data import arguments, prepare, read_splits
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.registry import load_tools
 
@@ -100,8 +100,6 @@ def write(folder: Path, split: str, conversations: Sequence[Sequence[Message]], 
     import pyarrow as pa
     import pyarrow.parquet
 
-    if not conversations:
-        raise ConfigError(f"the split {split!r} has no conversations")
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([{"messages": list(messages), "tools": tools} for messages in conversations])
     pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
@@ -120,8 +118,11 @@ def main() -> None:
             splits[split] = [messages for messages in found if messages is not None]
             print(f"{split}: {len(splits[split])} of {len(found)} conversations", file=sys.stderr)
     for split, conversations in splits.items():
+        if not conversations:
+            raise ConfigError(f"the split {split!r} has no conversations; see above how many were left out")
+    for split, conversations in splits.items():
         write(args.out, split, conversations, tools)
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -53,6 +53,7 @@ cold_start() {
 
     local nodes where=(--standalone)
     nodes="$(last_of trainer.nnodes "${command[@]}")"
+    [[ "$nodes" =~ ^[0-9]+$ ]] || usage "trainer.nnodes=$nodes: expected a number"
     if [ "$nodes" -gt 1 ] && [ -z "$only" ]; then
         [ -n "${NODE_RANK:-}" ] && [ -n "${MASTER_ADDR:-}" ] ||
             usage "trainer.nnodes=$nodes: start it on each node with NODE_RANK (0, 1, ...) and MASTER_ADDR set"

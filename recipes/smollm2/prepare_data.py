@@ -11,7 +11,7 @@ from typing import Any
 
 from arithmetic import make_messages, make_test_entries, make_train_entries
 
-from verl_multiturn.data import Row, arguments, make_row, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, write_rows
 
 TRAIN_SIZE = 2000
 WARM_START_STEPS = 40
@@ -48,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

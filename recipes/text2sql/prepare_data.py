@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.sql import find_database
 
@@ -168,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

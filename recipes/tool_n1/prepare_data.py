@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 
 SOURCE = "Salesforce/xlam-function-calling-60k,Team-ACE/ToolACE"
@@ -214,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, read_splits, write_rows
+from verl_multiturn.data import Row, arguments, hold_out, make_row, prepare, read_splits, write_rows
 from verl_multiturn.errors import ConfigError
 
 SOURCE = "https://github.com/GAIR-NLP/ToRL/raw/main/data/torl_data"
 DATA_SOURCE = "math_torl"
+HELD_OUT = 0.05  # of the problems of a source that has no test split
 # Of data sets on the hub that have one split only.
 ONE_SPLIT = ("train", "train")
 SYSTEM = (
@@ -35,7 +36,7 @@ _COLUMNS = (("question", "final_answer"), ("problem", "answer"), ("Problem", "An
 
 
 def row(problem: str, answer: str, source: str = DATA_SOURCE, **extra_info: Any) -> Row:
-    return make_row(source, problem.strip(), answer.strip(), system=SYSTEM, ability="math", **extra_info)
+    return make_row(source, problem, answer, system=SYSTEM, ability="math", **extra_info)
 
 
 def problem_of(entry: Any) -> tuple[str, str]:
@@ -46,26 +47,34 @@ def problem_of(entry: Any) -> tuple[str, str]:
     """
     if isinstance(entry, Mapping):
         if "prompt" in entry and "reward_model" in entry:
-            return entry["prompt"][-1]["content"], str(entry["reward_model"]["ground_truth"])
+            return _texts(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
         for question, answer in _COLUMNS:
             if question in entry and answer in entry:
-                return entry[question], str(entry[answer])
+                return _texts(entry[question], entry[answer])
     turns = [entry["0"], entry["1"]] if isinstance(entry, Mapping) and {"0", "1"} <= set(entry) else entry
     if isinstance(turns, list) and len(turns) == 2 and "ground_truth" in turns[1]:
-        return turns[0]["value"], str(turns[1]["ground_truth"]["value"])
+        return _texts(turns[0]["value"], turns[1]["ground_truth"]["value"])
     raise ConfigError(
         f"a row of the source is {entry!r:.200}; expected prompt and reward_model, one of the column pairs "
         f"{', '.join('/'.join(pair) for pair in _COLUMNS)}, or two turns with ground_truth; convert it first"
     )
 
 
-def read(source: str, held_out: float = 0.05) -> dict[str, Sequence[Any]]:
-    """The rows of a source under `train` and `test`; so large a share is held out of one that has no test split."""
+def _texts(problem: Any, answer: Any) -> tuple[str, str]:
+    if not isinstance(problem, str) or answer is None:
+        raise ConfigError(
+            f"a row of the source has the problem {problem!r:.100} and the answer {answer!r:.100}; expected texts"
+        )
+    return problem.strip(), str(answer).strip()
+
+
+def read(source: str) -> dict[str, Sequence[Any]]:
+    """The rows of a source under `train` and `test`; the second is empty where it has one split."""
     if "://" not in source:
         try:
-            return read_splits(source, held_out=held_out)
+            return read_splits(source, held_out=0)
         except ConfigError:
-            return read_splits(source, splits=ONE_SPLIT, held_out=held_out)
+            return read_splits(source, splits=ONE_SPLIT, held_out=0)
     import pandas
 
     try:
@@ -79,14 +88,18 @@ def read(source: str, held_out: float = 0.05) -> dict[str, Sequence[Any]]:
         ) from error
 
 
-def rows_of(train: Iterable[Any], test: Iterable[tuple[str, Any]]) -> dict[str, list[Row]]:
-    """Rows of a source's entries, and of those that are tested on, each with its `data_source`."""
-    sources = {problem_of(entry): name for name, entry in test}
-    tested = {problem.strip() for problem, _ in sources}
-    answers = {problem.strip(): answer for problem, answer in map(problem_of, train)}
+def rows_of(train: Iterable[Any], tested: Mapping[str, Iterable[Any]]) -> dict[str, list[Row]]:
+    """Rows of a source's entries, and of those that are tested on, by their `data_source`; each problem once. Without
+    any of the second kind some of the first are held out."""
+    answers = dict(map(problem_of, train))
+    tests = {(name, *problem_of(entry)): None for name, entries in tested.items() for entry in entries}
+    if not tests:
+        problems = list(answers)
+        tests = {(DATA_SOURCE, problems[i], answers[problems[i]]): None for i in hold_out(len(problems), HELD_OUT)[1]}
+    held_out = {problem for _, problem, _ in tests}
     return {
-        "train": [row(problem, answer) for problem, answer in answers.items() if problem not in tested],
-        "test": [row(problem, answer, name) for (problem, answer), name in sources.items()],
+        "train": [row(problem, answer) for problem, answer in answers.items() if problem not in held_out],
+        "test": [row(problem, answer, name) for name, problem, answer in tests],
     }
 
 
@@ -111,15 +124,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         splits = {"train": smoke_rows(0, 8), "test": smoke_rows(8, 4)}
-    elif args.validation:
-        of_source = [(name, entry) for name in args.validation for rows in read(name).values() for entry in rows]
-        tested = [(f"math/{Path(name).stem.lower()}", entry) for name, entry in of_source]
-        splits = rows_of(read(args.source, held_out=0.0)["train"], tested)
     else:
         found = read(args.source)
-        splits = rows_of(found["train"], [(DATA_SOURCE, entry) for entry in found["test"]])
+        tested: dict[str, list[Any]] = {DATA_SOURCE: [*found["test"]]}
+        if args.validation:
+            tested = {
+                f"math/{Path(name).stem.lower()}": [entry for rows in read(name).values() for entry in rows]
+                for name in args.validation
+            }
+        splits = rows_of(found["train"], tested)
     write_rows(args.out, splits, args.tools)
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

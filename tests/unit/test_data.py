@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import ROOT
-from verl_multiturn.data import make_row, read_splits, tool_call, write_rows
+from verl_multiturn.data import hold_out, make_row, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 
 GSM8K = ROOT / "tool_configs" / "gsm8k.yaml"
@@ -69,6 +69,29 @@ def test_pictures_of_the_hub_stay_encoded_until_they_are_read(monkeypatch: pytes
     assert len(splits["train"]) == 8
     (picture,) = splits["train"][-1]["images"]
     assert picture["bytes"].startswith(b"\x89PNG")
+    assert splits["train"][:2] == [splits["train"][0], splits["train"][1]]
+
+
+def test_what_the_hub_keeps_as_json_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"a": {"x": 1}, "t": [{"n": 1}]}, {"a": {"x": "one"}, "t": [{"m": [None]}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = datasets.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: made)
+    assert list(read_splits("some/rows", splits=("train", "train"), held_out=0)["train"]) == rows
+
+
+@pytest.mark.parametrize(("size", "share", "test"), [(40, 0.05, [10, 30]), (3, 0.9, [0, 2]), (2, 0.01, [1])])
+def test_some_are_held_out_and_some_are_left(size: int, share: float, test: list[int]) -> None:
+    assert hold_out(size, share) == ([i for i in range(size) if i not in test], test)
+
+
+@pytest.mark.parametrize("rows", ["", '{"a": 1}'])
+def test_what_cannot_be_parted_is_refused(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(rows)
+    with pytest.raises(ConfigError, match=r"rows.jsonl': [01] rows cannot be parted .*; give two or more"):
+        read_splits(str(tmp_path / "rows.jsonl"))
 
 
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_flags_of_a_file_are_cleaned_of_comments() -> None:
         (["--smok"], "unknown argument '--smok'; an override has the form key=value"),
         (["--variant=qwen3"], "unknown argument '--variant=qwen3'; an override has the form key=value"),
         (["--smoke", "--data", "mine.jsonl"], "--smoke makes its own data; leave --data out"),
+        (["--out", "lr=1e-6"], "Hydra reads no folder named like"),
+        (["--out", "größe"], "Hydra reads no folder named like"),
     ],
 )
 def test_wrong_words_are_refused(words: list[str], said: str) -> None:
@@ -88,6 +90,7 @@ def test_the_baseline_of_a_smoke_run_has_no_tool() -> None:
         ([], "trainer.nnodes=2: start it on each node with NODE_RANK"),
         (["--variant"], "--variant needs a value"),
         (["--variant", "ppo"], "unknown variant 'ppo'; known are qwen2.5_7b"),
+        (["++trainer.nnodes=two"], "trainer.nnodes=two: expected a number"),
     ],
 )
 def test_the_cold_start_refuses_what_cannot_work(words: list[str], said: str, tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
 
 def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "mine.jsonl"
-    source.write_text(json.dumps({"question": "2+2?", "answer": "four"}) + "\n")
+    source.write_text(json.dumps({"question": "2+2?", "answer": "four"}) + "\n" + json.dumps({}))
     ran = run(GSM8K, "--prepare", "--out", str(tmp_path / "out"), "--data", str(source), PYTHON=sys.executable)
     assert ran.returncode != 0
     assert "expected a `question`, and an `answer` that ends in `#### 42`" in ran.stderr

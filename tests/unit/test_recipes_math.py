@@ -183,6 +183,25 @@ def test_torl_reads_a_folder_by_its_address_and_validation_sets(tmp_path: Path) 
     assert found == [("math/aime_2024", "7"), ("math/aime_2024", "8")]
 
 
+def test_torl_holds_out_problems_and_no_copies_of_them(tmp_path: Path) -> None:
+    entries = [{"problem": f"p{i % 50}", "answer": i % 50} for i in range(1000)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    splits = prepared("torl", tmp_path / "out", "--source", str(tmp_path / "many.jsonl"))
+    problems = {split: [row["prompt"][-1]["content"] for row in rows] for split, rows in splits.items()}
+    assert sorted(problems["train"] + problems["test"]) == sorted(f"p{i}" for i in range(50))
+    assert len(problems["test"]) == 2
+
+
+@pytest.mark.parametrize("recipe", ["torl", "retool"])
+def test_a_row_without_a_problem_or_answer_ends_it_with_one_line(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"problem": "p", "answer": null}\n{"problem": null, "answer": 1}\n')
+    command = [sys.executable, str(RECIPES / recipe / "prepare_data.py"), "--out", str(tmp_path / "out")]
+    command += ["--source", str(tmp_path / "rows.jsonl")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == "error: a row of the source has the problem 'p' and the answer None; expected texts\n"
+
+
 def test_torl_says_when_an_address_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: .*; download train.parquet and test.parquet"):
         script("torl").read(tmp_path.as_uri())
