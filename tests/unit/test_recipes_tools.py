@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet
@@ -16,6 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
+from tests.recipe_scripts import RECIPES, script
 from verl_multiturn import ConfigError
 from verl_multiturn.data import write_rows
 from verl_multiturn.rewards import aclose, compute_score
@@ -23,17 +22,7 @@ from verl_multiturn.tools.image_zoom import read_image
 from verl_multiturn.tools.kwargs import bind_kwargs, read_tools_kwargs
 from verl_multiturn.tools.registry import load_tools
 
-RECIPES = ROOT / "recipes"
 IN_TEXT = ["search_r1", "text2sql", "mixed"]
-
-
-def recipe(name: str, module: str = "prepare_data") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_{module}", RECIPES / name / f"{module}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +134,7 @@ def test_a_mixed_file_keeps_each_rows_tools(made: Path) -> None:
 async def test_pictures_and_the_tool(made: Path) -> None:
     folder = made / "image_zoom"
     tool = load_tools(folder / "tools.yaml")["image_zoom"]
-    prepare = recipe("image_zoom")
+    prepare = script("image_zoom")
     # Of four widths, three of each, so that no four rows are all of one.
     widths = [read_image(row["images"][0]).size[0] for row in rows_of(folder)]
     assert sorted(widths) == [112] * 3 + [140] * 3 + [168] * 3 + [196] * 3
@@ -174,7 +163,7 @@ async def test_pictures_and_the_tool(made: Path) -> None:
 def test_a_pictures_sides_fit_the_models_squares() -> None:
     from PIL import Image
 
-    in_blocks = recipe("image_zoom").in_blocks
+    in_blocks = script("image_zoom").in_blocks
     assert in_blocks(Image.new("RGB", (300, 199))).size == (308, 196)
     assert in_blocks(Image.new("RGB", (10, 56))).size == (28, 56)
 
@@ -182,7 +171,7 @@ def test_a_pictures_sides_fit_the_models_squares() -> None:
 def test_rows_of_geometry3k_and_deepeyes(tmp_path: Path) -> None:
     from PIL import Image
 
-    prepare = recipe("image_zoom")
+    prepare = script("image_zoom")
     tools = ROOT / "tool_configs" / "image_zoom.yaml"
     Image.new("RGB", (60, 60), "red").save(tmp_path / "x.png")
     raw = {"bytes": (tmp_path / "x.png").read_bytes(), "path": None}
@@ -215,7 +204,7 @@ def test_rows_of_geometry3k_and_deepeyes(tmp_path: Path) -> None:
 
 
 def test_rows_of_nq_hotpotqa_train() -> None:
-    prepare = recipe("search_r1")
+    prepare = script("search_r1")
     entry = {
         "id": "train_0",
         "question": "total number of death row inmates in the us",
@@ -252,7 +241,7 @@ SKYRL: dict[str, Any] = {
 
 
 def test_rows_of_skyrl_sql(tmp_path: Path) -> None:
-    prepare = recipe("text2sql")
+    prepare = script("text2sql")
     row = prepare.row(SKYRL, tmp_path, "spider")
     path = "SynSQL-2.5M/databases/zoo/zoo.sqlite"
     assert row["data_source"] == "synsql"
@@ -268,7 +257,7 @@ def test_rows_of_skyrl_sql(tmp_path: Path) -> None:
 
 
 def test_rows_of_spider_and_bird(tmp_path: Path) -> None:
-    prepare = recipe("text2sql")
+    prepare = script("text2sql")
     for folder in ("spider/database", "bird/train/train_databases"):
         (tmp_path / folder / "zoo").mkdir(parents=True)
         with sqlite3.connect(tmp_path / folder / "zoo" / "zoo.sqlite") as connection:
@@ -302,7 +291,7 @@ def test_a_missing_database_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_sources_of_the_mixture(tmp_path: Path) -> None:
-    mixed = recipe("mixed")
+    mixed = script("mixed")
     assert mixed.read_sources("gsm8k=/data/g.jsonl,sql=")["gsm8k"] == "/data/g.jsonl"
     assert mixed.read_sources("")["search"] == "PeterJinGo/nq_hotpotqa_train"
     with pytest.raises(ConfigError, match="expected KIND=SOURCE"):
@@ -322,7 +311,7 @@ def test_sources_of_the_mixture(tmp_path: Path) -> None:
 
 
 def test_no_made_question_is_in_both_splits() -> None:
-    mixed = recipe("mixed")
+    mixed = script("mixed")
     splits = mixed.gym_splits(mixed.SOURCES["gym"], {"train": 2000, "test": 200})
     asked = {split: {row["prompt"][-1]["content"] for row in rows} for split, rows in splits.items()}
     assert not asked["train"] & asked["test"]
@@ -331,7 +320,7 @@ def test_no_made_question_is_in_both_splits() -> None:
 
 
 async def test_made_tasks_of_reasoning_gym_are_scored_by_their_verifiers() -> None:
-    mixed = recipe("mixed")
+    mixed = script("mixed")
     for row in mixed.gym_rows(mixed.SOURCES["gym"], 6, 3):
         answer = json.loads(row["reward_model"]["ground_truth"])["answer"]
         given = (row["data_source"], "", row["reward_model"]["ground_truth"])
