@@ -88,9 +88,10 @@ usage() {
     exit 2
 }
 
-# Reads the command line into `smoke`, `only`, `data`, `out`, `variants`, `own` and `suffix`.
+# Reads the command line into `smoke`, `only`, `data`, `out`, `variants` and `own`, and sets in `places` where a trainer of
+# verl reads and writes.
 read_options() {
-    local variant
+    local variant suffix=""
     while [ $# -gt 0 ]; do
         case "$1" in
             --smoke) smoke=1 ;;
@@ -117,6 +118,14 @@ read_options() {
     local LC_ALL=C
     [[ "$root$out" != *[^A-Za-z0-9_/+.%*@?:\ -]* ]] ||
         usage "Hydra reads no folder named like '$root' or '$out'; expected letters of ASCII, digits, blanks and any of _ / + . % * @ ? : -"
+    places=(
+        hydra.run.dir="$out/hydra"
+        data.train_files="$out/data/train.parquet"
+        data.val_files="$out/data/test.parquet"
+        trainer.project_name=verl_multiturn
+        trainer.experiment_name="$recipe$suffix"
+        trainer.default_local_dir="$out/checkpoints"
+    )
 }
 
 # Adds the flags of the chosen variants to `given`; each comes from the first folder that has it.
@@ -165,7 +174,7 @@ write_data() {
 
 launch() {
     [ -z "${taking_over:-}" ] || return 0
-    local smoke="" only="" data="" out="" variants=() own=() given=() prepare=() suffix="" python
+    local smoke="" only="" data="" out="" variants=() own=() places=() given=() prepare=() python
     read_options "$@"
     read_flags "$common_dir/base.flags"
     given+=("${flags[@]//'$out'/"$out"}")
@@ -176,13 +185,8 @@ launch() {
         [ "$base_dir" = "$recipe_dir" ] || [ ! -f "$recipe_dir/smoke.flags" ] || read_flags "$recipe_dir/smoke.flags"
     fi
     local command=(
-        hydra.run.dir="$out/hydra"
-        data.train_files="$out/data/train.parquet"
-        data.val_files="$out/data/test.parquet"
+        "${places[@]}"
         actor_rollout_ref.rollout.multi_turn.tool_config_path="${tools:-null}"
-        trainer.project_name=verl_multiturn
-        trainer.experiment_name="$recipe$suffix"
-        trainer.default_local_dir="$out/checkpoints"
         "${given[@]}"
         "${own[@]}"
     )

@@ -32,20 +32,11 @@ flags=(
 )
 
 cold_start() {
-    local smoke="" only="" data="" out="" variants=() own=() given=("${flags[@]}") prepare=() suffix="" python
+    local smoke="" only="" data="" out="" variants=() own=() places=() given=("${flags[@]}") prepare=() python
     read_options "$@"
     read_variants "$recipe_dir/sft/variants"
     [ -z "$smoke" ] || read_flags "$recipe_dir/sft/smoke.flags"
-    local command=(
-        hydra.run.dir="$out/hydra"
-        data.train_files="$out/data/train.parquet"
-        data.val_files="$out/data/test.parquet"
-        trainer.project_name=verl_multiturn
-        trainer.experiment_name="$recipe$suffix"
-        trainer.default_local_dir="$out/checkpoints"
-        "${given[@]}"
-        "${own[@]}"
-    )
+    local command=("${places[@]}" "${given[@]}" "${own[@]}")
     if [ "$only" = --print ]; then
         printf '%s\n' "${command[@]}"
         return
