@@ -204,6 +204,19 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
         (folder / f"new-{split}.parquet").replace(folder / f"{split}.parquet")
 
 
+def problem_and_answer(problem: Any, answer: Any) -> tuple[str, str]:
+    """Those of a source's row as text.
+
+    Raises:
+        ConfigError: the problem is no text, or there is no answer.
+    """
+    if not isinstance(problem, str) or answer is None:
+        raise ConfigError(
+            f"a row of the source has the problem {problem!r:.100} and the answer {answer!r:.100}; expected texts"
+        )
+    return problem.strip(), str(answer).strip()
+
+
 def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
     """A call as models of the Hermes format write it."""
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

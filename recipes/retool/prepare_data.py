@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
+from verl_multiturn.data import (
+    Row,
+    arguments,
+    make_row,
+    prepare,
+    problem_and_answer,
+    read_splits,
+    tool_call,
+    write_rows,
+)
 from verl_multiturn.errors import ConfigError
 
 TOOL = "code_interpreter"
@@ -47,22 +56,16 @@ def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
         ConfigError: it has none of the known forms.
     """
     if "prompt" in entry and "reward_model" in entry:
-        return _texts(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
-    for problem, answer in _COLUMNS:
-        if problem in entry and answer in entry:
-            return _texts(entry[problem], entry[answer])
+        problem, answer = problem_and_answer(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
+        return bare_problem(problem), answer
+    for asked, answered in _COLUMNS:
+        if asked in entry and answered in entry:
+            problem, answer = problem_and_answer(entry[asked], entry[answered])
+            return bare_problem(problem), answer
     raise ConfigError(
         f"a row of the source has the columns {sorted(entry)}; expected prompt and reward_model, or one of the pairs "
         f"{', '.join('/'.join(pair) for pair in _COLUMNS)}; convert it first"
     )
-
-
-def _texts(problem: Any, answer: Any) -> tuple[str, str]:
-    if not isinstance(problem, str) or answer is None:
-        raise ConfigError(
-            f"a row of the source has the problem {problem!r:.100} and the answer {answer!r:.100}; expected texts"
-        )
-    return bare_problem(problem), str(answer).strip()
 
 
 def rows_of(source: str, data_source: str) -> list[Row]:

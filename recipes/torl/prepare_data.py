@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, hold_out, make_row, prepare, read_splits, write_rows
+from verl_multiturn.data import Row, arguments, hold_out, make_row, prepare, problem_and_answer, read_splits, write_rows
 from verl_multiturn.errors import ConfigError
 
 SOURCE = "https://github.com/GAIR-NLP/ToRL/raw/main/data/torl_data"
@@ -47,25 +47,17 @@ def problem_of(entry: Any) -> tuple[str, str]:
     """
     if isinstance(entry, Mapping):
         if "prompt" in entry and "reward_model" in entry:
-            return _texts(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
+            return problem_and_answer(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
         for question, answer in _COLUMNS:
             if question in entry and answer in entry:
-                return _texts(entry[question], entry[answer])
+                return problem_and_answer(entry[question], entry[answer])
     turns = [entry["0"], entry["1"]] if isinstance(entry, Mapping) and {"0", "1"} <= set(entry) else entry
     if isinstance(turns, list) and len(turns) == 2 and "ground_truth" in turns[1]:
-        return _texts(turns[0]["value"], turns[1]["ground_truth"]["value"])
+        return problem_and_answer(turns[0]["value"], turns[1]["ground_truth"]["value"])
     raise ConfigError(
         f"a row of the source is {entry!r:.200}; expected prompt and reward_model, one of the column pairs "
         f"{', '.join('/'.join(pair) for pair in _COLUMNS)}, or two turns with ground_truth; convert it first"
     )
-
-
-def _texts(problem: Any, answer: Any) -> tuple[str, str]:
-    if not isinstance(problem, str) or answer is None:
-        raise ConfigError(
-            f"a row of the source has the problem {problem!r:.100} and the answer {answer!r:.100}; expected texts"
-        )
-    return problem.strip(), str(answer).strip()
 
 
 def read(source: str) -> dict[str, Sequence[Any]]:
