@@ -52,6 +52,10 @@ def held() -> tuple[int, set[int], int]:
     return len(os.listdir("/proc/self/fd")), sandboxes, len(folders)
 
 
+def descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - it looks at processes, which tell nobody
@@ -227,6 +231,42 @@ async def test_cancelled_anywhere_it_gives_back_what_it_has(isolation: str) -> N
             rest = rest or held()
             assert held() == rest
         assert await call(pool, "2") == "2\n"
+
+
+@BOTH
+@pytest.mark.parametrize("close", [False, True])
+async def test_gone_means_that_no_process_is_left(isolation: str, close: bool) -> None:
+    # To give so much memory back takes the kernel a while, in which the process is still there.
+    code = "import os, time\nblock = bytearray(300 * 2**20)\nif os.fork() == 0: time.sleep(1000)"
+    async with SandboxPool(settings(isolation=isolation, pool=0, memory_mb=1024)) as pool:
+        first = await pool.acquire()
+        first.kill()
+        await first.wait_gone()
+        before = descendants()
+        sandbox = await pool.acquire()
+        assert (await sandbox.run(code)).stopped is None
+        started = descendants() - before
+        assert len(started) == 3
+        if close:
+            await pool.aclose()
+        else:
+            sandbox.kill()
+            await sandbox.wait_gone()
+        assert {process for process in started if process.is_running()} == set()
+
+
+async def test_a_process_that_left_its_group_is_no_zombie_for_ever() -> None:
+    code = "import subprocess\nsubprocess.Popen(['sleep', '0.2'], start_new_session=True).pid"
+    async with SandboxPool(settings(isolation="subprocess", pool=0)) as pool:
+        sandbox = await pool.acquire()
+        escaped = psutil.Process(int((await sandbox.run(code)).output))
+        sandbox.kill()
+        await until(lambda: not escaped.is_running() or escaped.status() == psutil.STATUS_ZOMBIE)
+        for _ in range(2):
+            sandbox = await pool.acquire()
+            sandbox.kill()
+            await sandbox.wait_gone()
+        assert not escaped.is_running()
 
 
 async def test_cancelled_while_the_zygote_starts() -> None:

@@ -4,7 +4,7 @@ It runs trusted code only and never reads what a conversation sends: code and ou
 it hands on and closes. So a fork of it holds nothing of another conversation.
 
 Packets from the parent: `spawn N` with a control socket and a pipe for the output, `kill N`. Packets to the parent:
-`ready`, `failed REASON`, and `gone N` once no process of sandbox N is left.
+`ready`, `failed REASON`, and `gone N` once no process of sandbox N is left (without namespaces: of its process group).
 
 Imports the standard library only.
 """
@@ -74,6 +74,8 @@ class _Zygote:
         self._supervisors: dict[int, tuple[int, int]] = {}
         """Each sandbox's number and first process, by the descriptor of that process."""
         self._poll = select.poll()
+        if not spec["namespaces"]:  # the orphans of a sandbox become our children, whose end can be waited for
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -95,9 +97,11 @@ class _Zygote:
 
     def end(self) -> None:
         """Leave nobody behind. (With a pid namespace, the end of its first process sees to that.)"""
-        for _, process in self._supervisors.values():
-            self._kill_group(process)
         if not self._spec["namespaces"]:
+            for number, _ in self._supervisors.values():
+                self._kill(number)
+            for _, process in self._supervisors.values():
+                self._wait(process)
             _remove(self._spec["home"])
 
     def _spawn(self, number: int, control_fd: int, output_fd: int) -> None:
@@ -138,8 +142,9 @@ class _Zygote:
         self._poll.unregister(fd)
         os.close(fd)
         self._kill_group(process)
-        os.waitpid(process, 0)
+        self._wait(process)
         if not self._spec["namespaces"]:
+            self._reap_orphans()
             _remove(f"{self._spec['home']}/{number}")
         self._channel.send(f"gone {number}".encode())
 
@@ -148,6 +153,21 @@ class _Zygote:
         if not self._spec["namespaces"]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
+
+    def _wait(self, leader: int) -> None:
+        """Until nobody of a killed group is left."""
+        os.waitpid(leader, 0)
+        if not self._spec["namespaces"]:  # else the kernel has done so before the leader's end
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-leader, 0)
+
+    def _reap_orphans(self) -> None:
+        """Those that had left their sandbox's group and have ended since."""
+        ours = {process for _, process in self._supervisors.values()}
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+                os.waitpid(ended.si_pid, 0)
 
 
 def _remove(folder: str) -> None:
