@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_vision import image, make_runner, models, processors, text  # noqa: F401  # fixtures
+from tests.integration.vision import image, make_runner, text
 from verl_multiturn.tools.image_zoom import ImageZoomTool
 
 # Importing verl's workers says which optional engines are not installed.
@@ -16,7 +16,7 @@ def call(box: str) -> str:
     return f'<tool_call>\n{{"name": "image_zoom", "arguments": {{"bbox_2d": {box}}}}}\n</tool_call><|im_end|>'
 
 
-async def test_a_model_that_looks_closer(processors: dict[str, Any]) -> None:  # noqa: F811
+async def test_a_model_that_looks_closer(processors: dict[str, Any]) -> None:
     from PIL import Image
 
     processor = processors["qwen2_5_vl"]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,100 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks.turn_cost import make_config
-from tests.conftest import ROOT
-from verl_multiturn import BaseTool, ConfigError, ScriptedEngine, ToolContractError, ToolResponse, ToolSchema
+from tests.integration.vision import CALL, KINDS, SCHEMA, image, make_runner, picture, roll, runners, text, trainer_side
+from verl_multiturn import ConfigError, ScriptedEngine, ToolContractError, ToolResponse
 from verl_multiturn.rollout.limits import StopReason
 
 # Importing verl's workers says which optional engines are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
-
-KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}, "required": []}}}  # fmt: skip  # noqa: E501
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-
-
-class LookTool(BaseTool):
-    """Answers with what it was given, one after another."""
-
-    def __init__(self, answers: list[Any]) -> None:
-        super().__init__({}, ToolSchema.read(SCHEMA, "test"))
-        self._answers = list(answers)
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        return self._answers.pop(0)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.integration.vision_models import save_processor
-
-    folder = tmp_path_factory.mktemp("models")
-    for kind in KINDS:
-        save_processor(folder / kind, kind)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def processors(models: Path) -> dict[str, Any]:
-    """As verl's workers load them."""
-    from verl.utils.tokenizer import hf_processor
-
-    return {kind: hf_processor(str(models / kind)) for kind in KINDS}
-
-
-def picture(side: int, blocks_wide: int, blocks_high: int, seed: int = 0) -> Any:
-    """A picture of so many placeholders across and down."""
-    from tests.integration.vision_models import picture as noise
-
-    return noise(side * blocks_wide, side * blocks_high, seed)
-
-
-class Speaker:
-    """An engine whose script is changed between conversations: a runner takes seconds to build."""
-
-    def __init__(self) -> None:
-        self.scripted = ScriptedEngine([])
-
-    async def generate(self, *given: Any, **images: Any) -> Any:
-        return await self.scripted.generate(*given, **images)
-
-
-_runners: dict[Any, tuple[Any, Speaker]] = {}
-
-
-def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
-    from verl_multiturn.verl_bridge.images import image_reader
-
-    key = (id(processor), tokens, prompt_length)
-    if key not in _runners:
-        rollout = make_config(tokens).actor_rollout_ref.rollout
-        rollout.multi_turn.max_parallel_calls, rollout.prompt_length = 4, prompt_length
-        speaker, read = Speaker(), image_reader(processor, {})
-        _runners[key] = build_runner(rollout, processor.tokenizer, speaker, kind, {}, processor, read), speaker
-    runner, speaker = _runners[key]
-    speaker.scripted = ScriptedEngine([processor.tokenizer.encode(text) for text in said], version=7)
-    return runner
-
-
-async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any, Any]:
-    """A conversation of one row: what it became, the engine's receipts, and verl's form of it."""
-    from dataclasses import replace
-
-    from verl_multiturn.verl_bridge.agent_loop import to_output
-
-    row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
-    request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")
-    outcome, receipts = await runner.run(replace(request, tools={"look": LookTool(answers)}))
-    return outcome, receipts, to_output(outcome, runner, 7)
-
-
-def image(value: Any) -> dict[str, Any]:
-    return {"type": "image", "image": value}
-
-
-def text(value: str) -> dict[str, Any]:
-    return {"type": "text", "text": value}
 
 
 def whole_ids(processor: Any, outcome: Any) -> list[int]:
@@ -144,7 +52,7 @@ async def test_built_turn_by_turn_as_the_processor_writes_it(processors: dict[st
     assert output.multi_modal_data == {"images": outcome.images}
     assert output.mm_processor_kwargs == {}
     # What the engine was shown, turn by turn.
-    engine = _runners[id(processor), 400, 2048][1].scripted
+    engine = runners[id(processor), 400, 2048][1].scripted
     assert [len(shown) for shown in engine.images] == [1, 3, 4]
     assert engine.images[2] == outcome.images
 
@@ -317,20 +225,6 @@ async def test_only_the_new_images_are_processed(processors: dict[str, Any]) -> 
     assert seen == [1] * (1 + turns)
 
 
-def trainer_side(processor: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Ids, positions and features, by the code of verl's own worker."""
-    import torch
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-
-    worker = object.__new__(AgentLoopWorker)
-    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = processor, processor.tokenizer, {}
-    ids = torch.tensor([*output.prompt_ids, *output.response_ids])
-    features = worker._compute_multi_modal_inputs(output, ids)
-    attention = torch.ones_like(ids)
-    positions = worker._compute_position_ids(ids.unsqueeze(0), attention.unsqueeze(0), features).squeeze(0)
-    return ids, positions, features
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_trainer_can_learn_from_it(processors: dict[str, Any], kind: str) -> None:
     import torch
@@ -385,140 +279,3 @@ async def test_the_trainer_can_learn_from_it(processors: dict[str, Any], kind: s
             wrong[dimensions, tokens] += by
             assert verify(row(wrong), given) != [], (dimensions, tokens, by)
         assert "shape [3," in str(verify(row(positions[:3]), given)[0])
-
-
-async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) -> None:
-    import copy
-
-    from benchmarks.families import _template_text
-    from verl_multiturn.chat.template import Template, examine_template, refusals
-    from verl_multiturn.verl_bridge.codec import make_chat
-    from verl_multiturn.verl_bridge.parsers import make_parser
-
-    async def examine(template: str, **kwargs: Any) -> Any:
-        processor = copy.copy(processors["qwen2_5_vl"])
-        processor.chat_template = template
-        chat = make_chat(processor.tokenizer, "qwen2_5_vl", kwargs, processor=processor)
-        parser = make_parser("hermes", processor.tokenizer, chat.end_ids)
-        parts = (processor.tokenizer, chat.codec, chat.check, parser, chat.end_ids, chat.generation_prompt)
-        return await examine_template(Template(*parts))
-
-    rules = await examine(_template_text("qwen3_vl"))
-    assert (rules[-1].name, rules[-1].found) == ("images in prompts and answers", "the same tokens")
-    assert refusals(rules) == ""
-    # The increments cannot know how many pictures there were before.
-    numbered = await examine(_template_text("qwen3_vl"), add_vision_id=True)
-    assert refusals(numbered) == "images in prompts and answers: unexplained difference: context"
-    # The template that Qwen2.5-VL is published with tells the model of no tools; images it writes in every role.
-    published = _template_text("qwen2_5_vl")
-    rules = await examine(published)
-    assert (rules[-1].found, refusals(rules)) == ("the same tokens", "")
-    # One that leaves out what is no text in a tool's answer.
-    condition = "content['type'] == 'image' or 'image' in content or 'image_url' in content"
-    assert condition in published
-    blind = await examine(published.replace(condition, f"message['role'] == 'user' and ({condition})"))
-    assert "writes placeholders for 0 images where the messages have 2" in refusals(blind)
-
-
-def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
-    from omegaconf import OmegaConf
-
-    from verl_multiturn.verl_bridge.preflight import _check_images
-
-    def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
-        rollout = {"engine_kwargs": {"sglang": engine}}
-        model = {"path": str(models / "qwen2_5_vl")}
-        data = {"mm_processor_kwargs": kwargs}
-        return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": model}, "data": data})
-
-    one = config({"max_pixels": 6272, "images_kwargs": {"min_pixels": 784}}, {})
-    _check_images(one)
-    engine_kwargs = one.actor_rollout_ref.rollout.engine_kwargs.sglang
-    assert engine_kwargs.mm_process_config == {"image": {"max_pixels": 6272, "min_pixels": 784}}
-    with pytest.raises(ConfigError, match="engine and trainer would see other images"):
-        _check_images(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}}))
-
-
-async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.codec import make_chat
-
-    processor = processors["qwen2_5_vl"]
-    message = {"role": "user", "content": [image(picture(28, 4, 4)), text("?")]}
-    counts = []
-    for kwargs in ({}, {"images_kwargs": {"max_pixels": 4 * 28 * 28, "min_pixels": 28 * 28}}):
-        codec = make_chat(processor.tokenizer, "qwen2_5_vl", processor=processor, mm_processor_kwargs=kwargs).codec
-        counts.append(codec.initial([message], []).count(processor.image_token_id))
-    assert counts == [16, 4]
-
-
-def test_prompts_with_images_are_measured(models: Path) -> None:
-    from verl_multiturn.verl_bridge.codec import prompt_measure
-
-    packed = io.BytesIO()
-    picture(28, 4, 4).save(packed, "PNG")
-    row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": [{"bytes": packed.getvalue()}]}
-    measure = prompt_measure(str(models / "qwen2_5_vl"), {})
-    assert measure(row) - measure({"prompt": [{"role": "user", "content": "What?"}]}) == 18
-    with pytest.raises(ConfigError, match="its images do not fit its prompt"):
-        measure({**row, "images": []} | {"images": [row["images"][0]] * 2})
-
-
-async def test_batches_of_spmd_callers_have_no_images() -> None:
-    from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
-
-    rollout = object.__new__(AsyncSGLangRollout)
-    rollout.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_vl"))
-    with pytest.raises(ConfigError, match="generate_sequences takes no vision-language models"):
-        await rollout._build_runner({})
-
-
-async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
-    """SGLang's own class beside ours: its prompt of other tokens than the text's own becomes shorter."""
-    from sglang.srt.multimodal.processors.qwen_vl import QwenVLImageProcessor
-    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
-    from transformers import AutoConfig, AutoProcessor
-
-    from verl_multiturn.verl_bridge.sglang.processors.qwen_vl import GivenIdsQwenVL
-
-    path = str(models / "qwen3_vl")
-    processor, config = AutoProcessor.from_pretrained(path), AutoConfig.from_pretrained(path)
-    args = ServerArgs(model_path="dummy", device="cpu", skip_tokenizer_init=True, mm_process_config={})
-    set_global_server_args_for_scheduler(args)
-    pictures = [picture(32, 3, 2), picture(32, 2, 2, 1)]
-    vision = "<|vision_start|><|image_pad|><|vision_end|>"
-    written = f"<|im_start|>user\n{vision}and{vision}<|im_end|>\n<|im_start|>assistant\n"
-    prompt = list(processor(text=[written], images=pictures)["input_ids"][0])
-    sampled = [*processor.tokenizer.encode("Hel"), *processor.tokenizer.encode("lo")]
-    assert processor.tokenizer.encode("Hello") != sampled
-    request = SimpleNamespace(video_data=None, audio_data=None, rid="r")
-
-    async def process(kind: Any, ids: list[int]) -> Any:
-        return await kind(config, args, processor, "default").process_mm_data_async(pictures, ids, request)
-
-    for ids in (prompt, prompt + sampled):
-        theirs, ours = await process(QwenVLImageProcessor, ids), await process(GivenIdsQwenVL, ids)
-        assert ours.input_ids == ids
-        assert [item.offsets for item in ours.mm_items] == [item.offsets for item in theirs.mm_items]
-        assert all((a.feature == b.feature).all() for a, b in zip(ours.mm_items, theirs.mm_items, strict=True))
-        assert ours.mrope_positions.shape == (3, len(ids))
-        assert (ours.mrope_positions[:, : len(prompt)] == theirs.mrope_positions[:, : len(prompt)]).all()
-        # The day that this fails, SGLang keeps the ids by itself, and our class can go.
-        assert (theirs.input_ids == ids) == (ids == prompt)
-    with pytest.raises(ValueError, match=r"image placeholders of \[4\] tokens in the prompt, the images need \[6, 4\]"):
-        await process(GivenIdsQwenVL, [*prompt[:4], *([processor.image_token_id] * 4), *prompt[-3:]])
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["qwen3_vl"])  # qwen2_5_vl: recipes/image_zoom/run.sh --smoke
-def test_the_real_engine_sees_what_the_trainer_learns_from(kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.integration.vision_engine", kind, str(tmp_path)]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=580, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    assert result["images"] == 3
-    # SGLang's own class would have joined two tokens of the first turn.
-    assert result["seen"] == result["given"]
-    assert result["sampled"] > 3
-    assert result["difference"] < 1e-4

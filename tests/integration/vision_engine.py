@@ -1,4 +1,4 @@
-"""The second turn of a conversation with images, by the real SGLang on the CPU (a process for `test_vision`).
+"""The second turn of a conversation with images, by the real SGLang on the CPU (a process for `test_vision_setup`).
 
     python -m tests.integration.vision_engine KIND FOLDER
 
@@ -45,7 +45,7 @@ def main(kind: str, path: Path) -> None:
     # Loads the plugin, which tells SGLang of its parts.
     from verl.utils.tokenizer import hf_processor
 
-    from tests.integration.test_vision import CALL, image, picture, roll, text, trainer_side
+    from tests.integration.vision import CALL, image, picture, roll, text, trainer_side
     from tests.integration.vision_models import save_model
 
     save_model(path, kind)

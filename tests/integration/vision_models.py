@@ -11,7 +11,6 @@ from PIL import Image
 
 from benchmarks.families import _template_text, family
 
-KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 _NAMES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 
 

@@ -1,0 +1,93 @@
+"""Conversations with images for tests: real processors, a tool that shows pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.turn_cost import make_config
+from verl_multiturn import BaseTool, ScriptedEngine, ToolSchema
+
+KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}, "required": []}}}  # fmt: skip  # noqa: E501
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+class LookTool(BaseTool):
+    """Answers with what it was given, one after another."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__({}, ToolSchema.read(SCHEMA, "test"))
+        self._answers = list(answers)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return self._answers.pop(0)
+
+
+def picture(side: int, blocks_wide: int, blocks_high: int, seed: int = 0) -> Any:
+    """A picture of so many placeholders across and down."""
+    from tests.integration.vision_models import picture as noise
+
+    return noise(side * blocks_wide, side * blocks_high, seed)
+
+
+class Speaker:
+    """An engine whose script is changed between conversations: a runner takes seconds to build."""
+
+    def __init__(self) -> None:
+        self.scripted = ScriptedEngine([])
+
+    async def generate(self, *given: Any, **images: Any) -> Any:
+        return await self.scripted.generate(*given, **images)
+
+
+runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
+"""By the processor's id, tokens and prompt length."""
+
+
+def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
+    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.images import image_reader
+
+    key = (id(processor), tokens, prompt_length)
+    if key not in runners:
+        rollout = make_config(tokens).actor_rollout_ref.rollout
+        rollout.multi_turn.max_parallel_calls, rollout.prompt_length = 4, prompt_length
+        speaker, read = Speaker(), image_reader(processor, {})
+        runners[key] = build_runner(rollout, processor.tokenizer, speaker, kind, {}, processor, read), speaker
+    runner, speaker = runners[key]
+    speaker.scripted = ScriptedEngine([processor.tokenizer.encode(text) for text in said], version=7)
+    return runner
+
+
+async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any, Any]:
+    """A conversation of one row: what it became, the engine's receipts, and verl's form of it."""
+    from dataclasses import replace
+
+    from verl_multiturn.verl_bridge.agent_loop import to_output
+
+    row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
+    request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")
+    outcome, receipts = await runner.run(replace(request, tools={"look": LookTool(answers)}))
+    return outcome, receipts, to_output(outcome, runner, 7)
+
+
+def image(value: Any) -> dict[str, Any]:
+    return {"type": "image", "image": value}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def trainer_side(processor: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Ids, positions and features, by the code of verl's own worker."""
+    import torch
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    worker = object.__new__(AgentLoopWorker)
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = processor, processor.tokenizer, {}
+    ids = torch.tensor([*output.prompt_ids, *output.response_ids])
+    features = worker._compute_multi_modal_inputs(output, ids)
+    attention = torch.ones_like(ids)
+    positions = worker._compute_position_ids(ids.unsqueeze(0), attention.unsqueeze(0), features).squeeze(0)
+    return ids, positions, features
