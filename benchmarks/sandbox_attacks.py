@@ -37,7 +37,7 @@ from verl_multiturn.tools.python import PythonTool
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = {
-    "stateful": True, "timeout_s": 2, "memory_mb": 256, "disk_mb": 64, "processes": 32, "output_characters": 200_000,
+    "stateful": True, "timeout_s": 6, "memory_mb": 256, "disk_mb": 64, "processes": 32, "output_characters": 200_000,
     "pool": 1,
 }  # fmt: skip
 MAX_DESCENDANTS = 80
@@ -95,6 +95,7 @@ class Host:
             number: signal.signal(number, lambda received, _: self.signals.append(received)) for number in _SIGNALS
         }
         self._python = {path: path.stat().st_mtime_ns for path in (Path(os.__file__), Path(sys.executable).resolve())}
+        self._started = time.time() - time.monotonic()
         self._facts = self._unchanging()
 
     def _listen(self) -> list[socket.socket]:
@@ -156,11 +157,18 @@ class Host:
         return {
             "mounts": Path("/proc/self/mountinfo").read_text(),
             "host name": socket.gethostname(),
-            "clock": round(time.time() - time.monotonic()),
+            "clock": self._clock(),
             "limits": Path("/proc/self/limits").read_text(),
             "environment": dict(os.environ),
             "core pattern": Path("/proc/sys/kernel/core_pattern").read_text(),
         }
+
+    def _clock(self) -> int:
+        """When the machine was started, to a few seconds: as first seen, unless the clock was set since."""
+        now = time.time() - time.monotonic()
+        if abs(now - self._started) > 2:
+            self._started = now
+        return round(self._started)
 
     def marked_processes(self) -> list[psutil.Process]:
         """Processes of an attack that are still there; they gave themselves the token as their name."""
@@ -186,7 +194,7 @@ class Host:
                     listener.accept()[0].close()
                 found.append(f"{listener.getsockname()} was reached")
         status = Path(f"/proc/{self._victim.pid}/status").read_text() if self._victim.poll() is None else ""
-        if not re.search(r"State:\t[SR]", status) or "TracerPid:\t0" not in status:
+        if not re.search(r"State:\t[SRD]", status) or "TracerPid:\t0" not in status:
             found.append("the victim was touched")
         if self.signals:
             found.append(f"we got the signals {self.signals}")
@@ -202,7 +210,7 @@ class Host:
         self._victim.communicate()
         for listener in self._listeners:
             listener.close()
-        for place in self._places():
+        for place in (*self._places(), "/tmp", "/dev/shm", "/"):  # the last three are in a program's own text
             with contextlib.suppress(OSError):
                 os.unlink(f"{place}/{self.token}")
         shutil.rmtree(self._folder)

@@ -109,6 +109,13 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    """Zombies are not: who adopted them may leave them for ever."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
     """End every process of the run: what bears its mark in its environment, what belongs to the trainer's session, and
     all descendants of either (a process that renames itself overwrites its environment). Asked first, then killed,
@@ -127,7 +134,7 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
         for process in list(found | known):
             with contextlib.suppress(psutil.Error):
                 found |= set(process.children(recursive=True))
-        known = {process for process in known | found if process.is_running()}
+        known = {process for process in known | found if _is_alive(process)}
         if not known:
             return
         for process in known:

@@ -151,7 +151,7 @@ REFUSALS = {
 async def test_every_fault_is_one_short_error_and_the_next_call_works(
     running: tuple[Service, str], service: Service, name: str, fault: str
 ) -> None:
-    tool = tool_of(name, running[1], max_connections=1, timeout_s=2.1 if fault in LATE else 30.0)
+    tool = tool_of(name, running[1], max_connections=1, timeout_s=4.1 if fault in LATE else 30.0)
     arguments = TOOLS[name][2]
     async with conversation(tool) as call:
         await call(**arguments)

@@ -19,7 +19,7 @@ from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.settings import SandboxSettings
 
-LIMITS = {"timeout_s": 20, "cpu_s": 1, "memory_mb": 128, "disk_mb": 16, "processes": 16, "pool": 1}
+LIMITS = {"timeout_s": 60, "cpu_s": 1, "memory_mb": 128, "disk_mb": 16, "processes": 16, "pool": 1}
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_cells_have_their_cpu_time_each(pool: SandboxPool) -> None:
 async def test_code_in_the_background_is_watched_between_calls(pool: SandboxPool) -> None:
     sandbox = await pool.acquire()
     assert (await sandbox.run("import os\nif os.fork() == 0:\n    while True: pass")).stopped is None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await sandbox.wait_gone()
     assert sandbox.stopped == "the code was stopped after 1 s of CPU time"
 
@@ -179,17 +179,24 @@ def test_when_the_parent_is_killed_nothing_survives(isolation: str) -> None:
         assert len(started) >= 3
         parent.kill()
     deadline = time.monotonic() + 30
-    while any(process.is_running() for process in started):
+    while any(_is_alive(process) for process in started):
         assert time.monotonic() < deadline, f"{started} survived their parent"
         time.sleep(0.01)
 
 
-async def test_a_flood_on_the_channel_ends_no_other_conversation(pool: SandboxPool) -> None:
-    noisy, other = await pool.acquire(), await pool.acquire()
-    await noisy.run("import os, threading\ndef flood():\n    while True: os.write(3, bytes(16))")
-    assert (await noisy.run("threading.Thread(target=flood, daemon=True).start(); 1")).output == "1\n"
-    assert (await other.run("2")).output == "2\n"
-    assert (await noisy.run("3")).output == "3\n"
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE  # which pid 1 may leave for ever
+    return False
+
+
+async def test_a_flood_on_the_channel_ends_no_other_conversation() -> None:
+    async with SandboxPool(SandboxSettings(**{**LIMITS, "cpu_s": 60})) as pool:
+        noisy, other = await pool.acquire(), await pool.acquire()
+        await noisy.run("import os, threading\ndef flood():\n    while True: os.write(3, bytes(16))")
+        assert (await noisy.run("threading.Thread(target=flood, daemon=True).start(); 1")).output == "1\n"
+        assert (await other.run("2")).output == "2\n"
+        assert (await noisy.run("3")).output == "3\n"
 
 
 def test_there_are_attacks_enough() -> None:
@@ -242,8 +249,8 @@ async def test_the_checks_see_what_weaker_isolation_lets_through(name: str, seen
     [
         (("print('WON x')",), "it won: WON x"),
         (
-            ("import time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(0.5)",),
-            "there were 1",
+            ("import time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(2)",),
+            "there were",
         ),
         (
             (

@@ -18,7 +18,7 @@ BREAK = "import sys; sys.modules['verl.experimental.agent_loop.agent_loop'] = No
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
 def test_a_failed_registration_is_loud_and_says_the_remedy() -> None:

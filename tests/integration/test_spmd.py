@@ -1,7 +1,9 @@
 """`generate_sequences` over two gloo processes: rank 0 runs the tools, both ranks return the same batch."""
 
+import contextlib
 import os
 import pickle
+import random
 import socket
 import subprocess
 import sys
@@ -21,13 +23,20 @@ tools:
 """
 
 
+def free_port() -> int:
+    """Below those that the kernel hands out: Ray and SGLang of other tests take many of them before ours is used."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def test_two_ranks_one_execution(tmp_path: Path) -> None:
     import torch
 
     (tmp_path / "tools.yaml").write_text(TOOLS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     shared = {
         **os.environ,
         "WORLD_SIZE": "2",

@@ -1,6 +1,7 @@
 """The servers of this folder, started, and what the tests ask of them."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -62,7 +63,12 @@ async def gone(pid: int) -> None:
 
 
 def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True) if process.status() != "zombie"}
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+    return found
 
 
 def open_files() -> int:

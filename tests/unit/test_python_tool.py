@@ -67,7 +67,7 @@ async def test_a_session_that_died_says_what_is_lost(stateful: PythonTool) -> No
         await ask(stateful, "print('so far', flush=True)\nimport os; os._exit(3)")
     assert str(caught.value).endswith("the next call starts anew; until then:\nso far\n")
     assert "NameError" in await ask(stateful, "x")
-    await ask(stateful, "import os, threading\nthreading.Timer(0.01, os._exit, [0]).start()")
+    await ask(stateful, "import os, threading\nthreading.Timer(1, os._exit, [0]).start()")
     sandbox = stateful._sessions["c"].sandbox
     assert sandbox is not None
     await sandbox.wait_gone()
@@ -78,10 +78,10 @@ async def test_a_session_that_died_says_what_is_lost(stateful: PythonTool) -> No
 
 @pytest.mark.parametrize("is_stateful", [True, False])
 async def test_too_long_is_stopped(is_stateful: bool) -> None:
-    tool = PythonTool({"stateful": is_stateful, "timeout_s": 0.5})
+    tool = PythonTool({"stateful": is_stateful, "timeout_s": 3})
     await tool.create("c")
     note = "; the variables are lost, the next call starts anew" if is_stateful else ""
-    with pytest.raises(ValueError, match=rf"^the code was stopped after 0.5 s{note}; until then:\nsome\n$"):
+    with pytest.raises(ValueError, match=rf"^the code was stopped after 3 s{note}; until then:\nsome\n$"):
         await ask(tool, "print('some')\nwhile True: pass")
     assert await ask(tool, "1") == "1\n"
     await tool.release("c")
@@ -92,19 +92,22 @@ async def test_too_long_is_stopped(is_stateful: bool) -> None:
 async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
     tool = PythonTool({"stateful": is_stateful, "timeout_s": 60, "pool": 0})
     await tool.create("c")
+    before = set(psutil.Process().children(recursive=True))
     await ask(tool, "1")
-    running = asyncio.create_task(ask(tool, "import time; time.sleep(1000)"))
-    await asyncio.sleep(0.1)
+    running = asyncio.create_task(ask(tool, "import subprocess; subprocess.run(['sleep', '1000'])"))
+    async with asyncio.timeout(30):
+        while "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     await tool.release("c")
     # What is left is the zygote, which waits for the next conversation, and bubblewrap.
-    left = psutil.Process().children(recursive=True)
+    left = set(psutil.Process().children(recursive=True)) - before
     assert len(left) == 2
-    assert left[0].name() == "bwrap"
+    assert "bwrap" in [process.name() for process in left]
     await tool.aclose()
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 async def test_release_ends_what_runs_in_the_background(stateful: PythonTool) -> None:

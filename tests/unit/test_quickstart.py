@@ -16,7 +16,7 @@ RECIPE = ROOT / "recipes" / "quickstart"
 @pytest.mark.parametrize(("examples", "roles"), [(0, "su"), (2, "suatauatau")])
 def test_rows(tmp_path: Path, examples: int, roles: str) -> None:
     sizes = ["--train-size", "3", "--test-size", "2", "--examples", str(examples)]
-    subprocess.run([sys.executable, str(RECIPE / "prepare_data.py"), str(tmp_path), *sizes], check=True, timeout=100)
+    subprocess.run([sys.executable, str(RECIPE / "prepare_data.py"), str(tmp_path), *sizes], check=True, timeout=250)
     rows = pd.read_parquet(tmp_path / "train.parquet").to_dict("records")
     assert len(rows) == 3
     assert "".join(message["role"][0] for message in rows[0]["prompt"]) == roles

@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     for name in [*IN_TEXT, "image_zoom"]:
         command = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(folder / name), "--smoke"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -285,7 +285,7 @@ def test_a_missing_database_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     options = ["--out", tmp_path / "out", "--source", tmp_path / "rows.jsonl", "--tools", tmp_path / "tools.yaml"]
     command = [sys.executable, str(RECIPES / "text2sql" / "prepare_data.py"), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 1
     assert "zoo.sqlite' is no file under" in done.stderr
 

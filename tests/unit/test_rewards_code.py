@@ -79,7 +79,7 @@ async def test_all_tests_have_a_clock_too() -> None:
 
 
 async def test_partial_credit() -> None:
-    options = {"code": {"partial_credit": True, "timeout_s": 2.0}}
+    options = {"code": {"partial_credit": True, "timeout_s": 4.0}}
     program = "n = open(0).read()\nwhile n == '': pass\nprint(3)"
     tests = {"inputs": ["1 2\n", "3 4 5", "", "3"], "outputs": ["3\n", "12", "0", "3"]}
     assert await score("taco", block(program), tests, **options) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)

@@ -71,25 +71,21 @@ async def test_no_execute_after_release() -> None:
 
 
 async def test_a_synchronous_tool_does_not_hold_up_the_loop() -> None:
+    begun, ticked = threading.Event(), threading.Event()
+
     class Slow(EchoTool):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
-            time.sleep(0.2)
-            return "done"
-
-    ticks = 0
+            begun.set()
+            return str(ticked.wait(20))
 
     async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
+        while not begun.is_set():  # noqa: ASYNC110  # a thread sets it
             await asyncio.sleep(0.01)
+        ticked.set()
 
-    ticker = asyncio.create_task(tick())
-    async with session(Slow(), timeout_s=5) as opened:
-        (result,) = await opened.execute([HI])
-    ticker.cancel()
-    assert result.text == "done"
-    assert ticks > 5
+    async with session(Slow(), timeout_s=30) as opened:
+        (result,), _ = await asyncio.gather(opened.execute([HI]), tick())
+    assert result.text == "True"
 
 
 class OldTool:
@@ -235,7 +231,7 @@ async def test_what_is_no_exception_does_not_escape(method: str, in_thread: bool
             raise FarOut("timed out")
 
         setattr(tool, method, plain)
-    async with session(tool) as opened:
+    async with session(tool, timeout_s=20) as opened:
         (result,) = await opened.execute([HI])
         await opened.calc_rewards()
     expected = CallStatus.ERROR if method in ("create", "execute") else CallStatus.OK

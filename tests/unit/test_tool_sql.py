@@ -48,7 +48,7 @@ def tool_of(root: Path, **config: Any) -> SqlTool:
 @pytest.fixture
 async def ask(root: Path) -> AsyncIterator[Call]:
     before = contents(root)
-    async with conversation(tool_of(root, timeout_s=1, max_memory_mb=128, processes=1), db_id="shop") as call:
+    async with conversation(tool_of(root, timeout_s=2, max_memory_mb=128, processes=1), db_id="shop") as call:
         yield call
         assert (await call(query="SELECT count(*) FROM item"))[0].text == "count(*)\n6\n(1 row)", "it still works"
     assert contents(root) == before, "nothing was written"

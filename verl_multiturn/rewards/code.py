@@ -107,7 +107,8 @@ class _Judge:
         """One in which these cells have run."""
         sandbox = await self.pool.acquire()
         try:
-            for cell in (_CELLS, *first):
+            _expect(await sandbox.run(_CELLS))
+            for cell in first:
                 await sandbox.run(cell)
         except BaseException:  # a cancellation too: nobody else would end it, then raised
             sandbox.kill()
@@ -220,11 +221,18 @@ def _is_late(result: CellResult) -> bool:
     return result.stopped is not None and result.stopped.startswith("the code was stopped after")
 
 
+def _expect(ours: CellResult) -> None:
+    """A cell of ours that was stopped says nothing about the program."""
+    if ours.stopped is not None:
+        raise WorkerError(f"a sandbox could not be prepared: {ours.stopped}")
+
+
 async def _upload(sandbox: Sandbox, text: str) -> None:
     data = text.encode("utf-8", "replace")
     for start in range(0, len(data), _CHUNK_BYTES):
         chunk = base64.b64encode(data[start : start + _CHUNK_BYTES])
-        await sandbox.run(f"import base64\nwith open('.stdin', 'ab') as f: _ = f.write(base64.b64decode({chunk!r}))")
+        code = f"import base64\nwith open('.stdin', 'ab') as f: _ = f.write(base64.b64decode({chunk!r}))"
+        _expect(await sandbox.run(code))
 
 
 def _lines(output: str) -> list[str]:

@@ -38,7 +38,7 @@ from verl_multiturn.sandbox.settings import SandboxSettings
 
 _STARTING = 8
 """Sandboxes that are being started at a time."""
-_CLOSE_S = 5.0
+_CLOSE_S = 30.0
 
 
 class SandboxPool:

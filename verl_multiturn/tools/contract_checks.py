@@ -188,8 +188,9 @@ class Examination:
                 outcome, blocked, place = await self._watch.longest(call)
                 if method == "create":
                     instance_id = own_id(outcome.value, instance_id)
-                shortest[method] = min(shortest.get(method, (math.inf, "")), (blocked, place))
-                self._seconds[method] = outcome.seconds
+                before, known_place = shortest.get(method, (math.inf, ""))
+                shortest[method] = min(before, blocked), place or known_place
+                self._seconds[method] = min(self._seconds.get(method, math.inf), outcome.seconds)
         worst = max(shortest, key=lambda method: shortest[method])
         seconds, place = shortest[worst]
         problem = f"{worst} blocks it for {seconds * 1000:.0f} ms, at {place}" if seconds > LATE_S else ""
