@@ -72,6 +72,11 @@ async def test_a_program_that_takes_for_ever_is_counted(program: str) -> None:
     assert found == (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
 
 
+@pytest.mark.parametrize("tests", [SUMS, {"assert_case": ["assert f(1)"]}])
+async def test_a_sandbox_that_is_not_ready_in_time_says_nothing_about_the_program(tests: Any) -> None:
+    assert await score("taco", block(SUM), tests, code={"timeout_s": 1e-9}) == FAILED
+
+
 async def test_all_tests_have_a_clock_too() -> None:
     tests = {"inputs": [""] * 50, "outputs": ["1"] * 50}
     options = {"code": {"timeout_s": 5.0, "total_timeout_s": 1.0, "partial_credit": True}}

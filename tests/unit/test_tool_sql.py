@@ -15,6 +15,7 @@ import pytest
 
 from tests.serving import Call, conversation
 from verl_multiturn import ConfigError
+from verl_multiturn.tools import sql_worker
 from verl_multiturn.tools.sql import SqlTool, find_database
 
 
@@ -204,6 +205,13 @@ async def test_bombs_do_not_go_off(ask: Call, name: str) -> None:
     )
     with pytest.raises(ValueError, match=stopped):
         await ask(query=BOMBS[name])
+
+
+def test_a_mistake_is_never_called_late(root: Path) -> None:
+    limits = {"timeout_s": 0, "max_rows": 10, "max_characters": 100, "cell_characters": 100}
+    request = {"path": str(root / "shop" / "shop.sqlite"), "query": "SELECT nope FROM item"}
+    assert sql_worker.answer(request, limits) == {"error": "no such column: nope"}
+    assert sql_worker.answer({**request, "query": BOMBS["recursion"]}, limits) == {"late": True}
 
 
 async def test_a_cancelled_query_leaves_no_process(root: Path) -> None:
