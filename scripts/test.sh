@@ -10,7 +10,6 @@ export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
 [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
 
 # The engine's tests beside all others, since its startups leave a core idle; two engines would not fit in memory.
-export RAY_worker_niceness=0 # of 15 by default: beside the other tests the engine would hardly run
 set -m # a process group of its own, which can be interrupted
 log="$(mktemp)"
 .venv/bin/python -m pytest -m engine --durations=10 >"$log" 2>&1 &
