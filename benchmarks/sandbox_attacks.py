@@ -163,12 +163,10 @@ class Host:
             "core pattern": Path("/proc/sys/kernel/core_pattern").read_text(),
         }
 
-    def _clock(self) -> int:
-        """When the machine was started, to a few seconds: as first seen, unless the clock was set since."""
+    def _clock(self) -> float:
+        """When the machine was started: as first seen, unless the clock was set since."""
         now = time.time() - time.monotonic()
-        if abs(now - self._started) > 2:
-            self._started = now
-        return round(self._started)
+        return self._started if abs(now - self._started) < 2 else now
 
     def marked_processes(self) -> list[psutil.Process]:
         """Processes of an attack that are still there; they gave themselves the token as their name."""

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +52,14 @@ class CharBuilder:
         inserted = [ord("\n")] if runtime[-1] == END else []
         added = "".join(f"[{m['content']}]" for m in updated[len(previous) :]) + ">"
         return Merged([*runtime, *inserted, *(ord(c) for c in added)], inserted)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also as a zombie, which pid 1 of a container may leave for ever."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def make_schema(name: str, **properties: str) -> ToolSchema:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import uvloop
 
+from tests.conftest import has_ended
 from tests.servers.older_http import OlderHttpServer
 from tests.servers.starting import (
     PLAIN,
@@ -339,6 +340,6 @@ asyncio.run(main())
     worker.kill()
     worker.communicate()
     deadline = time.monotonic() + 20
-    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(server):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.sandbox_attacks import ATTACKS, Attack, Host, run_attacks
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -179,15 +179,9 @@ def test_when_the_parent_is_killed_nothing_survives(isolation: str) -> None:
         assert len(started) >= 3
         parent.kill()
     deadline = time.monotonic() + 30
-    while any(_is_alive(process) for process in started):
+    while not all(map(has_ended, started)):
         assert time.monotonic() < deadline, f"{started} survived their parent"
         time.sleep(0.01)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE  # which pid 1 may leave for ever
-    return False
 
 
 async def test_a_flood_on_the_channel_ends_no_other_conversation() -> None:

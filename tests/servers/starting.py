@@ -1,7 +1,6 @@
 """The servers of this folder, started, and what the tests ask of them."""
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 from verl_multiturn.tools.mcp import McpTool, mcp_tools
 
 WORKSHOP = str(ROOT / "tests" / "servers" / "workshop.py")
@@ -63,12 +62,7 @@ async def gone(pid: int) -> None:
 
 
 def children() -> set[int]:
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-    return found
+    return {process.pid for process in psutil.Process().children(recursive=True) if not has_ended(process)}
 
 
 def open_files() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import has_ended
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, Sandbox
@@ -54,13 +55,6 @@ def held() -> tuple[int, set[int], int]:
 
 def descendants() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def until(condition: Callable[[], bool]) -> None:
