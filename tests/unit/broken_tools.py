@@ -233,6 +233,18 @@ class Spoiled(Sound):
         del self.notes[instance_id]
 
 
+class KeepsTheRow(Sound):
+    """Writes into the list that the row gave it."""
+
+    async def create(self, instance_id: str, notes: list[str] | None = None, **kwargs: Any) -> Any:
+        self.notes[instance_id] = [] if notes is None else notes
+
+
+class EatsItsArguments(Sound):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResponse(parameters.pop("text")[:1000])
+
+
 class Demanding(Sound):
     """Its schema does not say what it needs."""
 

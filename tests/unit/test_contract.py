@@ -21,8 +21,10 @@ from tests.unit.broken_tools import (
     Chatty,
     CreateHangs,
     Demanding,
+    EatsItsArguments,
     Exits,
     FewSeats,
+    KeepsTheRow,
     LeavesDescriptor,
     LeavesFolder,
     LeavesProcess,
@@ -117,6 +119,7 @@ def test_a_broken_tool_is_caught_by_the_check_that_is_meant_for_it(kind: type[So
         (OneAfterTheOther, "concurrency", "64 conversations took"),
         (Spoiled, "release after a failed create", "raised KeyError"),
         (Chatty, "answer size", "50000 characters"),
+        (EatsItsArguments, "given data", "what execute was given has changed"),
         (Unsure, "descriptions", "none of the tool, text"),
         (Unsure, "name", "'no.tes'"),
     ],
@@ -125,6 +128,11 @@ def test_what_may_be_wrong_is_a_warning(kind: type[Sound], name: str, found: str
     finding = check(kind(), timeout_s=5.0)[name]
     assert finding.verdict is Verdict.WARNING
     assert found in finding.found
+
+
+def test_a_row_that_a_tool_writes_into_is_found() -> None:
+    finding = check(KeepsTheRow(), timeout_s=5.0, create_kwargs={"notes": []})["given data"]
+    assert (finding.verdict, finding.found[:22]) == (Verdict.WARNING, "what create was given ")
 
 
 def test_what_the_schema_requires_and_does_not_describe() -> None:

@@ -1,6 +1,7 @@
 """`ToolSession`: the lifecycle, foreign tools, and what tools may do wrong."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.tools import runtime
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.kwargs import read_tools_kwargs
+from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.runtime import CallStatus, ToolSession
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
@@ -35,6 +37,83 @@ async def test_kwargs_reach_each_method() -> None:
         ("calc_reward", "r1", {"for": "calc_reward"}),
         ("release", "r1", {"for": "release"}),
     ]
+
+
+class Greedy(EchoTool):
+    """Keeps what its row gave, and changes it with every call."""
+
+    repeatable = True
+    pure = True
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        self.config[instance_id] = kwargs["given"]["notes"]
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self.events.append((parameters.get("text"), len(kwargs["given"]["notes"])))
+        kwargs["given"]["notes"].append("a call")
+        self.config[instance_id].append(parameters.pop("text"))
+        if self.config.pop("fails", False):
+            raise ConnectionError("once")
+        return "ok"
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return float(len(self.config[instance_id]))
+
+
+async def test_what_a_tool_does_to_a_rows_kwargs_stays_in_its_conversation() -> None:
+    tool = Greedy()
+    row = {"echo": {"create_kwargs": {"given": {"notes": []}}, "execute_kwargs": {"given": {"notes": []}}}}
+    gates = Gates(5.0)
+    siblings = [ToolSession(f"r{number}", {"echo": tool}, row, gates, 8) for number in range(4)]
+    async with contextlib.AsyncExitStack() as stack:
+        for sibling in siblings:
+            await stack.enter_async_context(sibling)
+        await asyncio.gather(*(sibling.execute([HI]) for sibling in siblings))
+        assert [await sibling.calc_rewards() for sibling in siblings] == [{"echo": 1.0}] * 4
+    assert row["echo"]["create_kwargs"] == {"given": {"notes": []}}
+    assert tool.events[:4] == [("hi", 0)] * 4
+
+
+async def test_a_repeated_call_gets_what_the_first_attempt_got() -> None:
+    tool = Greedy()
+    tool.config["fails"] = True
+    attach_limits(tool, {"retries": 1, "backoff_s": 0.001}, "limits")
+    row = {name: {"given": {"notes": []}} for name in ("create_kwargs", "execute_kwargs")}
+    async with session(tool, timeout_s=5.0, echo=row) as opened:
+        (result,) = await opened.execute([HI])
+    assert (result.status, result.attempts) == (CallStatus.OK, 2)
+    assert tool.events[:2] == [("hi", 0)] * 2
+
+
+async def test_the_cache_knows_a_row_by_what_it_gave_not_by_what_the_tool_left_of_it() -> None:
+    class Table(EchoTool):
+        pure = True
+
+        async def create(self, instance_id: str, **kwargs: Any) -> None:
+            self.config[instance_id] = kwargs["table"].pop("hi")
+
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return ToolResponse(self.config[instance_id]), 0.0, {"nested": {"list": []}}
+
+    tool, gates = Table(), Gates(5.0)
+    attach_limits(tool, {"cache": 9}, "limits")
+    answers = []
+    for meaning in ("one", "two", "two"):
+        row = {"echo": {"create_kwargs": {"table": {"hi": meaning}}}}
+        async with ToolSession("r1", {"echo": tool}, row, gates, 8) as opened:
+            (result,) = await opened.execute([HI])
+        answers.append((result.text, result.cached, result.metrics))
+        result.metrics["nested"]["list"].append("changed by whoever reads it")
+    assert [answer[:2] for answer in answers] == [("one", False), ("two", False), ("two", True)]
+    assert answers[1][2] is not answers[2][2]
+
+
+async def test_kwargs_that_cannot_be_copied_are_a_mistake_of_the_author() -> None:
+    tool = EchoTool()
+    with pytest.raises(ConfigError, match=r"tool 'echo': create_kwargs cannot be copied .* hand over plain data"):
+        async with session(tool, echo={"create_kwargs": {"lock": threading.Lock()}}):
+            pass
+    assert tool.events == []
 
 
 async def test_a_create_that_fails_or_hangs_is_released_and_its_calls_are_answered() -> None:

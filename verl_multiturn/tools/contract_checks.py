@@ -85,6 +85,7 @@ class Examination:
             "leftovers": self._leftovers,
             "release after a failed create": self._release_after_a_failed_create,
             "isolation": self._isolation,
+            "given data": self._given_data,
             "concurrency": self._concurrency,
             "cancel create": functools.partial(self._cancel, method="create"),
             "cancel execute": functools.partial(self._cancel, method="execute"),
@@ -274,6 +275,21 @@ class Examination:
             if isinstance(value, int | float) and not isinstance(value, bool) and str(value) in answers[-1]:
                 return f"self.{name}"
         return ""
+
+    async def _given_data(self, check: str) -> None:
+        """What a conversation leaves of its row's kwargs and of a call's arguments."""
+        probe = self._probe
+        given: list[tuple[str, Any, str]] = []
+        probe.given = given
+        await probe.converse([self._arguments] * 2)
+        probe.given = None
+        changed = list(dict.fromkeys(method for method, data, before in given if repr(data) != before))
+        if not changed:
+            self.note(check, Verdict.OK, "left as it was")
+            return
+        found = f"what {' and '.join(changed)} was given has changed by the end of the conversation"
+        remedy = "copy it first: here each call gets a copy of its own, in other loops a group shares its row"
+        self.note(check, Verdict.WARNING, found, remedy)
 
     async def _concurrency(self, check: str) -> None:
         """Many conversations that have all begun before the first one ends."""

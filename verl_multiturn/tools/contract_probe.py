@@ -2,7 +2,8 @@
 still, and arguments to call it with.
 
 Invariants:
-- a method is called as the runtime calls it: with bound kwargs, in a task of its own, a synchronous one in a thread;
+- a method is called as the runtime calls it: with a copy of bound kwargs, in a task of its own, a synchronous one in a
+  thread;
 - what was there before counts as nobody's fault: a tool may keep a pool or a connection, but may not let it grow.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import inspect
 import json
 import os
@@ -31,7 +33,7 @@ import psutil
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish
 from verl_multiturn.tools.invoke import is_coroutine_method, read_answer
-from verl_multiturn.tools.kwargs import bind_kwargs
+from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS, schema_of
 
 _PULSE_S = 0.005
@@ -87,13 +89,19 @@ class Probe:
         self.schema = schema_of(tool)
         self.timeout_s = timeout_s
         self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}
-        self._kwargs = {
-            method: bind_kwargs(tool, method, kwargs.get(f"{method}_kwargs", {}), "check-tool") for method in METHODS
-        }
+        self._kwargs: dict[str, dict[str, Any]] = {}
+        for method in METHODS:
+            bound = bind_kwargs(tool, method, kwargs.get(f"{method}_kwargs", {}), "check-tool")
+            self._kwargs[method] = copy_kwargs(bound, tool.name, method, "check-tool")
+        self.given: list[tuple[str, Any, str]] | None = None
+        """Where it is a list: of each call its method, what it was given, and how that read before."""
 
     def invoke(self, method: str, *arguments: Any) -> asyncio.Task[Any]:
         """Begin a call."""
-        call = partial(getattr(self.tool, method), *arguments, **self._kwargs[method])
+        kwargs = copy.deepcopy(self._kwargs[method])
+        if self.given is not None:
+            self.given.append((method, (arguments, kwargs), repr((arguments, kwargs))))
+        call = partial(getattr(self.tool, method), *arguments, **kwargs)
         run = _awaited(call) if self.is_coroutine[method] else _threaded(call)
         return asyncio.create_task(run, name=f"{method} of the tool")
 

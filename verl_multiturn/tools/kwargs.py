@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -87,3 +88,18 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
             f"{method}_kwargs {dict(given)!r}: {error}; mend tools_kwargs in the data or the method"
         ) from None
     return kwargs
+
+
+def copy_kwargs(kwargs: Mapping[str, Any], name: str, method: str, where: str) -> dict[str, Any]:
+    """Copy a method's keyword arguments deeply: the rows of a group share what they hold.
+
+    Raises:
+        ConfigError: something in them cannot be copied.
+    """
+    try:
+        return copy.deepcopy(dict(kwargs))
+    except Exception as error:  # of whatever a row holds
+        raise ConfigError(
+            f"{where}: tool {name!r}: {method}_kwargs cannot be copied for each conversation "
+            f"({type(error).__name__}: {error}); hand over plain data"
+        ) from None

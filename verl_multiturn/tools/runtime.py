@@ -4,6 +4,7 @@ Invariants:
 - `create` runs at most once per tool and conversation, `release` exactly once for every `create` that began, also under
   cancellation, timeout and error; `execute` never runs after `release`;
 - every call gets exactly one result, in the calls' order: what cannot be executed is answered with the reason;
+- what a tool does to the kwargs of a row, or to its arguments, is seen by no other conversation, call or attempt;
 - what a tool's code raises is an answer to the model; what breaks the contract (a wrong return type) raises
   `ToolContractError`.
 """
@@ -11,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import Coroutine, Mapping, Sequence
@@ -23,7 +25,7 @@ from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish, keep
 from verl_multiturn.tools.gate import BusyError, Gate, Gates
 from verl_multiturn.tools.invoke import Alarms, CallAnswer, Invocation, TimedOutError, read_answer, read_reward, shorten
-from verl_multiturn.tools.kwargs import bind_kwargs
+from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS
 
 logger = logging.getLogger(__name__)
@@ -124,7 +126,8 @@ class ToolSession:
         for name, gate in self._gates.items():
             for method in METHODS:
                 given = self._given.get(name, {}).get(f"{method}_kwargs", {})
-                self._kwargs[name, method] = bind_kwargs(gate.tool, method, given, self._request_id)
+                bound = bind_kwargs(gate.tool, method, given, self._request_id)
+                self._kwargs[name, method] = copy_kwargs(bound, name, method, self._request_id)
         try:
             await _all([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # released whatever happened, then raised
@@ -263,7 +266,8 @@ class ToolSession:
             while True:
                 attempts += 1
                 alarms = gate.alarms if attempts == 1 else Alarms(started + gate.timeout_s - loop.time())
-                invocation = self._start(gate, "execute", self._instance_ids[gate.name], arguments)
+                given = copy.deepcopy(arguments) if gate.limits.retries else arguments
+                invocation = self._start(gate, "execute", self._instance_ids[gate.name], given)
                 try:
                     await invocation.ended(alarms)
                     returned = invocation.result()
@@ -331,7 +335,8 @@ class ToolSession:
             raise
 
     def _start(self, gate: Gate, method: str, *arguments: Any) -> Invocation:
-        kwargs = self._kwargs[gate.name, method]
+        # A copy each: what a tool does with it reaches no other call, and the cache asks for what the row gave.
+        kwargs = copy.deepcopy(self._kwargs[gate.name, method])
         function = getattr(gate.tool, method)
         return Invocation(function, gate.is_coroutine[method], arguments, kwargs, gate.task_names[method])
 
@@ -364,7 +369,7 @@ def _result(
         CallStatus.OK,
         answer.text,
         answer.reward,
-        answer.metrics,
+        copy.deepcopy(answer.metrics),  # the cache keeps them
         seconds,
         answer.images,
         queue_s,
