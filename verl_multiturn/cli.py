@@ -26,6 +26,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn t
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: shell scripts that train.")
 app.add_typer(recipes_app, name="recipe")
 console = Console()
+_NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 
 
 @app.command()
@@ -54,12 +55,14 @@ _VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "
 
 
 def _examine(model: str, tool_format: str, tools: bool) -> None:
-    from verl_multiturn.verl_bridge.codec import examine_model
-
     try:
+        from verl_multiturn.verl_bridge.codec import examine_model
+
         rules = examine_model(model, tool_format, tools)
     except MultiTurnError as error:
         _fail(str(error))
+    except ImportError as error:
+        _fail(_NO_STACK.format(error=error))
     table = Table("", "rule", "found", title=f"chat template of {model}")
     for rule in rules:
         table.add_row(_VERDICTS[rule.verdict], rule.name, escape(rule.found))
@@ -88,12 +91,14 @@ def validate(
         console.print(f"[green]ok[/] tool {name}: {type(tool).__module__}.{type(tool).__qualname__}", highlight=False)
     measure = None
     if model is not None:
-        from verl_multiturn.verl_bridge.codec import prompt_measure
-
         try:
+            from verl_multiturn.verl_bridge.codec import prompt_measure
+
             measure = prompt_measure(model, tools, tool_format)
         except MultiTurnError as error:
             _fail(str(error))
+        except ImportError as error:
+            _fail(_NO_STACK.format(error=error))
     for path in dataset or []:
         try:
             rows, problems = validate_dataset(path, tools, measure, prompt_length)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.row_files import READERS, read_rows
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.tools.validate import validate_dataset
 
@@ -40,14 +41,19 @@ def make_row(
         ground_truth: what the reward compares with; what is no text is kept as JSON, since a column of a parquet file
             has one type and a data set may mix tasks.
         system: goes before a prompt that is one message.
-        tools: names of those that the row has; None: all of the run.
+        tools: names of those that the row has, one or more; None: all of the run.
         tools_kwargs: by tool, then `create_kwargs`, `execute_kwargs` …; the row then has only tools that it names.
         extra_info: handed to the reward.
+
+    Raises:
+        ConfigError: `tools` is empty, which verl takes for all.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     if system:
         messages.insert(0, {"role": "system", "content": system})
     if tools is not None:
+        if not tools:
+            raise ConfigError(f"tools={tools!r}: verl gives such a row all tools; name one, or leave `tools` out")
         extra_info["tool_selection"] = list(tools)
     if tools_kwargs is not None:
         extra_info |= {"need_tools_kwargs": True, "tools_kwargs": tools_kwargs}
@@ -142,18 +148,13 @@ def _chosen(rows: Sequence[Any], indexes: Sequence[int]) -> Sequence[Any]:
 def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]:
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.stem == split and file.suffix in _READERS)
+        found = sorted(file for file in path.iterdir() if file.stem == split and file.suffix in READERS)
         if not found:
             raise ConfigError(f"{source!r}: no file for the split {split!r}; expected one of {_expected(split)}")
         path = found[0]
     if path.is_file():
-        if path.suffix not in _READERS:
-            raise ConfigError(f"{source!r}: expected one of {_expected('*')}")
-        try:
-            return _READERS[path.suffix](path)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
-    if path.suffix in _READERS or path.is_absolute():
+        return read_rows(path, list(READERS))
+    if path.suffix in READERS or path.is_absolute():
         raise ConfigError(f"{source!r}: no such file; give a local file, a folder, or a hub name")
     import datasets
 
@@ -243,30 +244,5 @@ def prepare(main: Callable[[], None]) -> None:
         sys.exit(f"error: {error}")
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    return list(pyarrow.parquet.read_table(path).to_pylist())
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def _json(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8")
-    return list(json.loads(text)) if text.lstrip().startswith("[") else _json_lines(path)
-
-
-def _csv(path: Path) -> list[dict[str, Any]]:
-    import csv
-
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-_READERS = {".parquet": _parquet, ".jsonl": _json_lines, ".json": _json, ".csv": _csv}
-
-
 def _expected(stem: str) -> str:
-    return ", ".join(f"{stem}{suffix}" for suffix in _READERS)
+    return ", ".join(f"{stem}{suffix}" for suffix in READERS)

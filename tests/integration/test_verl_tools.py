@@ -123,10 +123,10 @@ def test_rows_are_checked_against_them(tmp_path: Path) -> None:
 
     rows = [
         {
-            "prompt": [{"role": "user"}],
+            "prompt": [{"role": "user", "content": "Q"}],
             "extra_info": {"tools_kwargs": {"check": {"create_kwargs": {"ground_truth": "1"}}}},
         },
-        {"prompt": [{"role": "user"}], "extra_info": {"tools_kwargs": {"check": {"creat_kwargs": {}}}}},
+        {"prompt": [{"role": "user", "content": "Q"}], "extra_info": {"tools_kwargs": {"check": {"creat_kwargs": {}}}}},
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(dumps, rows)))

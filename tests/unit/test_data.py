@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 from verl_multiturn.data import hold_out, make_row, read_splits, tool_call, write_rows
@@ -117,10 +118,17 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, text: str | None
         read_splits(str(tmp_path / name))
 
 
+def both_tools(folder: Path) -> Path:
+    entries = [yaml.safe_load(path.read_text())["tools"][0] for path in (GSM8K, GSM8K.with_name("calculator.yaml"))]
+    path = folder / "tools.yaml"
+    path.write_text(yaml.safe_dump({"tools": entries}))
+    return path
+
+
 def test_rows_of_several_tasks_keep_their_arguments(tmp_path: Path) -> None:
     first = make_row("openai/gsm8k", "2+2?", "4", tools_kwargs=KWARGS)
-    second = make_row("qa", "Who?", ["Ada"], tools=[])
-    write_rows(tmp_path, {"train": [first, second]}, GSM8K)
+    second = make_row("qa", "Who?", ["Ada"], tools=["calculator"])
+    write_rows(tmp_path, {"train": [first, second]}, both_tools(tmp_path))
     read = pyarrow.parquet.read_table(tmp_path / "train.parquet").to_pylist()
     assert [row["extra_info"]["tools_kwargs"] for row in read] == [KWARGS, None]
     assert [row["extra_info"]["index"] for row in read] == [0, 1]

@@ -77,6 +77,26 @@ async def load_images(messages: Sequence[Message], read: ReadImages, where: str)
     return with_images(messages, images)
 
 
+def check_media(messages: Sequence[Message], where: str, takes_images: bool) -> None:
+    """Refuse messages with images where the model takes none, and with what no model of ours takes.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    for message in messages:
+        content = message.get("content")
+        for block in content if isinstance(content, list) else []:
+            kind = block.get("type") if isinstance(block, dict) else None
+            if is_image(block) and not takes_images:
+                raise ConfigError(
+                    f"{where}: an image in a message, and the model takes none; use a vision-language model"
+                )
+            if kind in ("video", "audio"):
+                raise ConfigError(
+                    f"{where}: {kind} in a message is not supported by this agent loop; use images and text"
+                )
+
+
 async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadImages | None) -> Any:
     """What a tool's message holds: its images, then its text; an image that cannot be shown is told of instead.
 

@@ -1,17 +1,82 @@
-"""A row's `tools_kwargs`: read, and bound to the methods of a tool, whichever signature it was written with."""
+"""A row's tools and `tools_kwargs`: selected, read, and bound to the methods of a tool, whichever signature it was
+written with."""
 
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.registry import METHODS
+
+
+def tools_of_row(
+    row: Mapping[str, Any], tools: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
+    """The tools that a data row has, and its kwargs as `read_tools_kwargs` returns them; each has been seen to fit.
+
+    A row has all tools of the run; with `need_tools_kwargs` those that its `tools_kwargs` name. `tool_selection`
+    narrows them further. In a run without tools nothing is looked for.
+
+    Args:
+        row: `tools_kwargs` and `extra_info` as verl's data set hands them over.
+        tools: all tools of the run.
+        where: named in errors, for example `data row 7`.
+
+    Raises:
+        ConfigError: the row names a tool that is none, is left without one, or a tool cannot be called with its kwargs.
+    """
+    extra_info = row.get("extra_info")
+    if extra_info is None:
+        extra_info = {}
+    if not isinstance(extra_info, Mapping):
+        raise ConfigError(f"{where}: extra_info must be a mapping, got {extra_info!r:.200}")
+    given = read_tools_kwargs(row.get("tools_kwargs") or extra_info.get("tools_kwargs"), where)
+    if not tools:
+        return {}, given
+    _check_names(given, tools, "tools_kwargs", where)
+    chosen = dict(tools)
+    if extra_info.get("need_tools_kwargs"):
+        if not given:
+            raise ConfigError(
+                f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool; name its tools there"
+            )
+        chosen = {name: tool for name, tool in chosen.items() if name in given}
+    selection = _selection(extra_info.get("tool_selection"), where)
+    if selection:
+        _check_names(selection, tools, "tool_selection", where)
+        chosen = {name: tool for name, tool in chosen.items() if name in selection}
+    if not chosen:
+        raise ConfigError(
+            f"{where}: tool_selection {selection!r} and tools_kwargs {sorted(given)!r} leave the row no tool; name the "
+            "same in both, or drop need_tools_kwargs"
+        )
+    for name, tool in chosen.items():
+        for method in METHODS:
+            bind_kwargs(tool, method, given.get(name, {}).get(f"{method}_kwargs", {}), where)
+    return chosen, given
+
+
+def _selection(raw: Any, where: str) -> list[str]:
+    """`tool_selection` as a list; empty where the row selects nothing, which verl takes for all."""
+    names = list(raw) if isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) else None
+    if raw is not None and (names is None or not all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"{where}: tool_selection must be a list of tool names, got {raw!r:.200}")
+    return names or []
+
+
+def _check_names(names: Iterable[str], tools: Mapping[str, Any], key: str, where: str) -> None:
+    for name in names:
+        if name not in tools:
+            near = difflib.get_close_matches(name, tools, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {sorted(tools)}"
+            raise ConfigError(f"{where}: {key} names {name!r}, which is no tool of the YAML; {hint}")
 
 
 def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:

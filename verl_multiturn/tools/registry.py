@@ -123,13 +123,30 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
     if issubclass(tool_class, BaseTool) and config.get("type") == "native":
         del config["type"]  # verl's loader demands it; a tool's own settings do not know it
     try:
-        return tool_class(config=config, tool_schema=schema)
+        tool = tool_class(config=config, tool_schema=schema)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except Exception as error:  # an author's constructor may raise anything; it is named and ends the start-up
+    except (Exception, SystemExit) as error:  # an author's constructor may raise anything; it ends the start-up
         raise ConfigError(
             f"{where}: {entry['class_name']}(config={config!r}) raised {type(error).__name__}: {error}"
         ) from error
+    _check_built(tool, entry["class_name"], where)
+    return tool
+
+
+def _check_built(tool: Any, class_name: str, where: str) -> None:
+    """Refuse a tool whose constructor left out what `BaseTool` sets."""
+    if not isinstance(getattr(tool, "name", None), str) or not hasattr(tool, "tool_schema"):
+        raise ConfigError(
+            f"{where}: {class_name!r} has no name or no tool_schema once it is made; "
+            "call super().__init__(config, tool_schema) in its __init__"
+        )
+    try:
+        schema_of(tool)
+    except AttributeError:
+        raise ConfigError(
+            f"{where}: the tool_schema of {class_name!r} is {tool.tool_schema!r:.100}; make it with ToolSchema.read"
+        ) from None
 
 
 def schema_of(tool: Any) -> ToolSchema:
@@ -164,7 +181,7 @@ def resolve(name: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # an author's module may raise anything at import; it is named and ends the start-up
+    except (Exception, SystemExit) as error:  # an author's module may raise anything; it is named and ends the start-up
         raise ConfigError(
             f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); install it or set PYTHONPATH"
         ) from error

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.chat.images import check_media
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.kwargs import bind_kwargs, read_tools_kwargs
-from verl_multiturn.tools.registry import METHODS
+from verl_multiturn.row_files import read_rows
+from verl_multiturn.tools.kwargs import read_tools_kwargs, tools_of_row
+
+# What verl's data set reads.
+_SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 def validate_dataset(
@@ -24,9 +27,11 @@ def validate_dataset(
         measure, prompt_length: counts the tokens of a row's prompt, and how many it may have; None: not counted.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or has no rows.
     """
-    rows = _read_rows(path)
+    rows = read_rows(path, _SUFFIXES)
+    if not rows:
+        raise ConfigError(f"{str(path)!r} has no rows; write some")
     problems = []
     for index, row in enumerate(rows):
         problem = _row_problem(row, f"row {index}", tools)
@@ -35,21 +40,6 @@ def validate_dataset(
         if problem:
             problems.append(problem)
     return len(rows), problems
-
-
-def _read_rows(path: Path) -> list[Any]:
-    if not path.is_file():
-        raise ConfigError(f"{str(path)!r} is no file; give a parquet or JSONL file")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        return list(pyarrow.parquet.read_table(path).to_pylist())
-    if path.suffix not in (".jsonl", ".json"):
-        raise ConfigError(f"{str(path)!r}: expected a .parquet or .jsonl file")
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise ConfigError(f"{path}: no JSON in every line: {error}") from None
 
 
 def _length_problem(
@@ -68,21 +58,26 @@ def _row_problem(row: Any, where: str, tools: Mapping[str, Any]) -> str | None:
     if not isinstance(row, Mapping):
         return f"{where}: expected a mapping, got {row!r:.200}"
     prompt = row.get("prompt")
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
-        return f"{where}: 'prompt' must be a non-empty list of messages with a role, got {prompt!r:.200}"
-    extra_info = row.get("extra_info") or {}
+    if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
+        return (
+            f"{where}: 'prompt' must be a non-empty list of messages with a role and a content (a text or a list of "
+            f"blocks), got {prompt!r:.200}"
+        )
+    extra_info = row.get("extra_info")
+    in_extra_info = extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None
     try:
-        tools_kwargs = read_tools_kwargs(extra_info.get("tools_kwargs") or row.get("tools_kwargs"), where)
+        beside = read_tools_kwargs(row.get("tools_kwargs"), where)
+        if beside and beside != read_tools_kwargs(in_extra_info, where):
+            return f"{where}: a column tools_kwargs, and verl reads extra_info.tools_kwargs alone; put them there"
+        tools_of_row(row, tools, where)
+        check_media(prompt, where, takes_images=True)
     except ConfigError as error:
         return str(error)
-    if extra_info.get("need_tools_kwargs") and not tools_kwargs:
-        return f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool"
-    for name, methods in tools_kwargs.items():
-        if name not in tools:
-            return f"{where}: tools_kwargs names {name!r}, which is no tool of the YAML; known are {sorted(tools)}"
-        try:
-            for method in METHODS:
-                bind_kwargs(tools[name], method, methods.get(f"{method}_kwargs", {}), where)
-        except ConfigError as error:
-            return str(error)
     return None
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl_multiturn.chat.images import is_image
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.chat.images import check_media
 from verl_multiturn.rollout.conversation import Request
-from verl_multiturn.tools.kwargs import read_tools_kwargs
+from verl_multiturn.tools.kwargs import tools_of_row
 
 
 def make_request(
@@ -23,35 +22,24 @@ def make_request(
     Args:
         row: `raw_prompt` (messages), `tools_kwargs`, and `extra_info` with `need_tools_kwargs`, `tools_kwargs` and
             `tool_selection` as verl defines them.
-        tools: all tools of the run. With `need_tools_kwargs` a request has those that its `tools_kwargs` name, else
-            all; `tool_selection` narrows them further.
+        tools: all tools of the run; `tools_of_row` says which of them the request has.
         takes_images: whether the model does.
 
     Raises:
         ConfigError: the row asks for what cannot be.
     """
-    extra_info = row.get("extra_info") or {}
     where = row_name(row)
-    tools_kwargs = read_tools_kwargs(row.get("tools_kwargs") or extra_info.get("tools_kwargs"), where)
-    chosen = dict(tools)
-    if extra_info.get("need_tools_kwargs"):
-        if not tools_kwargs:
-            raise ConfigError(
-                f"{where}: need_tools_kwargs is set, but tools_kwargs names no tool; name its tools there"
-            )
-        chosen = {name: tool for name, tool in chosen.items() if name in tools_kwargs}
-    selection = extra_info.get("tool_selection")
-    if selection is not None and len(selection):
-        chosen = {name: tool for name, tool in chosen.items() if name in selection}
+    chosen, tools_kwargs = tools_of_row(row, tools, where)
     messages = [_plain_message(message) for message in row["raw_prompt"]]
-    _check_media(messages, where, takes_images)
+    check_media(messages, where, takes_images)
     return Request(request_id, messages, chosen, tools_kwargs, sampling)
 
 
 def row_name(row: Mapping[str, Any]) -> str:
     """What errors call a row."""
-    extra_info = row.get("extra_info") or {}
-    return f"data row {extra_info.get('index', row.get('index', '?'))}"
+    extra_info = row.get("extra_info")
+    index = extra_info.get("index") if isinstance(extra_info, Mapping) else None
+    return f"data row {row.get('index', '?') if index is None else index}"
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,18 +53,3 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain_block(block: Any) -> Any:
     return {key: value for key, value in block.items() if value is not None} if isinstance(block, Mapping) else block
-
-
-def _check_media(messages: list[dict[str, Any]], where: str, takes_images: bool) -> None:
-    for message in messages:
-        content = message.get("content")
-        for block in content if isinstance(content, list) else []:
-            kind = block.get("type") if isinstance(block, dict) else None
-            if is_image(block) and not takes_images:
-                raise ConfigError(
-                    f"{where}: an image in a message, and the model takes none; use a vision-language model"
-                )
-            if kind in ("video", "audio"):
-                raise ConfigError(
-                    f"{where}: {kind} in a message is not supported by this agent loop; use images and text"
-                )

@@ -1,0 +1,231 @@
+"""`verl-multiturn validate`: what it passes, the run takes; what the run refuses, it refuses with the row's number."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import EchoTool, make_schema
+from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
+from verl_multiturn.cli import app
+from verl_multiturn.data import make_row, read_splits
+from verl_multiturn.tools.kwargs import tools_of_row
+from verl_multiturn.tools.validate import validate_dataset
+from verl_multiturn.verl_bridge.rows import make_request
+
+PROMPT = [{"role": "user", "content": "Q"}]
+
+
+class Strict(BaseTool):
+    """Needs a word of the row."""
+
+    def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
+        super().__init__(config or {}, tool_schema or make_schema("strict"))
+
+    async def create(self, instance_id: str, ground_truth: str) -> None: ...  # type: ignore[override]
+
+
+TOOLS = {"echo": EchoTool(), "strict": Strict()}
+GIVEN = {"strict": {"create_kwargs": {"ground_truth": "4"}}}
+
+# extra_info, and what both say of it; nothing where it can work.
+ROWS: list[tuple[Any, str]] = [
+    ({"tools_kwargs": GIVEN}, ""),
+    ({"tools_kwargs": GIVEN, "tool_selection": ["strict"]}, ""),
+    ({"tool_selection": ["echo"]}, ""),
+    ({"need_tools_kwargs": True, "tools_kwargs": {"echo": {}}}, ""),
+    ({"tool_selection": ["echo"], "tools_kwargs": {"strict": {}}}, ""),  # a tool that the row has not
+    ({}, "tool 'strict': create"),  # the row has all tools, and one of them needs something
+    (None, "tool 'strict': create"),
+    ({"tools_kwargs": {"echo": {}}}, "tool 'strict': create"),
+    ({"tool_selection": ["ecko"]}, "tool_selection names 'ecko', which is no tool of the YAML; did you mean 'echo'?"),
+    ({"tool_selection": ["echo", "sql"]}, "tool_selection names 'sql', which is no tool of the YAML; known are"),
+    ({"tool_selection": "echo"}, "tool_selection must be a list of tool names, got 'echo'"),
+    ({"tool_selection": [1]}, "tool_selection must be a list of tool names, got [1]"),
+    ({"tool_selection": {"echo": 1}}, "tool_selection must be a list of tool names"),
+    ({"need_tools_kwargs": True, "tools_kwargs": GIVEN, "tool_selection": ["echo"]}, "leave the row no tool"),
+    ({"need_tools_kwargs": True}, "need_tools_kwargs is set, but tools_kwargs names no tool"),
+    ({"tools_kwargs": {**GIVEN, "ekho": {}}}, "tools_kwargs names 'ekho', which is no tool of the YAML; did you"),
+    ({"tools_kwargs": "strict"}, "tools_kwargs must map tool names to kwargs"),
+    ('{"tools_kwargs": {}}', "extra_info must be a mapping"),
+]
+
+
+def write(tmp_path: Path, *rows: Any) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("extra_info", "said"), ROWS)
+def test_validate_and_the_run_judge_alike(tmp_path: Path, extra_info: Any, said: str) -> None:
+    row = {"prompt": PROMPT, "extra_info": extra_info}
+    _, problems = validate_dataset(write(tmp_path, row), TOOLS)
+    # What verl's data set makes of it.
+    given = {"raw_prompt": PROMPT, "extra_info": extra_info}
+    if isinstance(extra_info, dict):
+        given["tools_kwargs"] = extra_info.get("tools_kwargs") or {}
+    if not said:
+        assert not problems
+        request = make_request(given, TOOLS, {}, "r1")
+        assert (dict(request.tools), request.tools_kwargs) == tools_of_row(given, TOOLS, "row")
+        return
+    with pytest.raises(ConfigError) as caught:
+        make_request(given, TOOLS, {}, "r1")
+    assert str(caught.value).startswith("data row ?: ")
+    assert [problem.partition(": ")[0] for problem in problems] == ["row 0"]
+    assert said in problems[0]
+    assert said in str(caught.value)
+
+
+def test_kwargs_that_verls_data_set_does_not_read(tmp_path: Path) -> None:
+    """It puts those of `extra_info` into the column."""
+    beside = {"prompt": PROMPT, "tools_kwargs": GIVEN}
+    equal = {**beside, "extra_info": {"tools_kwargs": GIVEN}}
+    other = {**beside, "extra_info": {"tools_kwargs": {"strict": {"create_kwargs": {"ground_truth": "5"}}}}}
+    count, problems = validate_dataset(write(tmp_path, beside, equal, other), TOOLS)
+    assert count == 3
+    assert [problem.partition(":")[0] for problem in problems] == ["row 0", "row 2"]
+    assert "verl reads extra_info.tools_kwargs alone" in problems[0]
+
+
+def test_a_run_without_tools_takes_rows_that_name_some() -> None:
+    """A baseline on the same rows."""
+    row = {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": GIVEN, "tool_selection": ["strict"]}}
+    assert tools_of_row(row, {}, "row") == ({}, GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "user", "content": 5}, "content"),
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": [{"type": "video", "video": "x"}]}, "video in a message is not supported"),
+        ({"role": 3, "content": "x"}, "with a role"),
+    ],
+)
+def test_messages_that_no_template_takes(tmp_path: Path, message: Any, said: str) -> None:
+    path = write(tmp_path, {"prompt": [message]}, {"prompt": [{"role": "user", "content": [{"text": "x"}]}]})
+    _, problems = validate_dataset(path, {"echo": TOOLS["echo"]})
+    assert [problem.partition(":")[0] for problem in problems] == ["row 0"]
+    assert said in problems[0]
+
+
+def test_an_assistants_message_may_be_calls_alone(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "echo", "arguments": {"text": "x"}}}
+    prompt = [*PROMPT, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert validate_dataset(write(tmp_path, {"prompt": prompt}), {"echo": TOOLS["echo"]}) == (1, [])
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
+def test_all_files_that_verl_reads_are_read(tmp_path: Path, name: str) -> None:
+    """Also a text with a character that some take for the end of a line."""
+    rows = [{"prompt": [{"role": "user", "content": "one\u2028line\x85"}]}, {"prompt": PROMPT}]
+    path = tmp_path / name
+    if name == "rows.json":
+        path.write_text(json.dumps(rows, ensure_ascii=False))
+    elif name == "rows.jsonl":
+        path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert validate_dataset(path, {"echo": TOOLS["echo"]}) == (2, [])
+    assert read_splits(str(path), held_out=0)["train"] == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.parquet", b"PAR1 and no more", "cannot be read"),
+        ("rows.parquet", b"", "cannot be read"),
+        ("rows.json", b'{"a": 1', "cannot be read"),
+        ("rows.json", b"[1, 2", "cannot be read"),
+        ("rows.jsonl", b"\xff\xfe", "cannot be read"),
+        ("rows.jsonl", b"", "has no rows"),
+        ("rows.csv", b"prompt\nx", "expected one of *.parquet, *.jsonl, *.json"),
+    ],
+)
+def test_a_bad_file_is_one_clear_error(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    tools = tmp_path / "tools.yaml"
+    tools.write_text("tools:\n  - class_name: tests.conftest.EchoTool\n")
+    done = CliRunner().invoke(app, ["validate", str(tools), "--dataset", str(path)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)  # no traceback
+    assert said in done.output
+    assert str(path) in done.output
+    assert done.output.count("verl-multiturn:") == 1
+
+
+BAD_MODULES = {
+    "import sys\nsys.exit(0)": "SystemExit",
+    "raise KeyboardInterrupt_": "NameError",
+    """
+from verl_multiturn import BaseTool
+class Tool(BaseTool):
+    def __init__(self, config, tool_schema):
+        self.table = config
+""": "call super().__init__(config, tool_schema)",
+    """
+import sys
+from verl_multiturn import BaseTool
+class Tool(BaseTool):
+    def __init__(self, config, tool_schema):
+        sys.exit(0)
+""": "SystemExit",
+    """
+class Tool:
+    name = "look"
+    tool_schema = {"type": "function"}
+    def __init__(self, config, tool_schema): ...
+    def create(self, *args, **kwargs): ...
+    execute = calc_reward = release = create
+""": "tool_schema",
+}
+
+
+@pytest.mark.parametrize("source", BAD_MODULES, ids=range(len(BAD_MODULES)))
+def test_a_module_of_tools_that_is_broken_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (tmp_path / "some_bad_tools.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    schema = json.dumps(make_schema("look").as_dict())
+    tools = tmp_path / "tools.yaml"
+    tools.write_text(f"tools:\n  - class_name: some_bad_tools.Tool\n    tool_schema: {schema}\n")
+    try:
+        with pytest.raises(ConfigError) as caught:
+            load_tools(tools)
+        done = CliRunner().invoke(app, ["validate", str(tools)])
+    finally:
+        sys.modules.pop("some_bad_tools", None)
+    assert BAD_MODULES[source] in str(caught.value)
+    assert "tools.yaml: tools[0]" in str(caught.value)
+    assert done.exit_code == 1
+    assert BAD_MODULES[source] in done.output
+
+
+def test_no_tools_at_all_is_refused_where_a_row_is_made() -> None:
+    """verl takes an empty selection for none, so that such a row would have every tool."""
+    with pytest.raises(ConfigError, match="leave `tools` out"):
+        make_row("qa", "Who?", "Ada", tools=[])
+
+
+@pytest.mark.parametrize("command", [["validate", "tools.yaml"], ["doctor"]])
+def test_a_model_without_verl_beside_it_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: tests.conftest.EchoTool\n")
+    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.codec", None)
+    done = CliRunner().invoke(app, [*command, "--model", "x"])
+    assert done.exit_code == 1
+    assert "verl-multiturn: --model needs verl" in done.output

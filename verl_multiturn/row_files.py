@@ -1,0 +1,65 @@
+"""Rows of a local file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+
+
+def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
+    """The rows of a file.
+
+    Args:
+        suffixes: which of the known kinds of files are taken.
+
+    Raises:
+        ConfigError: there is no such file, it is of another kind, or it cannot be read.
+    """
+    expected = ", ".join(f"*{suffix}" for suffix in suffixes)
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} is no file; give one of {expected}")
+    if path.suffix not in suffixes:
+        raise ConfigError(f"{str(path)!r}: expected one of {expected}")
+    try:
+        return READERS[path.suffix](path)
+    except Exception as error:  # the readers of damaged files raise what they like
+        raise ConfigError(
+            f"{str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:300]}); write the file again"
+        ) from error
+
+
+def _parquet(path: Path) -> list[Any]:
+    import pyarrow.parquet
+
+    return list(pyarrow.parquet.read_table(path).to_pylist())
+
+
+def _json_lines(path: Path) -> list[Any]:
+    with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other characters that end a line
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _json(path: Path) -> list[Any]:
+    """One list of rows, or a row in each line."""
+    text = path.read_text(encoding="utf-8")
+    return list(json.loads(text)) if text.lstrip().startswith("[") else _json_lines(path)
+
+
+def _csv(path: Path) -> list[Any]:
+    import csv
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+READERS: dict[str, Callable[[Path], list[Any]]] = {
+    ".parquet": _parquet,
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+}
+"""By a file's suffix."""
