@@ -299,8 +299,9 @@ def kinds(rolled: Sequence[Rolled]) -> Counter[str]:
         receipts = Receipts.from_json(record["receipts"]).generations
         known = [{version for version in g["versions"] if version >= 0} for g in generations]
         found["invalid: nothing is trained"] += not record["valid"]
+        found["invalid after sampled turns"] += any(record["mask"]) and not record["valid"]
         found["no response at all"] += len(record["ids"]) == record["prompt_length"]
-        found["context after the last generation"] += record["valid"] and not record["mask"][-1]
+        found["context after the last generation"] += any(record["mask"]) and not record["mask"][-1]
         found["several weight versions"] += len(set().union(*known)) > 1
         found["several weight versions within a turn"] += any(len(versions) > 1 for versions in known)
         found["unknown weight versions"] += any(-1 in g["versions"] for g in generations)

@@ -192,13 +192,14 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from verl_multiturn.verl_bridge.certificate import CertificateMixin
+    from verl_multiturn.verl_bridge.groups import GroupsMixin
     from verl_multiturn.verl_bridge.otc import OtcMixin
     from verl_multiturn.verl_bridge.void_turns import VoidTurnsMixin
 
     ours = get_trainer_cls(f"multiturn_{mode}")
     defining = [cls for cls in ours.__mro__ if "_compute_advantage" in vars(cls)]
     # The certificate looks at the batch when all others are done with it.
-    assert defining == [CertificateMixin, OtcMixin, VoidTurnsMixin, PPOTrainer]
+    assert defining == [CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, PPOTrainer]
 
 
 @pytest.mark.parametrize(

@@ -204,19 +204,11 @@ async def test_without_a_pattern_nothing_is_filtered(tokenizer: Any, monkeypatch
     assert batch.masks() == [True, True]
 
 
-async def test_a_batch_of_void_rows_alone_is_left(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_batch_of_void_rows_alone_is_filtered_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, VOID["void_turn_pattern"])
     await batch.add(tokenizer, "Well.", "No.")
-    # Nothing of this one is trained either way: nothing was sampled.
-    batch.store.add("v", 0, await roll(make_runner(tokenizer, [], VOID), uid="v"))
     assert batch.step()["violations"] == 0
-    assert batch.masks() == [True, True, False]
-    assert "all 2 conversations" in caplog.text
-    await batch.add(tokenizer, ANSWER, uid="w")
-    assert batch.step()["violations"] == 0
-    assert batch.masks() == [False, False, False, True]
+    assert batch.masks() == batch.masks("loss_mask") == [False, False]
 
 
 @pytest.mark.parametrize(

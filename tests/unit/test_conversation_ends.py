@@ -43,7 +43,7 @@ async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: St
     assert tool.counts["execute"] == executed
     assert tool.counts["create"] == tool.counts["release"] == (reason is not StopReason.PROMPT_TOO_LONG)
     assert outcome.trajectory.response_length <= limits.get("response_length", 400)
-    assert outcome.valid == (reason is not StopReason.PROMPT_TOO_LONG and bool(turns))
+    assert outcome.valid == (reason not in (StopReason.PROMPT_TOO_LONG, StopReason.ENGINE_ERROR))
 
 
 # Everything reached at once; each line takes away what decided before it.
@@ -180,6 +180,7 @@ async def test_an_aborted_turn_is_kept_and_ends_the_request() -> None:
     outcome = await run(LyingEngine(finish="abort"))
     assert outcome.stop_reason is StopReason.ENGINE_ERROR
     assert outcome.trajectory.mask == [0, 0, 0, 1]
+    assert not outcome.valid
 
 
 async def test_an_authors_mistake_raises() -> None:
@@ -217,6 +218,7 @@ async def test_time_that_runs_out_in_create_leaves_a_prompt() -> None:
     outcome = await run([CALL, "ok"], EchoTool({"create": "hang"}), wall_clock_s=1.0)
     assert outcome.stop_reason is StopReason.WALL_CLOCK
     assert outcome.trajectory.prompt_length == 3
+    assert not outcome.valid
 
 
 async def test_time_that_runs_out_after_the_end_does_not_change_it() -> None:

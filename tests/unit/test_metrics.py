@@ -274,6 +274,8 @@ async def test_calc_reward_goes_to_a_sampled_token() -> None:
     found = await roll_out(EchoTool({"reward": 1.0}), CALL)
     assert found.stop_reason is StopReason.ENGINE_ERROR
     assert found.trajectory.mask[-1] == 0
+    assert tool_scores(found) == []  # invalid
+    found.trajectory.stop_reason = StopReason.WALL_CLOCK
     assert tool_scores(found) == [(len(CALL), 1.0)]
 
 

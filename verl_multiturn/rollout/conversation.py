@@ -21,7 +21,7 @@ from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.rollout.limits import Limits, Progress, StopReason
+from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tasks import ended
 from verl_multiturn.tools.gate import Gates
@@ -83,8 +83,11 @@ class Outcome:
 
     @property
     def valid(self) -> bool:
-        """Whether there is something to train on."""
-        return any(self.trajectory.mask)
+        """Whether it says anything about the model: it did not end for a reason in `INVALID`, and has a sampled token.
+
+        One that is not valid is not trained on, and does not count in its group.
+        """
+        return self.stop_reason not in INVALID and any(self.trajectory.mask)
 
 
 class Conversation:

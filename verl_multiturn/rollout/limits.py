@@ -35,10 +35,14 @@ class StopReason(StrEnum):
     WALL_CLOCK = "wall_clock"
     """The request's time is up. What was sampled until then is kept; no tool is asked for its `calc_reward`."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The prompt does not fit `rollout.prompt_length`, and no model gets to see it cut. Nothing was sampled: invalid.
-    The untrained row that verl gets holds the end of it."""
+    """The prompt does not fit `rollout.prompt_length`, and no model gets to see it cut: invalid. The untrained row that
+    verl gets holds the end of it."""
     ENGINE_ERROR = "engine_error"
-    """The engine failed or was cut off. What was sampled before is kept; with nothing sampled: invalid."""
+    """The engine failed or was cut off: invalid, whatever was sampled before; records keep that."""
+
+
+INVALID = frozenset({StopReason.PROMPT_TOO_LONG, StopReason.ENGINE_ERROR})
+"""Ends that say nothing about the model: such a conversation is not trained on, and does not count in its group."""
 
 
 @dataclass(frozen=True)

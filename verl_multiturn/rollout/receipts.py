@@ -66,6 +66,8 @@ class Receipts:
     """The row's number within its group."""
     void: bool = False
     """Whether the conversation has a void turn, so that the trainer may keep the row out of the loss."""
+    invalid: bool = False
+    """Whether the conversation is invalid, so that nothing of the row is trained."""
 
     def to_bytes(self) -> bytes:
         """All of it in one piece: a JSON header, then the arrays."""
@@ -74,6 +76,7 @@ class Receipts:
             "uid": self.uid,
             "session_id": self.session_id,
             "void": self.void,
+            "invalid": self.invalid,
             "generations": [
                 [g.prompt_tokens, g.prompt_digest, g.max_tokens, len(g.ids), len(g.logprobs), len(g.versions)]
                 for g in self.generations
@@ -102,8 +105,8 @@ class Receipts:
                     arrays.append(np.frombuffer(blob, kind, count, start))
                     start += arrays[-1].nbytes
                 generations.append(Receipt(prompt_tokens, digest, max_tokens, *arrays))
-            void = header["void"] is True
-            receipts = cls(header["request_id"], generations, header["uid"], header["session_id"], void)
+            void, invalid = header["void"] is True, header["invalid"] is True
+            receipts = cls(header["request_id"], generations, header["uid"], header["session_id"], void, invalid)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{len(blob)} bytes that are no receipts: {error}") from error
         if start != len(blob):
@@ -117,6 +120,7 @@ class Receipts:
             "uid": self.uid,
             "session_id": self.session_id,
             "void": self.void,
+            "invalid": self.invalid,
             "generations": [
                 {
                     "prompt_tokens": g.prompt_tokens,
@@ -149,8 +153,8 @@ class Receipts:
                 )
                 for g in raw["generations"]
             ]
-            void = raw.get("void") is True  # older records do not say
-            return cls(raw["request_id"], generations, raw["uid"], raw["session_id"], void)
+            void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records do not say
+            return cls(raw["request_id"], generations, raw["uid"], raw["session_id"], void, invalid)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no receipts: {type(error).__name__}: {error}") from error
 

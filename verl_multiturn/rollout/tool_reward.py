@@ -9,7 +9,7 @@ def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[tuple[int, float]
     """Weighted rewards with the position in the response that each is given to, always a sampled token.
 
     A step reward is given to the last token of the turn that called, the tools' `calc_reward` together to the last
-    sampled token. What is zero is left out. An invalid conversation, in which nothing was sampled, has none.
+    sampled token. What is zero is left out. An invalid conversation has none.
     """
     trajectory = outcome.trajectory
     rewards = [(turn, call.reward) for turn, call in zip(outcome.call_turns, outcome.calls, strict=True) if call.reward]

@@ -260,7 +260,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
         step = int(row.get("global_steps") or 0)
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
         output = to_output(outcome, runner, step)
-        receipts = Receipts(request.request_id, generations, uid, session_id, output.void)
+        receipts = Receipts(request.request_id, generations, uid, session_id, output.void, not outcome.valid)
         if runner.records is not None:
             runner.records.write(
                 record_of(outcome, receipts, step=step, uid=uid, temperature=sampling.get("temperature"))
@@ -271,7 +271,10 @@ class MultiTurnAgentLoop(AgentLoopBase):
 
 
 def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
-    """A finished conversation in verl's form; one without a response gets a single untrained token."""
+    """A finished conversation in verl's form; one without a response gets a single untrained token.
+
+    Nothing of an invalid conversation is trained: its mask is 0 throughout.
+    """
     trajectory = outcome.trajectory
     prompt, images = trajectory.ids[: trajectory.prompt_length], outcome.images
     if runner.vision is not None and len(prompt) > runner.prompt_length:
@@ -282,10 +285,11 @@ def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
     start = trajectory.prompt_length
     void = runner.final_answer is not None and has_void_turn(outcome, runner.final_answer)
     versions = [version for version in trajectory.versions if version >= 0] or [step]
+    mask = trajectory.mask[start:] if outcome.valid else [0] * trajectory.response_length
     output = CertifiedOutput(
         prompt_ids=prompt,
         response_ids=trajectory.ids[start:] if has_response else [runner.fill_id],
-        response_mask=trajectory.mask[start:] if has_response else [0],
+        response_mask=mask if has_response else [0],
         response_logprobs=trajectory.logprobs[start:] if has_response else [0.0],
         versions=trajectory.versions[start:] if has_response else [NO_VERSION],
         num_turns=1 + trajectory.turns + outcome.user_turns,

@@ -50,7 +50,7 @@ class CertificateMixin:
     global_steps: int
     local_trigger_step: int
     filters_void_rows = False
-    """Whether the rows of the batch at hand that have void turns are out of the loss; see `VoidTurnsMixin`."""
+    """Whether rows that have void turns are out of the loss; see `VoidTurnsMixin`."""
 
     def __init__(self, config: DictConfig) -> None:
         # verl reads its mode in many places, and knows only its own.
@@ -123,7 +123,8 @@ class CertificateMixin:
         self._tally["rows"] += 1
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
         row = _row(key, tag, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
-        return verify(row, receipts, self._mask_may_shrink, self._bypass, receipts.void and self.filters_void_rows)
+        filtered = receipts.invalid or (receipts.void and self.filters_void_rows)
+        return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered)
 
 
 def fetch(keys: Sequence[str], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,364 @@
+"""Invalid conversations within verl: nothing of them is trained, and they do not count in their groups."""
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from tests.integration.test_certificate import CALL, make_output
+from tests.integration.test_otc import WritableStore
+
+# Importing verl's trainers says which optional engines are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+MODES = ["sync", "colocate_async", "separate_async"]
+ANSWER = "2<|im_end|>"
+EPSILON = 1e-6
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from verl_multiturn.verl_bridge import certificate, groups, metrics, otc, void_turns
+
+    store = WritableStore()
+    for module in (certificate, groups, metrics, otc, void_turns):
+        monkeypatch.setattr(module, "transfer_queue", store)
+    monkeypatch.setattr(trainer_base, "tq", store)
+    return store
+
+
+def add(store: WritableStore, uid: str, scores: list[float | None], broken: float = 0.0) -> None:
+    """A group whose conversations have these scores; None: the engine failed after a turn, scored `broken`."""
+    for session, score in enumerate(scores):
+        # Without a last turn the scripted engine fails.
+        turns = [CALL] if score is None else [CALL] * (session % 2) + [ANSWER]
+        output = make_output(uid, session, turns)
+        assert output.extra_fields["stop_reason"] == ("engine_error" if score is None else "finished")
+        output.reward_score = broken if score is None else score
+        fields = store.add(uid, session, output)
+        for name in ("advantages", "old_log_probs"):
+            del fields[name]
+        fields["old_log_probs"] = fields["rollout_log_probs"] - 0.01
+
+
+def base_of(verls: type) -> type:
+    """verl's trainer without its constructor and workers: what it samples is given, what it updates with is kept."""
+
+    class Base:
+        batches: list[Any]
+        use_critic = False
+        global_steps, local_trigger_step = 4, 0
+        actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
+        _compute_advantage = verls._compute_advantage  # type: ignore[attr-defined]
+
+        def __init__(self, config: Any) -> None:
+            self.config = config
+            self.updates: list[list[str]] = []
+
+        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+            for batch in self.batches:
+                self._compute_advantage(batch, metrics)
+                assert self._update_actor(batch, metrics) is batch
+            return batch
+
+        def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+            self.updates.append(list(batch.keys))
+            return batch
+
+    return Base
+
+
+def make_trainer(mode: str = "sync", **changes: Any) -> Any:
+    """Our trainer of a mode, but for what needs workers."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    ours, verls = get_trainer_cls(f"multiturn_{mode}").__bases__
+    assert verls is get_trainer_cls(mode)
+    config = {
+        "data": {},
+        "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False},
+        "trainer": {"v1": {"trainer_mode": f"multiturn_{mode}"}},
+        "actor_rollout_ref": {
+            "rollout": {
+                "n": 4,
+                "custom": {"multiturn": {}},
+                "agent": {"default_agent_loop": "multiturn_agent", "agent_loop_config_path": None},
+            },
+            "actor": {"ppo_mini_batch_size": 1, "ppo_epochs": 1, "shuffle": False},
+        },
+    }
+    made = OmegaConf.create(config)
+    for key, value in changes.items():
+        OmegaConf.update(made, key.replace("__", "."), value, force_add=True)
+    return type("Trainer", (ours, base_of(verls)), {"mode": mode})(made)
+
+
+def step(trainer: Any, *batches: Any) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    trainer.batches = list(batches)
+    trainer.step(metrics, {})
+    return metrics
+
+
+def expected_of(estimator: str, std: bool, group: list[float | None], tokens: list[int]) -> list[float]:
+    """The advantages of a group in plain numpy; those of the batch are whitened elsewhere.
+
+    Args:
+        tokens: trained ones of each conversation.
+    """
+    valid = [i for i, score in enumerate(group) if score is not None]
+    scores = np.array([group[i] for i in valid], np.float64)
+    advantages = np.zeros(len(group))
+    if len(valid) < 2:
+        return advantages.tolist()
+    if estimator in ("grpo", "grpo_vectorized"):  # verl does not tell the second that `std` is off
+        made = (scores - scores.mean()) / (scores.std(ddof=1) + EPSILON if std or "_" in estimator else 1.0)
+    elif estimator in ("rloo", "rloo_vectorized"):
+        made = scores - (scores.sum() - scores) / (len(scores) - 1)
+    elif estimator == "opo":
+        weights = np.array([tokens[i] for i in valid], np.float64)
+        made = scores - (weights * scores).sum() / weights.sum()
+    elif estimator == "grpo_passk":
+        made = np.zeros(len(scores))
+        best, second = np.sort(scores)[::-1][:2]
+        made[scores.argmax()] = (best - second) / (scores.std(ddof=1) + EPSILON if std else 1.0)
+    else:
+        made = scores - scores.mean()
+    advantages[valid] = made
+    return advantages.tolist()
+
+
+GROUPS: dict[str, list[float | None]] = {
+    "wins": [1.0, 1.0, 1.0, None],
+    "mixed": [1.0, None, 0.0, 0.25],
+    "single": [None, 1.0, None, None],
+    "none": [None] * 4,
+    "whole": [1.0, 0.0, 0.5, 0.75],
+}
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline", "gpg"]
+)
+def test_an_invalid_conversation_does_not_count_in_its_group(store: WritableStore, estimator: str, std: bool) -> None:
+    for uid, scores in GROUPS.items():
+        add(store, uid, scores, broken=-3.0)
+    trainer = make_trainer(algorithm__adv_estimator=estimator, algorithm__norm_adv_by_std_in_grpo=std)
+    metrics = step(trainer, store.batch())
+    tokens = {key: int(row["rollout_versions"].ge(0).sum()) for key, row in store.rows.items()}
+    expected = [
+        expected_of(estimator, std, group, [tokens[f"{uid}_{i}_0"] for i in range(4)]) for uid, group in GROUPS.items()
+    ]
+    rows = [f"{uid}_{i}_0" for uid in GROUPS for i in range(4)]
+    made = dict(zip(rows, np.concatenate(expected), strict=True))
+    compared = [f"{uid}_{i}_0" for uid in ("wins", "mixed", "whole") for i in range(4) if GROUPS[uid][i] is not None]
+    if estimator == "gpg":  # times the rows over those whose score is not 0
+        factor = len(compared) / sum(float(store.rows[key]["rm_scores"].sum()) != 0 for key in compared)
+        made = {key: value * factor for key, value in made.items()}
+    if estimator == "reinforce_plus_plus_baseline":
+        trained = np.repeat([made[key] for key in compared], [tokens[key] for key in compared])
+        mean, deviation = trained.mean(), np.sqrt(trained.var(ddof=1) + 1e-8)
+        made.update({key: (made[key] - mean) / deviation for key in compared})
+    for key in rows:
+        assert store.advantage(key) == pytest.approx(made[key], abs=1e-5), key
+        assert store.rows[key]["returns"].shape == store.rows[key]["response_mask"].shape
+    assert store.advantage("single_1_0") == 0.0
+    assert store.rows["wins_3_0"]["advantages"].eq(0).all()
+    assert metrics["rollout/invalid_share"] == 9 / 20
+    assert metrics["rollout/certificate/violations"] == 0
+    assert metrics["rollout/certificate/rows"] == 20
+
+
+def test_pass_at_k_of_the_valid_ones(store: WritableStore) -> None:
+    add(store, "mixed", GROUPS["mixed"], broken=5.0)
+    step(make_trainer(algorithm__adv_estimator="grpo_passk", algorithm__norm_adv_by_std_in_grpo=False), store.batch())
+    assert [store.advantage(f"mixed_{i}_0") for i in range(4)] == [0.75, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_three_wins_and_a_broken_one_in_every_trainer(store: WritableStore, mode: str) -> None:
+    add(store, "u", [1.0, 1.0, 1.0, None])
+    trainer = make_trainer(mode)
+    assert step(trainer, store.batch())["rollout/certificate/violations"] == 0
+    assert [store.advantage(f"u_{i}_0") for i in range(4)] == [0.0] * 4
+    assert trainer.updates == [list(store.rows)]
+
+
+def test_only_what_is_asked_is_changed(store: WritableStore) -> None:
+    """What was sampled, its logprobs and its reward stay; and a batch of valid rows is computed by verl alone."""
+    add(store, "u", [1.0, None], broken=-3.0)
+    row = store.rows["u_1_0"]
+    assert not row["response_mask"].any()
+    assert row["rollout_versions"].ge(0).any()
+    assert float(row["rm_scores"].sum()) == -3.0
+    before = {name: row[name].clone() for name in ("responses", "rollout_log_probs", "rollout_versions", "rm_scores")}
+    step(make_trainer(), store.batch())
+    assert all(row[name].equal(column) for name, column in before.items())
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_estimators_that_compare_nothing_within_a_group(store: WritableStore, estimator: str) -> None:
+    """They see trained tokens alone; the same with the invalid rows and without them."""
+    add(store, "u", [1.0, 0.0, None, None], broken=-3.0)
+    add(store, "single", [None, 1.0, None, None], broken=-3.0)
+    for row in store.rows.values():
+        row["values"] = row["rollout_log_probs"] * 0
+    trainer = make_trainer(algorithm__adv_estimator=estimator)
+    step(trainer, store.batch())
+    valid = ["u_0_0", "u_1_0", "single_1_0"]
+    found = {key: store.rows[key]["advantages"].clone() for key in valid}
+    assert all(column.abs().sum() > 0 for column in found.values())
+    step(trainer, store.batch(valid))
+    for key in valid:
+        np.testing.assert_allclose(store.rows[key]["advantages"], found[key], atol=1e-6)
+
+
+def test_groups_of_one_that_are_meant(store: WritableStore) -> None:
+    for uid in ("u", "v"):
+        add(store, uid, [1.0])
+    step(make_trainer(actor_rollout_ref__rollout__n=1), store.batch())
+    assert store.advantage("u_0_0") == pytest.approx(1.0)
+
+
+def test_rejection_sampling_and_a_kl_penalty(store: WritableStore) -> None:
+    """The second computation takes what verl's first one left: the mask, and the rewards less the penalty."""
+    import torch
+
+    add(store, "u", [1.0, 0.0, None, 0.0])
+    for row in store.rows.values():
+        row["ref_log_prob"] = row["old_log_probs"].clone() - 0.5
+    rejected = store.rows["u_3_0"]
+    rejected["old_log_probs"] = rejected["rollout_log_probs"] - 9.0
+    trainer = make_trainer(
+        algorithm__use_kl_in_reward=True,
+        algorithm__kl_penalty="kl",
+        algorithm__norm_adv_by_std_in_grpo=False,
+        algorithm__rollout_correction={
+            "rollout_is": None,
+            "rollout_rs": "seq_mean_k1",
+            "rollout_rs_threshold": "0.1_2",
+        },
+    )
+    trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda **kwargs: None)
+    assert step(trainer, store.batch())["rollout/certificate/violations"] == 0
+    assert not rejected["response_mask"].any()
+    rewards = {key: float(row["token_level_rewards"].sum()) for key, row in store.rows.items()}
+    trained = {key: int((row["rollout_versions"] >= 0).sum()) for key, row in store.rows.items()}
+    assert rewards["u_0_0"] == pytest.approx(1.0 - 0.05 * trained["u_0_0"], abs=1e-5)
+    compared = [rewards[f"u_{i}_0"] for i in (0, 1, 3)]
+    for i in (0, 1):
+        assert store.advantage(f"u_{i}_0") == pytest.approx(rewards[f"u_{i}_0"] - np.mean(compared), abs=1e-5)
+    assert torch.equal(store.rows["u_2_0"]["token_level_rewards"], store.rows["u_2_0"]["rm_scores"])
+
+
+def test_rows_of_others_and_padding(store: WritableStore) -> None:
+    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+
+    add(store, "u", [1.0, None, 0.0])
+    row, tag = construct_minimal_padding_template(store.rows["u_0_0"], store.tags["u_0_0"], 0)
+    row["old_log_probs"] = row["rollout_log_probs"]
+    uid = f"pad{uuid4().hex}"
+    store.rows[f"{uid}_0_0"], store.tags[f"{uid}_0_0"] = {**row, "uid": uid}, tag
+    # Another loop's, which says nothing of validity: two rows of one conversation, and a sibling.
+    for key in ("x_0_0", "x_0_1", "x_1_0"):
+        store.rows[key] = {**store.rows["u_0_0" if key.startswith("x_0") else "u_2_0"], "uid": "x"}
+        store.rows[key]["metrics"] = {"generate_sequences": 0.1}
+        store.tags[key] = dict(store.tags["u_0_0"])
+    settings = {"actor_rollout_ref__rollout__custom__multiturn__certificate_share": 0.0}
+    step(make_trainer(algorithm__norm_adv_by_std_in_grpo=False, **settings), store.batch())
+    assert [store.advantage(f"u_{i}_0") for i in range(3)] == [0.5, 0.0, -0.5]
+    assert [store.advantage(key) for key in ("x_0_0", "x_0_1", "x_1_0")] == [0.5, 0.5, -0.5]
+    assert store.advantage(f"{uid}_0_0") == 0.0
+
+
+def test_a_batch_without_a_trained_token_is_not_trained_on(
+    store: WritableStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(store, "u", [None] * 4, broken=1.0)
+    trainer = make_trainer(algorithm__rollout_correction={"rollout_is": None, "rollout_rs": None})
+    metrics = step(trainer, store.batch())
+    assert trainer.updates == []
+    assert metrics["rollout/skipped_updates"] == 1
+    assert metrics["rollout/invalid_share"] == 1.0
+    assert metrics["rollout/certificate/violations"] == 0
+    assert "1 updates without a trained token are skipped" in caplog.text
+    assert all(row["advantages"].eq(0).all() and row["returns"].eq(0).all() for row in store.rows.values())
+
+
+def test_an_update_of_invalid_rows_alone_is_skipped(store: WritableStore) -> None:
+    for uid, scores in (("u", [1.0, 0.0, None, 1.0]), ("v", [None] * 4), ("w", [1.0, 0.0, 1.0, 0.0])):
+        add(store, uid, scores)
+    trainer = make_trainer()
+    keys = list(store.rows)
+    assert step(trainer, store.batch())["rollout/skipped_updates"] == 1
+    assert trainer.updates == [[*keys[:4], *keys[8:]]]
+    whole = make_trainer()
+    assert step(whole, store.batch(keys[:4]), store.batch(keys[8:]))["rollout/skipped_updates"] == 0
+    assert whole.updates == [keys[:4], keys[8:]]
+
+
+T, F = True, False
+
+
+@pytest.mark.parametrize(
+    ("trained", "size", "ranks", "shuffled", "kept"),
+    [
+        ([T, F, F, T], 2, 1, False, [0, 1, 2, 3]),
+        ([F, F, F, T], 2, 1, False, [2, 3]),
+        ([F, F, F, F], 2, 1, False, []),
+        # Two ranks: the updates are rows 0 and 2, then rows 1 and 3.
+        ([F, F, F, T], 2, 2, False, [1, 3]),
+        ([F, F, T, T], 2, 2, False, [0, 1, 2, 3]),
+        ([F, T, F, F, T, T, F, F], 4, 2, False, [0, 1, 4, 5]),
+        ([F, T, F, F, F, F, F, T], 4, 2, False, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([F, F, T, F, F, F, F, F], 4, 2, False, [2, 3, 6, 7]),
+        # Any of them may come together.
+        ([F, T, F, F, T, F], 2, 1, True, [1, 4]),
+        ([F, T, F, T, T, F], 2, 1, True, [1, 3, 4, 5]),
+        ([F, T, T, T], 2, 1, True, [0, 1, 2, 3]),
+        # What verl refuses is left to it.
+        ([F, F, F], 2, 1, False, [0, 1, 2]),
+        ([F, F, F, F], 2, 4, False, [0, 1, 2, 3]),
+    ],
+)
+def test_the_rows_of_updates_that_train_something(
+    trained: list[bool], size: int, ranks: int, shuffled: bool, kept: list[int]
+) -> None:
+    from verl_multiturn.verl_bridge.updates import rows_to_train
+
+    assert rows_to_train(trained, size, ranks, shuffled) == kept
+
+
+def test_the_critic_skips_as_the_actor_does(store: WritableStore) -> None:
+    add(store, "u", [1.0, 0.0, None, None])
+    trainer = make_trainer(critic={"ppo_mini_batch_size": 1, "ppo_epochs": 2, "shuffle": True})
+    asked: list[str] = []
+
+    class Workers:
+        def __init__(self) -> None:
+            self._dispatch_info: dict[str, Any] = {}
+
+        def _query_dispatch_info(self, mesh: str) -> list[int]:
+            asked.append(mesh)
+            return [0, 0]
+
+    updates: list[list[str]] = []
+    base = type(trainer).__mro__[-2]
+
+    def update(self: Any, batch: Any, metrics: dict[str, Any]) -> None:
+        updates.append(list(batch.keys))
+
+    base._update_critic = update  # type: ignore[attr-defined]
+    trainer.config.actor_rollout_ref.rollout.n = 1
+    trainer.critic_wg = Workers()
+    trainer._skipped_updates = 0
+    batch = store.batch()
+    batch.extra_info["temperature"] = 0.5
+    assert trainer._update_critic(batch, {}) is batch
+    assert (updates, asked, trainer._skipped_updates) == ([["u_0_0", "u_1_0"]], ["train"], 4)

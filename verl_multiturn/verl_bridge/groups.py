@@ -1,0 +1,125 @@
+"""A trainer of verl in which an invalid conversation does not count in its group.
+
+Invariants:
+- the advantages of a group are those that verl's estimator gives its valid conversations alone; an invalid one has 0,
+  and so has a single valid one, which there is nothing to compare with (verl hands out its raw score);
+- where `rollout.n` is 1, groups of one are meant, and stay as they are; so do verl's padding, and estimators that
+  compare nothing within a group;
+- a batch without a trained token gets advantages of 0: verl computes none of it, and would end the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.workers.utils.padding import response_to_nested
+
+from verl_multiturn.verl_bridge.metrics import fetch_stats
+
+# Of verl's estimators those that judge a row by itself, or by all trained tokens of a batch; an invalid row has none.
+_OF_A_ROW = {"gae", "reinforce_plus_plus", "remax"}
+# Those that compare the rows of a group. What a user registers may be of either kind.
+_OF_A_GROUP = {
+    "grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gpg", "opo", "reinforce_plus_plus_baseline", "rloo",
+    "rloo_vectorized",
+}  # fmt: skip
+
+
+class GroupsMixin:
+    """Goes before a trainer class of verl, right above it: what else changes masks and scores has to come first."""
+
+    config: DictConfig
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if not any(trained_rows(batch)):
+            _put_zeros(batch.keys, batch.partition_id)
+            return batch
+        batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        leave_out_invalid(batch, self.config)
+        return batch
+
+
+def trained_rows(batch: Any) -> list[bool]:
+    """Whether each row of a batch has a trained token."""
+    data = transfer_queue.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
+    )
+    return [bool(mask.any()) for mask in data["response_mask"].unbind()]
+
+
+def leave_out_invalid(batch: Any, config: DictConfig) -> None:
+    """Compute the advantages of a batch in TransferQueue anew, without invalid rows, where there are any.
+
+    Args:
+        batch: verl has computed its advantages (columns `advantages` and `returns`).
+    """
+    estimator = str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
+    if estimator in _OF_A_ROW:
+        return
+    left_out = {key for key, stats in fetch_stats(batch).items() if not stats["valid"]}
+    if estimator in _OF_A_GROUP and config.actor_rollout_ref.rollout.n > 1:
+        left_out |= _single(batch, left_out)
+    if not left_out:
+        return
+    _put_zeros([key for key in batch.keys if key in left_out], batch.partition_id)
+    if kept := [key for key in batch.keys if key not in left_out]:
+        _put_advantages(kept, batch.partition_id, estimator, config)
+
+
+def _single(batch: Any, left_out: set[str]) -> set[str]:
+    """The rows of conversations that are the only valid ones of their groups."""
+    conversations: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        if key not in left_out and not tag.get("is_padding", False):
+            uid, session, _ = key.rsplit("_", 2)
+            conversations[uid][session].append(key)
+    single = [rows for group in conversations.values() if len(group) == 1 for rows in group.values()]
+    return {key for rows in single for key in rows}
+
+
+def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, config: DictConfig) -> None:
+    """Compute and write the advantages of these rows as verl does it of a whole batch."""
+    # By now `response_mask` is what rejection sampling left, and `token_level_rewards` is there with a KL penalty.
+    fields = ["uid", "response_mask", "rm_scores"]
+    if config.algorithm.use_kl_in_reward:
+        fields.append("token_level_rewards")
+    fetched = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
+    mask = fetched["response_mask"]
+    if sum(int(row.sum()) for row in mask.unbind()) < 2:  # some estimators divide by the tokens less one
+        _put_zeros(keys, partition_id)
+        return
+    data = DataProto(batch=fetched.to_padded_tensor())
+    data.non_tensor_batch["uid"] = np.array(data.batch.pop("uid").tolist(), dtype=object)
+    if "token_level_rewards" not in data.batch:
+        data.batch["token_level_rewards"] = data.batch["rm_scores"]
+    data = compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=list(keys),
+        adv_estimator=estimator,
+        gamma=config.algorithm.gamma,
+        lam=config.algorithm.lam,
+        num_repeat=config.actor_rollout_ref.rollout.n,
+        norm_adv_by_std_in_grpo=config.algorithm.get("norm_adv_by_std_in_grpo", True),
+        config=config.algorithm,
+    )
+    columns = {name: response_to_nested(data.batch[name], mask) for name in ("advantages", "returns")}
+    transfer_queue.kv_batch_put(
+        keys=list(keys), partition_id=partition_id, fields=TensorDict(columns, batch_size=len(keys))
+    )
+
+
+def _put_zeros(keys: Sequence[str], partition_id: str) -> None:
+    data = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["response_mask"])
+    rows = [torch.zeros_like(mask, dtype=torch.float32) for mask in data["response_mask"].unbind()]
+    zeros = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    fields = TensorDict({"advantages": zeros, "returns": zeros}, batch_size=len(rows))
+    transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=fields)

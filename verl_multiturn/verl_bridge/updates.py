@@ -1,0 +1,97 @@
+"""A trainer of verl that makes no update without a trained token.
+
+Such an update has nothing to learn from, and is not harmless: with `loss_agg_mode=token-mean` its loss is 0 divided by
+0, with any other one the optimizer still moves the weights by its momentum.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_multiturn.verl_bridge.groups import trained_rows
+from verl_multiturn.verl_bridge.metrics import PREFIX
+
+logger = logging.getLogger(__name__)
+
+Update = Callable[[Any, dict[str, Any]], Any]
+
+
+class UpdatesMixin:
+    """Goes before a trainer class of verl. Its metric is `rollout/skipped_updates`, of actor and critic in a step."""
+
+    config: DictConfig
+    global_steps: int
+    actor_rollout_wg: Any
+    critic_wg: Any
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        """verl's step."""
+        self._skipped_updates = 0
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        metrics[f"{PREFIX}skipped_updates"] = self._skipped_updates
+        return batch
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        update = super()._update_actor  # type: ignore[misc]
+        return self._update(batch, metrics, update, self.config.actor_rollout_ref.actor, self.actor_rollout_wg, "actor")
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        update = super()._update_critic  # type: ignore[misc]
+        return self._update(batch, metrics, update, self.config.critic, self.critic_wg, "train")
+
+    def _update(
+        self, batch: Any, metrics: dict[str, Any], update: Update, settings: DictConfig, workers: Any, mesh: str
+    ) -> Any:
+        """verl's updates with a batch, but for those without a trained token; the whole batch is returned."""
+        trained = trained_rows(batch)
+        size = settings.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        kept = rows_to_train(trained, size, _data_parallel_size(workers, mesh), bool(settings.shuffle))
+        skipped = (len(trained) - len(kept)) // size * settings.ppo_epochs
+        if not skipped:
+            return update(batch, metrics)
+        self._skipped_updates += skipped
+        logger.warning("step %d: %d updates without a trained token are skipped", self.global_steps, skipped)
+        if kept:
+            part = batch.select_keys([batch.keys[i] for i in kept])
+            part.extra_info.update(batch.extra_info)
+            update(part, metrics)
+        return batch
+
+
+def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool) -> list[int]:
+    """The rows of a batch without those of updates that have no trained token.
+
+    verl gives each data-parallel rank one part of the batch, in order, and an update takes the next `size / ranks` rows
+    of every part.
+
+    Args:
+        trained: whether each row has a trained token.
+        size: rows of one update.
+        ranks: data-parallel ranks.
+        shuffled: the workers draw which rows an update takes. Untrained rows are then left out as long as there are
+            enough of them for a whole update, so that none can be made of them alone.
+    """
+    everything = list(range(len(trained)))
+    if len(trained) % size or size % ranks:
+        return everything  # verl refuses it
+    if shuffled:
+        untrained = [i for i in everything if not trained[i]]
+        left_out = set(untrained[: len(untrained) // size * size])
+        return [i for i in everything if i not in left_out]
+    share, part = len(trained) // ranks, size // ranks
+    kept = []
+    for update in range(len(trained) // size):
+        rows = [rank * share + update * part + i for rank in range(ranks) for i in range(part)]
+        kept += rows if any(trained[i] for i in rows) else []
+    return sorted(kept)
+
+
+def _data_parallel_size(workers: Any, mesh: str) -> int:
+    """As verl finds it when it hands a batch to its workers."""
+    if mesh not in workers._dispatch_info:
+        workers._dispatch_info[mesh] = workers._query_dispatch_info(mesh)
+    return int(max(workers._dispatch_info[mesh])) + 1
