@@ -58,6 +58,28 @@ class NoNumber(Sound):
         return float("nan")
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+    __repr__ = __str__
+
+
+class RaisesWhatCannotBeTold(Sound):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        raise Unspeakable
+
+
+class ReturnsWhatCannotBeTold(Sound):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return Unspeakable()
+
+
+class NoFiniteStep(Sound):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return "ok", float("inf"), {}
+
+
 class Raises(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         raise AttributeError("no such thing")

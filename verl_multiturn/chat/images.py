@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError, ToolContractError
 
 Message = dict[str, Any]
@@ -68,7 +69,7 @@ async def load_images(messages: Sequence[Message], read: ReadImages, where: str)
     try:
         images = await read(messages)
     except Exception as error:  # a data set class of the user's, files, pictures of any kind
-        raise ConfigError(f"{where}: an image cannot be read: {type(error).__name__}: {error}"[:500]) from error
+        raise ConfigError(f"{where}: an image cannot be read: {describe(error)}"[:500]) from error
     if len(images) != expected:
         raise ConfigError(
             f"{where}: {expected} images in the messages, the data set class read {len(images)}; its "
@@ -114,12 +115,12 @@ async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadIm
             f"tool {tool!r} returned an image, and the model takes none; return text, or use a vision-language model"
         )
     if strange := [image for image in given if not is_pil(image)]:
-        raise ToolContractError(f"tool {tool!r}: `image` must be a list of PIL images, got {strange[0]!r:.200}")
+        raise ToolContractError(f"tool {tool!r}: `image` must be a list of PIL images, got {show(strange[0])}")
     blocks = [{"type": "image", "image": image} for image in given]
     try:
         shown = await read([{"role": "tool", "content": blocks}])
     except Exception as error:  # what an image can be wrong in depends on the processor (an aspect ratio of 1:500, say)
-        return f"{text}\nError: the image cannot be shown: {error}".strip()
+        return f"{text}\nError: the image cannot be shown: {message_of(error) or describe(error)}".strip()
     content = [{"type": "image", "image": image} for image in shown]
     return [*content, {"type": "text", "text": text}] if text else content
 
@@ -137,7 +138,7 @@ async def as_they_are(messages: Sequence[Message]) -> list[Any]:
     """Reads PIL images; neither files nor addresses, and resizes none."""
     images = images_of(messages)
     if strange := [image for image in images if not is_pil(image)]:
-        raise ValueError(f"expected a PIL image, got {strange[0]!r:.100}")
+        raise ValueError(f"expected a PIL image, got {show(strange[0], 100)}")
     return [image.convert("RGB") for image in images]
 
 

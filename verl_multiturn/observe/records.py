@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import show
 from verl_multiturn.rollout.conversation import Outcome
 from verl_multiturn.rollout.receipts import Receipts
 
@@ -57,5 +58,5 @@ class RecordWriter:
         self._file = (path / f"{socket.gethostname()}-{os.getpid()}.jsonl").open("a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, default=str) + "\n")
+        self._file.write(json.dumps(record, default=show) + "\n")
         self._file.flush()

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.config import read_model
+from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards import code, gsm8k, gym, mathematics, qa, sql, tool_n1
 from verl_multiturn.rewards.code import CodeOptions
@@ -120,7 +121,7 @@ async def compute_score(
         score = Score(answered=1.0, timed_out=1.0)
     except Exception as error:  # what a model wrote must not end a run; it is counted, and told once of each kind
         score = Score(answered=1.0, failed=1.0)
-        _warn_once(name, f"failed with {type(error).__name__}", f": {error}")
+        _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")
     return compose(score, solution, options)
@@ -176,7 +177,7 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
         else:
             score = await asyncio.to_thread(function, solution, ground_truth)
     if not isinstance(score, Score):
-        raise ConfigError(f"{name} returned {score!r}; expected a verl_multiturn.rewards.Score")
+        raise ConfigError(f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score")
     return score
 
 

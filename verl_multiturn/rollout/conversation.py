@@ -19,6 +19,7 @@ from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
@@ -188,8 +189,8 @@ class Conversation:
             try:
                 turn, cut = await self._assistant_turn(request, outcome, schemas)
             except EngineError as error:
-                outcome.error = str(error)
-                logger.error("request %s: the engine failed: %s", request.request_id, error)
+                outcome.error = message_of(error)
+                logger.error("request %s: the engine failed: %s", request.request_id, outcome.error)
                 return StopReason.ENGINE_ERROR
             unreadable = bool(turn.calls) and all(isinstance(call, MalformedCall) for call in turn.calls)
             malformed_in_a_row = malformed_in_a_row + 1 if unreadable else 0

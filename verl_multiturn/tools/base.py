@@ -80,3 +80,8 @@ class BaseTool:
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the conversation: give back what `create` took. Runs exactly once for every `create` that began."""
+
+
+def is_foreign(tool: Any) -> bool:
+    """Whether a tool was written for another loop than ours, whose habits it has."""
+    return not isinstance(tool, BaseTool)

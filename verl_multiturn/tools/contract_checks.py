@@ -18,7 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.contract_probe import (
     LATE_S,
     Outcome,
@@ -143,36 +145,44 @@ class Examination:
 
     async def _lifecycle(self) -> bool:
         """One conversation, the first; whether more of them would tell anything."""
-        probe, name = self._probe, self._probe.tool.name
+        probe = self._probe
         given = uuid.uuid4().hex
         instance_id, created = await probe.begin(given)
         problem = _failure(created)
         if not problem and own_id(created.value, "") == "" and created.value is not None:
-            problem = f"returned {created.value!r:.100}"
+            problem = f"returned {show(created.value, 100)}"
         self._judge("create", problem, "return None, the id, or (id, response); kwargs of a row: --create-kwargs")
         if problem:
             await probe.call("release", instance_id)
             return False
         executed = await probe.call("execute", instance_id, dict(self._arguments))
-        refused = isinstance(executed.error, ValueError)
-        problem = _failure(executed) or ("" if executed.error else is_result(name, executed))
-        if refused and self._guessed:
-            found = f"refused the guessed arguments {self._arguments}: {executed.error}"
+        problem = _failure(executed) or ("" if executed.error else is_result(probe.tool, executed))
+        if isinstance(executed.error, ValueError) and self._guessed:
+            found = f"refused the guessed arguments {self._arguments}: {message_of(executed.error)}"
             self.note("execute", Verdict.WARNING, found, "give --arguments that it takes: the checks say more then")
             problem = ""
         else:
             self._judge("execute", problem, "return a ToolResponse, text, or (response, reward, metrics)")
-        rewarded = await probe.call("calc_reward", instance_id)
-        reward_problem = _failure(rewarded)
-        if not reward_problem:
-            try:
-                read_reward(name, "calc_reward", rewarded.value)
-            except ToolContractError as error:
-                reward_problem = str(error)
-        self._judge("calc_reward", reward_problem, "return a finite number")
+        reward_problem = self._reward(await probe.call("calc_reward", instance_id))
         released = await probe.call("release", instance_id)
         self._judge("release", _failure(released), "give everything back, and raise nothing")
         return not problem and not reward_problem and released.error is None
+
+    def _reward(self, rewarded: Outcome) -> str:
+        """What is wrong with what `calc_reward` returned; another loop's tool may return what is no reward."""
+        tool = self._probe.tool
+        problem, foreign = _failure(rewarded), is_foreign(tool)
+        if not problem:
+            try:
+                if read_reward(tool.name, "calc_reward", rewarded.value, foreign) is None:
+                    problem = f"the reward must be a finite number, got {show(rewarded.value)}"
+            except ToolContractError as error:
+                problem = str(error)
+        if problem and foreign and rewarded.error is None:
+            self.note("calc_reward", Verdict.WARNING, f"{problem}; it is left out", "return a finite number")
+            return ""
+        self._judge("calc_reward", problem, "return a finite number")
+        return problem
 
     def _judge(self, check: str, problem: str, remedy: str, fine: str = "") -> None:
         self.note(check, Verdict.PROBLEM if problem else Verdict.OK, problem or fine, remedy if problem else "")
@@ -356,7 +366,7 @@ class Examination:
         await probe.call("release", instance_id)
         problems, long = [], []
         for case, outcome in zip(passed, outcomes, strict=True):
-            failure = _failure(outcome, refusals=False) or ("" if outcome.error else is_result(name, outcome))
+            failure = _failure(outcome, refusals=False) or ("" if outcome.error else is_result(probe.tool, outcome))
             if failure:
                 problems.append(f"{case}: {failure}")
             elif len(text := outcome.text(name)) > (_LONG_ERROR if outcome.error else _LONG_ANSWER):
@@ -374,7 +384,7 @@ def _failure(outcome: Outcome, refusals: bool = True) -> str:
     error = outcome.error
     if error is None or (isinstance(error, ValueError) and not refusals):
         return ""
-    return f"hangs: {error}" if outcome.timed_out else f"raised {type(error).__name__}: {str(error)!s:.200}"
+    return f"hangs: {error}" if outcome.timed_out else f"raised {describe(error)[:250]}"
 
 
 def _moments(seconds: float) -> Iterable[Callable[[], Awaitable[None]]]:

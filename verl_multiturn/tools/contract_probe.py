@@ -30,9 +30,11 @@ from typing import Any
 
 import psutil
 
+from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish
-from verl_multiturn.tools.invoke import is_coroutine_method, read_answer
+from verl_multiturn.tools.base import is_foreign
+from verl_multiturn.tools.invoke import is_coroutine_method, read_answer, read_reward
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS, schema_of
 
@@ -66,8 +68,8 @@ class Outcome:
             ToolContractError: the value is no result of a tool.
         """
         if self.error is not None:
-            return f"Error: {self.error}"
-        return read_answer(name, self.value, _ENOUGH).text
+            return f"Error: {message_of(self.error)}"
+        return read_answer(name, self.value, _ENOUGH, foreign=True).text
 
 
 def own_id(created: Any, given: str) -> str:
@@ -151,7 +153,7 @@ async def _awaited(call: Callable[[], Any]) -> Any:
     try:
         return await call()
     except SystemExit as error:
-        raise RuntimeError(f"the tool called exit({error.code!r})") from error
+        raise RuntimeError(f"the tool called exit({show(error.code)})") from error
 
 
 async def _threaded(call: Callable[[], Any]) -> Any:
@@ -163,7 +165,7 @@ async def _threaded(call: Callable[[], Any]) -> Any:
             ended.set_result(call())
         except BaseException as error:  # handed over, in a form that a future takes
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            ended.set_exception(error if plain else RuntimeError(f"the tool raised {error!r}"))
+            ended.set_exception(error if plain else RuntimeError(f"the tool raised {show(error)}"))
 
     threading.Thread(target=run, daemon=True, name="thread of the tool").start()
     returned = await finish(asyncio.wrap_future(ended))
@@ -372,10 +374,14 @@ def as_call(arguments: Mapping[str, Any]) -> str:
     return json.dumps(dict(arguments))
 
 
-def is_result(name: str, outcome: Outcome) -> str:
+def is_result(tool: Any, outcome: Outcome) -> str:
     """What is wrong with what `execute` returned; nothing, if it is a result."""
+    value, foreign = outcome.value, is_foreign(tool)
     try:
-        read_answer(name, outcome.value, _ENOUGH)
+        read_answer(tool.name, value, _ENOUGH, foreign)
+        reward = value[1] if isinstance(value, tuple) and not foreign else None
+        if reward is not None and read_reward(tool.name, "execute", reward) is None:
+            return f"the step reward must be a finite number, got {show(reward)}"
     except ToolContractError as error:
         return str(error)
     return ""

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from pydantic_core import to_json
 
+from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
@@ -125,7 +126,7 @@ def function_tool(function: Callable[..., Any], schema: ToolSchema | None = None
     """
     where = f"function {getattr(function, '__qualname__', function)}"
     if not inspect.isroutine(function):
-        raise ConfigError(f"{where}: expected a function, got {function!r:.200}")
+        raise ConfigError(f"{where}: expected a function, got {show(function)}")
     options: ToolOptions = getattr(function, _OPTIONS, ToolOptions())
     parameters = inspect.signature(function).parameters.values()
     annotations = _annotations(function, where)
@@ -156,7 +157,7 @@ def _annotations(function: Callable[..., Any], where: str) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # an annotation is an expression of the author's
         raise ConfigError(
-            f"{where}: an annotation cannot be read: {error}; annotate with names of its module"
+            f"{where}: an annotation cannot be read: {describe(error)}; annotate with names of its module"
         ) from None
 
 
@@ -183,8 +184,8 @@ def _model(
             TypeAdapter(annotations[name]).json_schema(schema_generator=_SchemaGenerator)
         except Exception as error:  # pydantic, and the author's own types, raise many things here
             raise ConfigError(
-                f"{where}: parameter {name!r} is a {annotations[name]!r}, which JSON cannot express "
-                f"({str(error).splitlines()[0]}); take another type, or mark it with FromRow"
+                f"{where}: parameter {name!r} is a {show(annotations[name])}, which JSON cannot express "
+                f"({describe(error).splitlines()[0]}); take another type, or mark it with FromRow"
             ) from None
         # Fields are numbered, since a parameter may have a name that pydantic keeps for itself.
         field: dict[str, Any] = {"alias": name}

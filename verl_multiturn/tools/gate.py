@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from verl_multiturn.tasks import keep
-from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.base import BaseTool, is_foreign
 from verl_multiturn.tools.invoke import TASK_PREFIX, Alarms, CallAnswer, is_coroutine_method
 from verl_multiturn.tools.limits import limits_of
 from verl_multiturn.tools.registry import METHODS, schema_of
@@ -55,6 +55,7 @@ class Gate:
         self.alarms = Alarms(self.timeout_s)
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
+        self.is_foreign = is_foreign(tool)
         self.inherited = {name for name in METHODS if getattr(type(tool), name, None) is getattr(BaseTool, name)}
         """Methods that the author did not write."""
         self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}

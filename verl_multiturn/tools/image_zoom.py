@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.config import read_model
+from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
@@ -178,7 +179,7 @@ def read_image(given: Any) -> Image:
         return white
     except Exception as error:  # files that are missing, and pictures of any kind
         raise ConfigError(
-            f"create_kwargs.image: {given!r:.100} cannot be read: {error}"[:500] + "; mend the data row"
+            f"create_kwargs.image: {given!r:.100} cannot be read: {message_of(error)}"[:500] + "; mend the data row"
         ) from error
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
+import logging
 import math
 import os
 import threading
@@ -20,11 +20,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tools.base import ToolResponse
+
+logger = logging.getLogger(__name__)
+
+METRICS_CHARACTERS = 100_000
+"""Of the metrics that one call returns."""
+_DEEPEST = 20
 
 TASK_PREFIX = "tool "
 """Of the names of tasks that run a tool's code: `tool 'name': method`."""
@@ -149,8 +156,8 @@ async def _awaited(coroutine: Any) -> Any:
 def _tamed(error: BaseException) -> Exception:
     """What would end a worker: asyncio takes a SystemExit to the event loop, and nobody expects the rest."""
     if isinstance(error, SystemExit):
-        return RuntimeError(f"the tool called exit({error.code!r})")
-    return RuntimeError(f"the tool raised {error!r}")
+        return RuntimeError(f"the tool called exit({show(error.code)})")
+    return RuntimeError(f"the tool raised {show(error)}")
 
 
 def _stay_in(process: int) -> None:
@@ -190,13 +197,16 @@ def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any
     return ended
 
 
-def read_answer(name: str, returned: Any, most_characters: int) -> CallAnswer:
+def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = False) -> CallAnswer:
     """What `execute` returned, its text within `most_characters`.
+
+    Args:
+        foreign: whether the tool was written for another loop: a reward or metrics that are none are left out.
 
     Raises:
         ToolContractError: it is none of `ToolResponse`, `str`, or one of these with a reward and metrics.
     """
-    if isinstance(returned, ToolResponse) and isinstance(returned.text, str) and not returned.image:  # most do
+    if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # most do
         return CallAnswer(shorten(returned.text, most_characters), truncated=len(returned.text) > most_characters)
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
     text: Any = response if isinstance(response, str) else getattr(response, "text", response)
@@ -204,39 +214,114 @@ def read_answer(name: str, returned: Any, most_characters: int) -> CallAnswer:
         text = ""  # verl's ToolResponse without text
     if getattr(response, "video", None):
         raise ToolContractError(f"tool {name!r}: videos in a tool's response are not supported; return images")
-    images = getattr(response, "image", None) or ()
-    if not isinstance(images, list | tuple):
-        raise ToolContractError(f"tool {name!r}: `image` must be a list of images, got {images!r:.200}")
-    if not isinstance(text, str) or not isinstance(reward, Real | None) or not isinstance(metrics, dict | None):
+    images = getattr(response, "image", None)
+    if not isinstance(images, list | tuple | None):
+        raise ToolContractError(f"tool {name!r}: `image` must be a list of images, got {show(images)}")
+    if foreign and not isinstance(metrics, dict | None):
+        metrics = None
+    if not isinstance(text, str) or not isinstance(metrics, dict | None):
         raise ToolContractError(
             f"tool {name!r}: execute must return ToolResponse, str, or (response, reward, metrics); "
-            f"got {returned!r:.200}"
+            f"got {show(returned)}"
         )
-    reward = read_reward(name, "execute", 0.0 if reward is None else reward)
+    number = None if reward is None else read_reward(name, "execute", reward, foreign)
+    text = str.__str__(text)  # of a subclass, whose methods are the author's
     short = shorten(text, most_characters)
-    return CallAnswer(short, reward, _plain(metrics or {}), tuple(images), truncated=len(text) > most_characters)
+    metrics = plain_metrics(name, metrics or {})
+    return CallAnswer(short, number or 0.0, metrics, tuple(images or ()), truncated=len(text) > most_characters)
 
 
-def _plain(metrics: dict[Any, Any]) -> dict[str, Any]:
-    """Metrics that can be written down: what is no JSON becomes text."""
-    if not metrics:
-        return {}
-    try:
-        json.dumps(metrics)
-        return {str(key): value for key, value in metrics.items()}
-    except (TypeError, ValueError, RecursionError):
-        return {str(key): value if isinstance(value, Real) else f"{value!r:.200}" for key, value in metrics.items()}
+def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:
+    """A reward as a number that training can use; None for NaN, what is infinite, and what no float holds.
 
-
-def read_reward(name: str, method: str, value: Any) -> float:
-    """A reward as a number that training can use.
+    Args:
+        foreign: whether the tool was written for another loop; then None also for what is no number.
 
     Raises:
-        ToolContractError: it is none.
+        ToolContractError: it is no number.
     """
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ToolContractError(f"tool {name!r}: the reward of {method} must be a finite number, got {value!r:.200}")
-    return float(value)
+    if not isinstance(value, Real) and not foreign:
+        remedy = "; return value.item()" if callable(getattr(type(value), "item", None)) else ""
+        raise ToolContractError(f"tool {name!r}: the reward of {method} must be a number, got {show(value)}{remedy}")
+    try:
+        if isinstance(value, Real) and math.isfinite(number := float(value)):
+            return number
+    except Exception:  # of a number of the author's own; an integer that no float holds
+        pass
+    _warn_once(name, f"the reward of {method} is no finite number and is left out", f": {show(value)}")
+    return None
+
+
+class _Budget:
+    """How much of a value is kept."""
+
+    def __init__(self, characters: int) -> None:
+        self.left = characters
+
+    def takes(self, characters: int) -> bool:
+        """Whether there was room for so many; they are counted off."""
+        self.left -= characters
+        return self.left >= 0
+
+
+def plain_metrics(name: str, metrics: Mapping[Any, Any]) -> dict[str, Any]:
+    """Metrics that can be written down, in a copy of its own: what is no JSON becomes text, and what is more than
+    `METRICS_CHARACTERS` is left out."""
+    budget, plain = _Budget(METRICS_CHARACTERS), {}
+    for key, value in metrics.items():
+        text = _key(key)
+        copied = _plain(value, budget, _DEEPEST) if budget.takes(len(text)) else None
+        if budget.left < 0:
+            what = f"metrics of over {METRICS_CHARACTERS:,} characters are left out"
+            _warn_once(name, what, f", from {text[:100]!r} on; return numbers, and keep the rest elsewhere")
+            break
+        plain[text] = copied
+    return plain
+
+
+def _plain(value: Any, budget: _Budget, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value if budget.takes(4) else None
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return text if budget.takes(len(text)) else None
+    if isinstance(value, Real):
+        budget.takes(8)
+        try:
+            return int(value) if isinstance(value, Integral) and abs(int(value)) < 2**63 else float(value)
+        except Exception:  # of a number of the author's own; an integer that no float holds
+            return show(value)
+    budget.takes(2)
+    if depth and isinstance(value, dict):
+        pairs: dict[str, Any] = {}
+        for key, item in value.items():
+            text = _key(key)
+            if not budget.takes(len(text)):
+                break
+            pairs[text] = _plain(item, budget, depth - 1)
+        return pairs
+    if depth and isinstance(value, list | tuple):
+        items: list[Any] = []
+        for item in value:
+            if budget.left < 0:
+                break
+            items.append(_plain(item, budget, depth - 1))
+        return items
+    text = show(value)
+    return text if budget.takes(len(text)) else None
+
+
+def _key(key: Any) -> str:
+    return str.__str__(key) if isinstance(key, str) else show(key)
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_once(name: str, what: str, detail: str) -> None:
+    if (name, what) not in _warned:
+        _warned.add((name, what))
+        logger.warning("tool %r: %s%s (said once)", name, what, detail)
 
 
 def shorten(text: str, most_characters: int) -> str:

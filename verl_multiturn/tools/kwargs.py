@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.registry import METHODS
@@ -150,7 +151,7 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
     except TypeError as error:
         raise ConfigError(
             f"{where}: tool {getattr(tool, 'name', tool)!r}: {method}{signature} cannot be called with "
-            f"{method}_kwargs {dict(given)!r}: {error}; mend tools_kwargs in the data or the method"
+            f"{method}_kwargs {show(dict(given))}: {error}; mend tools_kwargs in the data or the method"
         ) from None
     return kwargs
 
@@ -166,5 +167,5 @@ def copy_kwargs(kwargs: Mapping[str, Any], name: str, method: str, where: str) -
     except Exception as error:  # of whatever a row holds
         raise ConfigError(
             f"{where}: tool {name!r}: {method}_kwargs cannot be copied for each conversation "
-            f"({type(error).__name__}: {error}); hand over plain data"
+            f"({describe(error)}); hand over plain data"
         ) from None

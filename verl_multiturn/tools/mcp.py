@@ -25,6 +25,7 @@ from mcp import types
 from mcp.types import CallToolResult
 
 from verl_multiturn.config import read_model
+from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.mcp_connection import McpSettings, Server, check_settings, list_tools
@@ -146,6 +147,6 @@ def _decode(pictures: Sequence[str]) -> list[Any]:
             image = Image.open(io.BytesIO(base64.b64decode(picture)))
             image.load()
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise RuntimeError(f"the tool server sent an image that cannot be read: {error}") from None
+            raise RuntimeError(f"the tool server sent an image that cannot be read: {message_of(error)}") from None
         images.append(image)
     return images

@@ -30,6 +30,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -391,4 +392,4 @@ def _reason(error: BaseException, settings: McpSettings) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"its answer does not fit the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, MCPError) else describe(error)

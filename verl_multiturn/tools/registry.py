@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.functions import function_tool
@@ -127,9 +128,7 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except (Exception, SystemExit) as error:  # an author's constructor may raise anything; it ends the start-up
-        raise ConfigError(
-            f"{where}: {entry['class_name']}(config={config!r}) raised {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{where}: {entry['class_name']}(config={config!r}) raised {describe(error)}") from error
     _check_built(tool, entry["class_name"], where)
     return tool
 
@@ -145,7 +144,7 @@ def _check_built(tool: Any, class_name: str, where: str) -> None:
         schema_of(tool)
     except AttributeError:
         raise ConfigError(
-            f"{where}: the tool_schema of {class_name!r} is {tool.tool_schema!r:.100}; make it with ToolSchema.read"
+            f"{where}: the tool_schema of {class_name!r} is {show(tool.tool_schema, 100)}; make it with ToolSchema.read"
         ) from None
 
 
@@ -166,7 +165,7 @@ def resolve_class(name: Any, where: str) -> Any:
     found = resolve(name, where)
     if not isinstance(found, type):
         module_name, _, class_name = name.rpartition(".")
-        raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {found!r:.100}")
+        raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {show(found, 100)}")
     return found
 
 
@@ -183,7 +182,7 @@ def resolve(name: Any, where: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # an author's module may raise anything; it is named and ends the start-up
         raise ConfigError(
-            f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}); install it or set PYTHONPATH"
+            f"{where}: cannot import {module_name!r} ({describe(error)}); install it or set PYTHONPATH"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}")

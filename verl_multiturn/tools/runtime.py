@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from verl_multiturn.chat.parsers import MalformedCall, ToolCall
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish, keep
 from verl_multiturn.tools.gate import BusyError, Gate, Gates
@@ -179,9 +180,10 @@ class ToolSession:
             try:
                 value = await self._call(gate, "calc_reward", gate.timeout_s, instance_id)
             except Exception as error:  # a tool's own code: logged, the conversation stands
-                logger.warning("tool %r: calc_reward raised %s: %s", name, type(error).__name__, error)
+                logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 continue
-            rewards[name] = read_reward(name, "calc_reward", value)
+            if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
+                rewards[name] = reward
         return rewards
 
     async def _create(self, gate: Gate) -> None:
@@ -191,7 +193,7 @@ class ToolSession:
         try:
             created = await self._call(gate, "create", gate.timeout_s, self._request_id)
         except Exception as error:  # a tool's own code: its calls are answered with this, the conversation goes on
-            self._broken[name] = f"{type(error).__name__}: {error}"
+            self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
             return
         # verl 0.4 returns the id, verl 0.9 the id and a response; ours nothing.
@@ -199,7 +201,7 @@ class ToolSession:
         if given is not None:
             if not isinstance(given, str):
                 raise ToolContractError(
-                    f"tool {name!r}: create must return None or an instance id, got {created!r:.200}"
+                    f"tool {name!r}: create must return None or an instance id, got {show(created)}"
                 )
             self._instance_ids[name] = given
 
@@ -282,15 +284,15 @@ class ToolSession:
                     if attempts > gate.limits.retries or loop.time() + wait_s >= started + gate.timeout_s:
                         raise
                 await asyncio.sleep(wait_s)
-            answer = read_answer(gate.name, returned, gate.limits.response_characters)
+            answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
         except ToolContractError:
             raise
         except TimedOutError:
             return failed(CallStatus.TIMEOUT, f"Error: the tool did not answer within {gate.timeout_s:g} s")
         except ValueError as error:
-            return failed(CallStatus.ERROR, f"Error: {error}")
+            return failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
         except Exception as error:  # a tool's own code: the model is told, and may do better
-            return failed(CallStatus.ERROR, f"Error: {type(error).__name__}: {error}")
+            return failed(CallStatus.ERROR, f"Error: {describe(error)}")
         finally:
             if left:
                 _leave_later(gate, lease, left)
@@ -315,7 +317,7 @@ class ToolSession:
         try:
             await self._call(gate, "release", _RELEASE_S, self._instance_ids[gate.name])
         except Exception as error:  # a tool's own code: nothing depends on it any more
-            logger.warning("tool %r: release raised %s: %s", gate.name, type(error).__name__, error)
+            logger.warning("tool %r: release raised %s", gate.name, describe(error))
 
     async def _call(self, gate: Gate, method: str, timeout_s: float, instance_id: str) -> Any:
         """A method other than `execute`.

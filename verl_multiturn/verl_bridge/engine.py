@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
@@ -36,7 +37,7 @@ class VerlEngine:
             given = {"image_data": list(images)} if images else {}
             output = await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
         except Exception as error:  # Ray, HTTP and SGLang each raise their own; a failed engine ends one request
-            raise EngineError(f"{type(error).__name__}: {error}") from error
+            raise EngineError(describe(error)) from error
         sampled = list(output.token_ids)
         logprobs = list(output.log_probs or [])
         if len(logprobs) != len(sampled):

@@ -25,6 +25,7 @@ from verl_multiturn.chat.parsers import (
     turn_text,
 )
 from verl_multiturn.chat.tir import TIR, TirParser
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class _VerlParser:
                 json.loads(call.arguments)
                 calls.append(ToolCall(call.name, call.arguments, f"call_{turn}_{index}"))
         except Exception as error:  # a parser of another's that trips over what a model wrote
-            content, problem = text, f"the call cannot be read ({type(error).__name__}: {error})"[:200]
+            content, problem = text, f"the call cannot be read ({describe(error)})"[:200]
             calls.append(MalformedCall(text, problem, f"call_{turn}_{len(calls)}"))
         return AssistantTurn((reasoning + content).strip(), calls)
 

@@ -21,6 +21,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.verl_bridge.agent_loop import Runner, build_runner, to_output
@@ -176,5 +177,5 @@ def _sendable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an author's exception class may refuse in any way
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(describe(error))
     return error

@@ -1,0 +1,65 @@
+"""Messages about objects of others, whatever these do when they are asked for text."""
+
+from typing import Any
+
+import pytest
+
+from verl_multiturn.describe import describe, message_of, show
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no such attribute")
+
+
+class NotText(Exception):
+    def __str__(self) -> Any:
+        return 42
+
+
+class Meta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError
+
+
+class Nameless(metaclass=Meta):
+    def __repr__(self) -> str:
+        raise SystemExit(3)
+
+
+class Text(str):
+    """Lies about itself."""
+
+    def __len__(self) -> int:
+        raise RuntimeError
+
+    __getitem__ = __len__  # type: ignore[assignment]
+
+
+def test_errors() -> None:
+    assert describe(KeyError("a")) == "KeyError: 'a'"
+    assert describe(TimeoutError()) == "TimeoutError"
+    assert describe(Broken()) == "Broken: its message cannot be read: KeyError"
+    assert message_of(NotText()) == "its message cannot be read: TypeError"
+    assert message_of(ValueError("no page <b>at 0x10</b>")) == "no page <b>at 0x10</b>"
+    assert message_of(OSError(f"cannot read {object()!r} or {test_errors!r}")) == (
+        "cannot read <object object> or <function test_errors>"
+    )
+    assert message_of(ValueError(Text("what it says"))) == "what it says"
+
+
+def test_values() -> None:
+    assert show({"b": 1, "a": (None, "x")}) == "{'b': 1, 'a': (None, 'x')}"
+    assert show({"a": Broken()}) == "{'a': Broken()}"
+    assert show([Nameless()]) == "[<object whose repr raises RuntimeError>]"
+    assert show("x" * 300, 10) == "'xxxxxxxxx"
+    assert show(10**5000) == "<int whose repr raises ValueError>"
+    circle: list[Any] = []
+    circle.append(circle)
+    assert show(circle) == "[" * 8 + "[...]" + "]" * 8
+
+
+@pytest.mark.parametrize("value", ["x" * 10**8, b"x" * 10**8, [1] * 10**7, dict.fromkeys(range(10**6))], ids=type)
+def test_large_values(value: Any) -> None:
+    assert 100 < len(show(value)) <= 200

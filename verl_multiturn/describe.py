@@ -1,0 +1,83 @@
+"""What objects of others say of themselves, as text: errors, return values, data.
+
+Their `__str__` and `__repr__` are somebody's code: they may raise, return a text without end, or an address in memory.
+Every message that names such an object is written with these functions.
+
+Invariants:
+- nothing is raised, whatever the object does;
+- the text is bounded, and the same in every process.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from itertools import islice
+from typing import Any
+
+_LONGEST = 1_000_000
+_ADDRESS = re.compile(r"(<[^<>]{0,200}?) at 0x[0-9a-fA-F]+>")
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an error says, without the addresses in it; empty where it says nothing."""
+    try:
+        # A plain `str`: an author may have made one with methods of its own.
+        text = str.__str__(str(error))
+    except BaseException as broken:  # whatever `__str__` does
+        return f"its message cannot be read: {_name_of(broken)}"
+    return _ADDRESS.sub(r"\1>", text[:_LONGEST])
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's type and message, as in `KeyError: 'a'`."""
+    message = message_of(error)
+    return f"{_name_of(error)}: {message}" if message else _name_of(error)
+
+
+def show(value: object, most_characters: int = 200) -> str:
+    """Return a value's `repr`, cut to `most_characters`; of a large container its first items."""
+    return _ADDRESS.sub(r"\1>", _short.repr(value)[:_LONGEST])[:most_characters]
+
+
+class _Short(reprlib.Repr):
+    """`repr` that reads no more of a value than is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 8
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = 50
+        self.maxarray = self.maxstring = self.maxlong = self.maxother = 2_000
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """Return the first bytes."""
+        return repr(value[: self.maxstring])
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """Return the first items, in their own order."""
+        if level <= 0 and value:
+            return "{...}"
+        items = islice(value.items(), self.maxdict)
+        pieces = [f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in items]
+        return "{" + ", ".join([*pieces, "..."] if len(value) > self.maxdict else pieces) + "}"
+
+    def repr1(self, value: Any, level: int) -> str:
+        """Return what a value, or a part of one, says of itself, or that it cannot."""
+        try:
+            return str.__str__(super().repr1(value, level))
+        except BaseException as broken:  # whatever `__repr__` does
+            return f"<{_name_of(value)} whose repr raises {_name_of(broken)}>"
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Return the author's own `repr`."""
+        return repr(value)
+
+
+_short = _Short()
+
+
+def _name_of(value: object) -> str:
+    try:
+        return str.__str__(type(value).__name__)
+    except BaseException:  # of a metaclass
+        return "object"
