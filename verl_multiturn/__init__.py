@@ -12,6 +12,7 @@ from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.engine import Engine, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.scripted_chat import scripted_rollout
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.functions import tool
@@ -42,5 +43,6 @@ __all__ = [
     "TrajectoryError",
     "__version__",
     "load_tools",
+    "scripted_rollout",
     "tool",
 ]

@@ -2,7 +2,7 @@
 
     engine = ScriptedEngine([tokenizer.encode("<tool_call>…</tool_call><|im_end|>"), tokenizer.encode("42<|im_end|>")])
 
-Public: use it to test your own tools and prompts without a model.
+Public. `scripted_rollout` (in `rollout.scripted_chat`) takes tools and texts, and needs no tokenizer of yours.
 """
 
 from __future__ import annotations

@@ -1,0 +1,139 @@
+"""`scripted_rollout`: tools and texts to an `Outcome`, without verl's stack."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from tests.conftest import ROOT, EchoTool
+from verl_multiturn import ConfigError, Limits, Source, StopReason, load_tools, scripted_rollout
+from verl_multiturn.data import tool_call
+from verl_multiturn.rollout.scripted_chat import tiny_tokenizer, transcript
+from verl_multiturn.tools.functions import FromRow
+from verl_multiturn.tools.runtime import CallStatus
+
+
+def lookup(key: str, *, table: Annotated[dict[str, str], FromRow]) -> str:
+    """Look a key up.
+
+    Args:
+        key: The key.
+    """
+    return table.get(key, "nothing found")
+
+
+CALL = tool_call("lookup", {"key": "a"})
+KWARGS = {"lookup": {"execute_kwargs": {"table": {"a": "1 ü", "b": "<|im_end|>"}}}}
+
+
+async def test_a_conversation_with_a_function() -> None:
+    outcome = await scripted_rollout([lookup], [CALL, "It is 1."], "What is a?", tools_kwargs=KWARGS)
+    assert outcome.stop_reason is StopReason.FINISHED
+    assert [(call.tool, call.status, call.text) for call in outcome.calls] == [("lookup", CallStatus.OK, "1 ü")]
+    assert outcome.differences == []
+    prompt, *response = transcript(outcome)
+    assert prompt[0] is Source.PROMPT
+    assert '"name": "lookup"' in prompt[1]
+    assert prompt[1].endswith("<|im_start|>user\nWhat is a?<|im_end|>\n<|im_start|>assistant\n")
+    assert response == [
+        (Source.SAMPLED, f"{CALL}<|im_end|>"),
+        (Source.TEMPLATE, "\n"),
+        (Source.OBSERVATION, "<|im_start|>tool\n1 ü<|im_end|>\n<|im_start|>assistant\n"),
+        (Source.SAMPLED, "It is 1.<|im_end|>"),
+    ]
+    trained = [index for index, mask in zip(outcome.trajectory.ids, outcome.trajectory.mask, strict=True) if mask]
+    assert tiny_tokenizer().decode(trained) == f"{CALL}<|im_end|>It is 1.<|im_end|>"
+
+
+async def test_tools_of_a_yaml_and_their_lives() -> None:
+    tools = load_tools(ROOT / "tool_configs" / "calculator.yaml")
+    call = tool_call("calculator", {"expression": "6 * 7"})
+    outcome = await scripted_rollout(tools, [f"So:\n{call}", "42"], [{"role": "user", "content": "6 * 7?"}])
+    assert outcome.calls[0].text == "42"
+    assert outcome.differences == []
+    echo = EchoTool({"reward": 0.5})
+    outcome = await scripted_rollout([echo], [tool_call("echo", {"text": "x"}), "x"], "Say x.")
+    assert outcome.tool_rewards == {"echo": 0.5}
+    assert dict(echo.counts) == {"create": 1, "execute": 1, "calc_reward": 1, "release": 1}
+
+
+async def test_what_a_model_may_do_wrong() -> None:
+    turns = [
+        "<tool_call>\n{oops\n</tool_call>",
+        tool_call("nothing", {}),
+        tool_call("lookup", {"key": 1}),
+        f"{CALL}\n{CALL}",
+        "I do not know.",
+    ]
+    outcome = await scripted_rollout([lookup], turns, "What is a?", tools_kwargs=KWARGS)
+    assert [call.status for call in outcome.calls] == [
+        CallStatus.MALFORMED,
+        CallStatus.UNKNOWN_TOOL,
+        CallStatus.BAD_ARGUMENTS,
+        CallStatus.OK,
+        CallStatus.OVER_LIMIT,
+    ]
+    limits = Limits(prompt_length=500, response_length=500, max_assistant_turns=2)
+    outcome = await scripted_rollout([lookup], turns, "What is a?", tools_kwargs=KWARGS, limits=limits)
+    assert outcome.stop_reason is StopReason.MAX_ASSISTANT_TURNS
+
+
+async def test_what_a_tool_says_is_no_control_token() -> None:
+    turns = [tool_call("lookup", {"key": "b"}), "Well."]
+    outcome = await scripted_rollout([lookup], turns, "What is b?", tools_kwargs=KWARGS)
+    end = tiny_tokenizer().eos_token_id
+    trajectory = outcome.trajectory
+    said = [i for i, source in zip(trajectory.ids, trajectory.sources, strict=True) if source is Source.OBSERVATION]
+    assert said.count(end) == 1
+
+
+async def test_a_script_that_is_too_short_says_so() -> None:
+    outcome = await scripted_rollout([lookup], [CALL], "What is a?", tools_kwargs=KWARGS)
+    assert outcome.stop_reason is StopReason.ENGINE_ERROR
+    assert "the script has 1 turns" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("tools", "kwargs", "said"),
+    [
+        ([lookup], None, "cannot be called with execute_kwargs {}"),
+        ([lookup], {"look": {}}, "did you mean 'lookup'?"),
+        ([EchoTool], None, "is a class"),
+        ([EchoTool(), EchoTool()], None, "used twice"),
+        (["lookup"], None, "expected a function"),
+    ],
+)
+async def test_mistakes_of_an_author_are_said(tools: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await scripted_rollout(tools, ["x"], "What is a?", tools_kwargs=kwargs)
+    assert said in str(caught.value)
+
+
+def test_it_needs_none_of_the_stack() -> None:
+    program = (
+        "import asyncio, sys\n"
+        "for name in ('torch', 'verl', 'ray', 'sglang', 'transformers', 'hydra'): sys.modules[name] = None\n"
+        "from verl_multiturn import scripted_rollout\n"
+        "def now() -> str:\n"
+        "    'The time.'\n"
+        "    return '12:00'\n"
+        'call = \'<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>\'\n'
+        "outcome = asyncio.run(scripted_rollout([now], [call, 'Noon.'], 'What time is it?'))\n"
+        "print(outcome.stop_reason, outcome.calls[0].text)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "finished 12:00\n", done.stderr
+
+
+def test_the_script_beside_it_makes_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.rollout.tiny_chat import make_tokenizer
+
+    monkeypatch.setattr(make_tokenizer, "FOLDER", tmp_path)
+    make_tokenizer.main()
+    shipped = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert json.loads((tmp_path / name).read_text()) == json.loads((shipped / name).read_text())
+    assert (shipped / "tokenizer.json").stat().st_size < 20_000

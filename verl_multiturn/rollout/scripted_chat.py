@@ -1,0 +1,193 @@
+"""Conversations with your tools in which what the model says is given: no model, no GPU, neither verl nor torch.
+
+    outcome = await scripted_rollout([lookup], [tool_call("lookup", {"key": "a"}), "It is 1."], "What is a?")
+    assert outcome.calls[0].text == "1"
+
+The loop, the codec with its firewall, the reading of calls and the life of the tools are those of a run. In the place
+of a model's own are the tiny tokenizer and the ChatML-like template of the folder `tiny_chat`, and the Hermes format: a
+prompt has other tokens, and more of them, than a real model's.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_multiturn.chat.codec import ChatCodec, Message
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
+from verl_multiturn.rollout.limits import Limits
+from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.trajectory import Source
+from verl_multiturn.tools.functions import function_tool
+from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.kwargs import tools_of_row
+
+if TYPE_CHECKING:
+    import jinja2
+    import tokenizers
+
+_FOLDER = Path(__file__).parent / "tiny_chat"
+_END, _HEADER = "<|im_end|>", "<|im_start|>assistant\n"
+_LIMITS = Limits(prompt_length=8192, response_length=8192)
+
+
+async def scripted_rollout(
+    tools: Mapping[str, Any] | Iterable[Any],
+    turns: Sequence[str],
+    prompt: str | Sequence[Message],
+    *,
+    tools_kwargs: Mapping[str, Any] | None = None,
+    limits: Limits = _LIMITS,
+    tool_timeout_s: float = 60.0,
+) -> Outcome:
+    """Roll one conversation out in which the model says `turns`.
+
+    Args:
+        tools: what `load_tools` returns; or tools and typed functions.
+        turns: what the model writes, turn by turn; `verl_multiturn.data.tool_call` writes a call. A turn that is asked
+            for beyond the last one ends the conversation as an engine that fails would: `engine_error`.
+        prompt: the user's message, or all messages.
+        tools_kwargs: as in a data row: by tool, then `create_kwargs`, `execute_kwargs` …
+        limits: by default those of verl, one call a turn and 256 characters of an answer among them, and 8,192 tokens
+            each of prompt and response.
+
+    Raises:
+        ConfigError, ToolContractError: a mistake in the tools or their kwargs; nothing else.
+    """
+    given = _by_name(tools)
+    chosen, kwargs = tools_of_row({"tools_kwargs": tools_kwargs}, given, "scripted_rollout")
+    tokenizer = tiny_tokenizer()
+    end = [tokenizer.eos_token_id]
+    conversation = Conversation(
+        ScriptedEngine([tokenizer.encode(turn + _END) for turn in turns]),
+        ChatCodec(TinyBuilder(tokenizer), end, firewall=Firewall(tokenizer), tokenizer=tokenizer),
+        JsonParser(tokenizer, end),
+        limits,
+        Gates(tool_timeout_s),
+        RenderingCheck(tokenizer, {}, _HEADER, end),
+    )
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    return await conversation.run(Request("scripted", messages, chosen, kwargs))
+
+
+def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
+    """A scripted conversation as text, parted where the tokens' source changes; `SAMPLED` is what is trained."""
+    tokenizer = tiny_tokenizer()
+    written = outcome.trajectory
+    parts = itertools.groupby(zip(written.sources, written.turn_ids, written.ids, strict=True), key=lambda one: one[:2])
+    return [(source, tokenizer.decode([index for *_, index in part])) for (source, _), part in parts]
+
+
+def _by_name(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
+    if isinstance(tools, Mapping):
+        return dict(tools)
+    named: dict[str, Any] = {}
+    listed: Iterable[Any] = tools
+    for tool in listed:
+        if isinstance(tool, type):
+            raise ConfigError(f"{tool!r} is a class; give a tool made of it, or `load_tools` the YAML that names it")
+        made = tool if hasattr(tool, "tool_schema") else function_tool(tool)
+        if made.name in named:
+            raise ConfigError(f"the tool name {made.name!r} is used twice; rename one of them")
+        named[made.name] = made
+    return named
+
+
+@functools.cache
+def tiny_tokenizer() -> TinyTokenizer:
+    """The tokenizer that ships with this package."""
+    import jinja2.sandbox
+    import tokenizers
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    template = (_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    return TinyTokenizer(
+        tokenizers.Tokenizer.from_file(str(_FOLDER / "tokenizer.json")), environment.from_string(template)
+    )
+
+
+class TinyTokenizer:
+    """The little of a Hugging Face tokenizer that a codec and its checks use, over the library `tokenizers` alone."""
+
+    unk_token = None
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: jinja2.Template) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self.added_tokens_decoder: dict[int, Any] = dict(tokenizer.get_added_tokens_decoder())
+        self.all_special_tokens = [token.content for token in self.added_tokens_decoder.values() if token.special]
+        self.eos_token = _END
+        self.eos_token_id = self.convert_tokens_to_ids(_END)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; the text of a control token is that token, as with any tokenizer of a model."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, tokens: str) -> int:
+        """The id of a token."""
+        found = self._tokenizer.token_to_id(tokens)
+        if found is None:
+            raise KeyError(tokens)
+        return int(found)
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """The template's text for a conversation.
+
+        Args:
+            kwargs: `tools`, `add_generation_prompt`, as of a Hugging Face tokenizer; ids are not made here.
+        """
+        return self._template.render(messages=list(conversation), **kwargs)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    token_ids: list[int]
+    inserted_token_ids: list[int]
+    removed_prefix_token_count: int = 0
+
+
+class TinyBuilder:
+    """A `TokenBuilder` for templates that only append, as the shipped one does."""
+
+    def __init__(self, tokenizer: TinyTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._newline = tokenizer.encode("\n")
+
+    def build_initial_tokens(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **images: Any
+    ) -> list[int]:
+        """Ids of a prompt with the assistant's header."""
+        return self._tokenizer.encode(self._text(messages, tools, header=True))
+
+    def merge_context_tokens(
+        self,
+        previous_messages: list[Message],
+        updated_messages: list[Message],
+        runtime_token_ids: list[int],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> _Merged:
+        """The ids so far, the line break that the template writes after a turn's end, and those of the new messages."""
+        before = self._text(previous_messages, tools, header=False)
+        whole = self._text(updated_messages, tools, header=True)
+        ended = bool(runtime_token_ids) and runtime_token_ids[-1] == self._tokenizer.eos_token_id
+        inserted = self._newline if ended else []
+        added = self._tokenizer.encode(whole.removeprefix(before))
+        return _Merged([*runtime_token_ids, *inserted, *added], list(inserted))
+
+    def _text(self, messages: list[Message], tools: list[dict[str, Any]] | None, header: bool) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=header))
