@@ -15,10 +15,10 @@ from rich.table import Table
 
 from verl_multiturn.chat.template import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.observe.doctor import examine
+from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.verification import verify_file
 from verl_multiturn.recipes import copy_recipe, list_recipes
-from verl_multiturn.tools.contract import Verdict, check_tool, tools_to_check
+from verl_multiturn.tools.contract import Verdict, examine, tools_to_check
 from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.tools.validate import validate_dataset
 
@@ -42,7 +42,7 @@ def doctor(
     if model is not None:
         _examine(model, tool_format, tools)
         return
-    findings = examine()
+    findings = examine_environment()
     table = Table("", "what", "found", "remedy", title="verl-multiturn doctor")
     for finding in findings:
         table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.what, finding.found, finding.remedy)
@@ -124,6 +124,7 @@ def check_tools(
     target: Annotated[str, typer.Argument(help="A class or function as package.module.name, or a tool YAML.")],
     config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
     tool_config: Annotated[Path | None, typer.Option(help="The YAML whose entry of that class is taken.")] = None,
+    name: Annotated[str | None, typer.Option("--tool", help="Of a YAML's tools, only the one of this name.")] = None,
     arguments: Annotated[str | None, typer.Option(help="Of an example call, as JSON; else they are guessed.")] = None,
     create_kwargs: Annotated[str | None, typer.Option(help="As a data row gives them, as JSON.")] = None,
     execute_kwargs: Annotated[str | None, typer.Option(help="As a data row gives them, as JSON.")] = None,
@@ -134,8 +135,9 @@ def check_tools(
     problems = 0
     try:
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
-        for tool in tools_to_check(target, _json(config), tool_config):
-            findings = check_tool(tool, example, create, execute, timeout_s)
+        for tool in tools_to_check(target, _json(config), tool_config, name):
+            kwargs = {"create_kwargs": create, "execute_kwargs": execute}
+            findings = examine(tool, arguments=example, timeout_s=timeout_s, **kwargs)
             table = Table("", "check", "found", "what to do", title=f"tool {tool.name}")
             for finding in findings:
                 table.add_row(_CHECKED[finding.verdict], finding.check, escape(finding.found), escape(finding.remedy))

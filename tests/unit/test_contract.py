@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT, EchoTool
@@ -236,7 +237,7 @@ def test_what_a_command_line_may_name(tmp_path: Path) -> None:
     path.write_text(json.dumps({"tools": [{"function": function}]}))
     assert [tool.name for tool in tools_to_check(function, None, path)] == ["double"]
     for target, tool_config, message in [
-        (calculator, None, "has no tool_schema"),
+        (calculator, None, "has no tool_schema.*check-tool TOOLS.yaml, or --tool-config"),
         (calculator, path, "no entry names"),
         ("nowhere.Tool", None, "cannot import 'nowhere'"),
     ]:
@@ -258,3 +259,100 @@ def test_command_line() -> None:
 
 def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
     assert problems(check(EchoTool({"execute": "hang"}))) == ["execute"]
+
+
+def takes_rounds(rounds: int) -> str:
+    """Waits some rounds.
+
+    Args:
+        rounds: How many.
+    """
+    time.sleep(min(rounds, 300) * 0.001)
+    return "done"
+
+
+def test_guessed_numbers_are_small() -> None:
+    assert problems(check(takes_rounds)) == []
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number", "maximum": 0.5}}}
+    assert contract_probe.example_arguments({**schema, "required": ["n", "x"]}) == {"n": 1, "x": 0.5}
+    numbers = [
+        value
+        for case in contract_probe.bad_arguments(schema, {"n": 1}).values()
+        for value in case.values()
+        if isinstance(value, int)
+    ]
+    assert max(numbers) < 10
+
+
+async def forgetful(text: str) -> str:
+    """Answers.
+
+    Args:
+        text: What to say.
+    """
+    time.sleep(0.15)  # noqa: ASYNC251  # what is looked for
+    return text
+
+
+def numberless(text: str) -> Any:
+    return object()
+
+
+def test_advice_for_a_function_is_the_functions_way() -> None:
+    said = [finding.remedy for tool in (forgetful, numberless) for finding in check(tool, timeout_s=5.0).values()]
+    assert any("write `def`, not `async def`" in remedy for remedy in said)
+    assert any("write a docstring with an `Args:` section" in remedy for remedy in said)
+    assert any("or what JSON can express" in remedy for remedy in said)
+    for word in ("method", "instance_id", "the schema", "tool_schema"):
+        assert not any(word in remedy for remedy in said), word
+
+
+def test_a_yaml_is_checked_to_its_end(tmp_path: Path) -> None:
+    """Also after a tool that needs kwargs of a row, and one of its tools alone."""
+    function = {"function": f"{__name__}.double"}
+    needy = yaml.safe_load((ROOT / "tool_configs" / "gsm8k.yaml").read_text())["tools"][0]
+    needy["class_name"] = f"{__name__}.Needy"
+    path = tmp_path / "tools.yaml"
+    path.write_text(yaml.safe_dump({"tools": [needy, function]}))
+    name = needy["tool_schema"]["function"]["name"]
+    done = CliRunner().invoke(app, ["check-tool", str(path)])
+    assert done.exit_code == 1
+    assert "row kwargs" in done.output
+    assert "tool double" in done.output
+    assert "isolation" in done.output
+    for more, code in (["--tool", "double"], 0), (["--tool", name, "--create-kwargs", '{"truth": "4"}'], 0):
+        done = CliRunner().invoke(app, ["check-tool", str(path), *more])
+        assert done.exit_code == code, done.output
+        assert done.output.count("isolation") == 1
+    done = CliRunner().invoke(app, ["check-tool", str(path), "--tool", "duoble"])
+    assert "no tool 'duoble'; known are" in done.output
+
+
+class Needy(Sound):
+    def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
+        super().__init__()
+        self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
+
+    async def create(self, instance_id: str, truth: str) -> None: ...  # type: ignore[override]
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResponse("ok")
+
+    async def release(self, instance_id: str) -> None: ...  # type: ignore[override]
+
+
+def test_a_config_beside_a_yaml_counts(tmp_path: Path) -> None:
+    entry = {"class_name": f"{__name__}.Needy", "config": {"a": 1}}
+    schema = yaml.safe_load(CALCULATOR.read_text())["tools"][0]["tool_schema"]
+    broken = {"class_name": "nowhere.at_all.Tool"}
+    path = tmp_path / "tools.yaml"
+    path.write_text(yaml.safe_dump({"tools": [broken, {**entry, "tool_schema": schema}]}))
+    assert tools_to_check(entry["class_name"], None, path)[0].config == {"a": 1}
+    assert tools_to_check(entry["class_name"], {"a": 2}, path)[0].config == {"a": 2}
+    for target, config, tool_config in [
+        (str(CALCULATOR), {"a": 1}, None),
+        (f"{__name__}.double", {"a": 1}, None),
+        (str(CALCULATOR), None, path),
+    ]:
+        with pytest.raises(ConfigError, match="leave"):
+            tools_to_check(target, config, tool_config)

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.contract_advice import CLASS
 from verl_multiturn.tools.contract_checks import AT_ONCE, Examination, Finding, Verdict
 from verl_multiturn.tools.contract_probe import LATE_S, Probe, Watch, private_temporary_folder
 from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.registry import build_tools, load_tools, resolve
+from verl_multiturn.tools.registry import build_tools, load_tools, read_entries, resolve
 
-__all__ = ["Finding", "Verdict", "check_tool", "tools_to_check"]
+__all__ = ["Finding", "Verdict", "check_tool", "examine", "tools_to_check"]
 
 _CLOSING_S = 5.0
 
@@ -66,8 +68,7 @@ def check_tool(
             thread.join(0.01)
             if watch.look() > timeout_s + AT_ONCE * LATE_S:
                 found = f"blocked for ever by {watch.place}"
-                remedy = "await instead, or make the method synchronous: the runtime puts it into a thread"
-                examination.note("event loop", Verdict.PROBLEM, found, remedy)
+                examination.note("event loop", Verdict.PROBLEM, found, examination.advice["event loop"])
                 break
         else:
             thread.join(_CLOSING_S)  # what ignores its cancellation keeps the loop from closing
@@ -76,31 +77,68 @@ def check_tool(
     return list(examination.findings)
 
 
-def tools_to_check(target: str, config: Mapping[str, Any] | None, tool_config: Path | None) -> list[Any]:
+def examine(tool: Any, **given: Any) -> list[Finding]:
+    """As `check_tool`; a tool that cannot be called with these kwargs is a finding, too."""
+    try:
+        return check_tool(tool, **given)
+    except ConfigError as error:
+        return [Finding("row kwargs", Verdict.PROBLEM, str(error), CLASS["row kwargs"])]
+
+
+def tools_to_check(
+    target: str, config: Mapping[str, Any] | None, tool_config: Path | None, name: str | None = None
+) -> list[Any]:
     """The tools that a command line names.
 
     Args:
         target: a class or function as package.module.name, or a YAML file with tools.
         config: of a class, in place of a YAML entry's.
         tool_config: a YAML file with an entry of that class or function.
+        name: of one of the tools.
 
     Raises:
         ConfigError: there is no such tool.
     """
+    tools = _named_tools(target, config, tool_config)
+    if name is None:
+        return tools
+    chosen = [tool for tool in tools if tool.name == name]
+    if not chosen:
+        raise ConfigError(f"{target}: no tool {name!r}; known are {sorted(tool.name for tool in tools)}")
+    return chosen
+
+
+def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Path | None) -> list[Any]:
     if target.endswith((".yaml", ".yml")):
+        if config is not None or tool_config is not None:
+            raise ConfigError(f"{target}: --config and --tool-config are of a class; leave them out beside a YAML")
         return list(load_tools(target).values())
     found = resolve(target, "check-tool")
-    if tool_config is not None:
-        tools = [tool for tool in load_tools(tool_config).values() if _is_of(tool, target, found)]
-        if not tools:
-            raise ConfigError(f"{tool_config}: no entry names {target!r}; add one, or leave --tool-config out")
-        return tools
-    if isinstance(found, type):
-        return build_tools({"class_name": target, "config": dict(config or {})}, "check-tool")
-    return build_tools({"function": target}, "check-tool")
+    kind = "class_name" if isinstance(found, type) else "function"
+    if config is not None and kind == "function":
+        raise ConfigError(f"{target}: a function has no --config; leave it out")
+    changed = {} if config is None else {"config": dict(config)}
+    if tool_config is None:
+        try:
+            return build_tools({kind: target, **changed}, "check-tool")
+        except ConfigError as error:
+            if getattr(found, "get_schema", None) is not BaseTool.get_schema:
+                raise
+            raise ConfigError(
+                f"{error}; check the tool with its entry: verl-multiturn check-tool TOOLS.yaml, or --tool-config "
+                "TOOLS.yaml beside the class"
+            ) from None
+    entries = [(index, entry) for index, entry in enumerate(read_entries(tool_config)) if _names(entry, kind, found)]
+    if not entries:
+        raise ConfigError(f"{tool_config}: no entry names {target!r}; add one, or leave --tool-config out")
+    return [
+        tool for index, entry in entries for tool in build_tools({**entry, **changed}, f"{tool_config}: tools[{index}]")
+    ]
 
 
-def _is_of(tool: Any, target: str, found: Any) -> bool:
-    if isinstance(found, type):
-        return type(tool) is found
-    return f"{type(tool).__module__}.{type(tool).__qualname__}" == target
+def _names(entry: Any, kind: str, found: Any) -> bool:
+    """Whether an entry of a YAML is of this class or function."""
+    name = entry.get(kind) if isinstance(entry, Mapping) else None
+    if not isinstance(name, str) or name.rpartition(".")[2] != found.__name__:
+        return False
+    return resolve(name, "check-tool") is found

@@ -21,6 +21,7 @@ from typing import Any
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tools.base import is_foreign
+from verl_multiturn.tools.contract_advice import CLASS, FUNCTION
 from verl_multiturn.tools.contract_probe import (
     LATE_S,
     Outcome,
@@ -33,6 +34,7 @@ from verl_multiturn.tools.contract_probe import (
     is_result,
     own_id,
 )
+from verl_multiturn.tools.functions import FunctionTool
 from verl_multiturn.tools.invoke import read_reward
 
 AT_ONCE = 64
@@ -70,6 +72,8 @@ class Examination:
         self._probe = probe
         self._watch = watch
         self._temporary = temporary
+        self.advice = FUNCTION if isinstance(probe.tool, FunctionTool) else CLASS
+        """By check, what to do about a finding."""
         self._guessed = arguments is None
         parameters = probe.schema.function.parameters
         self._arguments = dict(example_arguments(parameters) if arguments is None else arguments)
@@ -104,7 +108,7 @@ class Examination:
                 try:
                     await check(name)
                 except ToolContractError as error:
-                    self.note(name, Verdict.PROBLEM, str(error), "return a result from every call")
+                    self.note(name, Verdict.PROBLEM, str(error), self.advice["every call"])
                 sound = name != "event loop" or self.findings[-1].verdict is Verdict.OK
         finally:
             if hasattr(self._probe.tool, "aclose"):
@@ -118,28 +122,26 @@ class Examination:
         properties = function.parameters.get("properties", {})
         unknown = [name for name in function.parameters.get("required", []) if name not in properties]
         if unknown:
-            self.note(
-                "schema", Verdict.PROBLEM, f"requires {unknown[0]!r}, which is no property", "describe it or drop it"
-            )
+            found = f"requires {unknown[0]!r}, which is no property"
+            self.note("schema", Verdict.PROBLEM, found, self.advice["schema"])
         else:
             self.note("schema", Verdict.OK, f"{len(properties)} arguments")
         if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", function.name):
             self.note("name", Verdict.OK, function.name)
         else:
-            self.note(
-                "name", Verdict.WARNING, f"{function.name!r} is refused by OpenAI's API", "use letters, digits, _ and -"
-            )
+            self.note("name", Verdict.WARNING, f"{function.name!r} is refused by OpenAI's API", self.advice["name"])
         silent = [name for name, of in properties.items() if not isinstance(of, Mapping) or not of.get("description")]
         missing = ([] if function.description else ["the tool"]) + silent
         if missing:
-            self.note("descriptions", Verdict.WARNING, f"none of {', '.join(missing)}", "the model reads nothing else")
+            found = f"none of {', '.join(missing)}"
+            self.note("descriptions", Verdict.WARNING, found, self.advice["descriptions"])
         else:
             self.note("descriptions", Verdict.OK, "all there")
 
     def _example(self) -> bool:
         read, problem = self._probe.schema.read_arguments(as_call(self._arguments))
         if read is None:
-            remedy = "give --arguments" if self._guessed else "give arguments that fit the schema"
+            remedy = self.advice["example"] if self._guessed else "give arguments that fit the schema"
             self.note("example", Verdict.PROBLEM, f"{self._arguments}: {problem}", remedy)
         return read is not None
 
@@ -151,7 +153,7 @@ class Examination:
         problem = _failure(created)
         if not problem and own_id(created.value, "") == "" and created.value is not None:
             problem = f"returned {show(created.value, 100)}"
-        self._judge("create", problem, "return None, the id, or (id, response); kwargs of a row: --create-kwargs")
+        self._judge("create", problem, self.advice["create"])
         if problem:
             await probe.call("release", instance_id)
             return False
@@ -159,13 +161,13 @@ class Examination:
         problem = _failure(executed) or ("" if executed.error else is_result(probe.tool, executed))
         if isinstance(executed.error, ValueError) and self._guessed:
             found = f"refused the guessed arguments {self._arguments}: {message_of(executed.error)}"
-            self.note("execute", Verdict.WARNING, found, "give --arguments that it takes: the checks say more then")
+            self.note("execute", Verdict.WARNING, found, self.advice["guess"])
             problem = ""
         else:
-            self._judge("execute", problem, "return a ToolResponse, text, or (response, reward, metrics)")
+            self._judge("execute", problem, self.advice["execute"])
         reward_problem = self._reward(await probe.call("calc_reward", instance_id))
         released = await probe.call("release", instance_id)
-        self._judge("release", _failure(released), "give everything back, and raise nothing")
+        self._judge("release", _failure(released), self.advice["release"])
         return not problem and not reward_problem and released.error is None
 
     def _reward(self, rewarded: Outcome) -> str:
@@ -179,9 +181,9 @@ class Examination:
             except ToolContractError as error:
                 problem = str(error)
         if problem and foreign and rewarded.error is None:
-            self.note("calc_reward", Verdict.WARNING, f"{problem}; it is left out", "return a finite number")
+            self.note("calc_reward", Verdict.WARNING, f"{problem}; it is left out", self.advice["calc_reward"])
             return ""
-        self._judge("calc_reward", problem, "return a finite number")
+        self._judge("calc_reward", problem, self.advice["calc_reward"])
         return problem
 
     def _judge(self, check: str, problem: str, remedy: str, fine: str = "") -> None:
@@ -205,9 +207,8 @@ class Examination:
         worst = max(shortest, key=lambda method: shortest[method])
         seconds, place = shortest[worst]
         problem = f"{worst} blocks it for {seconds * 1000:.0f} ms, at {place}" if seconds > LATE_S else ""
-        remedy = "every conversation waits meanwhile: await, use asyncio.to_thread, or make the method synchronous"
         took = ", ".join(f"{method} {seconds * 1000:.0f} ms" for method, seconds in self._seconds.items())
-        self._judge(check, problem, remedy, f"free; {took}")
+        self._judge(check, problem, self.advice[check], f"free; {took}")
 
     async def _leftovers(self, check: str) -> None:
         probe = self._probe
@@ -229,11 +230,11 @@ class Examination:
         ]
         left += [f"the id of an ended conversation in self.{name}" for name in holding]
         problem = f"each conversation leaves {'; '.join(left)}" if left else ""
-        self._judge(check, problem, "give it back in release", "none")
+        self._judge(check, problem, self.advice[check], "none")
 
     async def _release_after_a_failed_create(self, check: str) -> None:
         released = await self._probe.call("release", uuid.uuid4().hex)
-        remedy = "release is called whenever create began: look the conversation up with pop(instance_id, None)"
+        remedy = self.advice[check]
         if released.timed_out:
             self.note(check, Verdict.PROBLEM, _failure(released), remedy)
         elif released.error is not None:
@@ -244,7 +245,7 @@ class Examination:
     async def _isolation(self, check: str) -> None:
         """Two conversations at once against one alone, and words that one says looked for in the other's answers."""
         probe, name = self._probe, self._probe.tool.name
-        remedy = "keep what belongs to a conversation under its instance_id"
+        remedy = self.advice[check]
         alone = [await probe.converse([self._arguments] * 2) for _ in range(2)]
         shared = self._shown(alone[1])
         first, _ = await probe.begin()
@@ -298,8 +299,7 @@ class Examination:
             self.note(check, Verdict.OK, "left as it was")
             return
         found = f"what {' and '.join(changed)} was given has changed by the end of the conversation"
-        remedy = "copy it first: here each call gets a copy of its own, in other loops a group shares its row"
-        self.note(check, Verdict.WARNING, found, remedy)
+        self.note(check, Verdict.WARNING, found, self.advice[check])
 
     async def _concurrency(self, check: str) -> None:
         """Many conversations that have all begun before the first one ends."""
@@ -314,12 +314,12 @@ class Examination:
             failed = [failure for outcome in outcomes if (failure := _failure(outcome, refusals=False))]
             if failed:
                 found = f"{method} failed in {len(failed)} of {AT_ONCE} conversations at once: {failed[0]}"
-                self.note(check, Verdict.PROBLEM, found, "wait for nothing that another conversation holds")
+                self.note(check, Verdict.PROBLEM, found, self.advice["seats"])
                 return
         one = self._seconds["execute"]
         if one > 0.02 and seconds > AT_ONCE / 2 * one:
             found = f"{AT_ONCE} conversations took {seconds:.1f} s, one call takes {one:.2f} s"
-            self.note(check, Verdict.WARNING, found, "calls wait for each other; let them run side by side")
+            self.note(check, Verdict.WARNING, found, self.advice[check])
         else:
             self.note(check, Verdict.OK, f"{AT_ONCE} at once in {seconds:.2f} s")
 
@@ -349,8 +349,7 @@ class Examination:
         left = await growth(at_all_moments, self._temporary)
         if left:
             problems.append(f"a cancelled {method} leaves {'; '.join(left)}")
-        remedy = "let CancelledError pass, and clean up in `finally` or with `async with`"
-        self._judge(check, "; ".join(dict.fromkeys(problems)), remedy, "leaves nothing")
+        self._judge(check, "; ".join(dict.fromkeys(problems)), self.advice["cancel"], "leaves nothing")
 
     async def _bad_arguments(self, check: str) -> None:
         probe, name = self._probe, self._probe.tool.name
@@ -371,10 +370,10 @@ class Examination:
                 problems.append(f"{case}: {failure}")
             elif len(text := outcome.text(name)) > (_LONG_ERROR if outcome.error else _LONG_ANSWER):
                 long.append(f"{case}: {len(text)} characters")
-        remedy = "let the schema refuse them (required, type), or raise ValueError with a word for the model"
-        self._judge(check, "; ".join(problems[:4]), remedy, f"{len(cases)} tried, {len(passed)} of them called")
+        tried = f"{len(cases)} tried, {len(passed)} of them called"
+        self._judge(check, "; ".join(problems[:4]), self.advice[check], tried)
         if long:
-            self.note("answer size", Verdict.WARNING, "; ".join(long[:3]), "say what matters: the rest is cut off")
+            self.note("answer size", Verdict.WARNING, "; ".join(long[:3]), self.advice["answer size"])
         else:
             self.note("answer size", Verdict.OK, "")
 

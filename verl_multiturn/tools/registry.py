@@ -43,7 +43,7 @@ def load_tools(path: str | Path) -> dict[str, Any]:
             one name twice.
     """
     tools: dict[str, Any] = {}
-    for index, entry in enumerate(_read_entries(Path(path))):
+    for index, entry in enumerate(read_entries(Path(path))):
         where = f"{path}: tools[{index}]"
         for tool in build_tools(entry, where):
             if tool.name in tools:
@@ -52,7 +52,12 @@ def load_tools(path: str | Path) -> dict[str, Any]:
     return tools
 
 
-def _read_entries(path: Path) -> list[Any]:
+def read_entries(path: Path) -> list[Any]:
+    """The entries of a YAML file, not looked at yet.
+
+    Raises:
+        ConfigError: no such file, no YAML, or no list of tools.
+    """
     if not path.is_file():
         raise ConfigError(f"tool_config_path {str(path)!r} is no file; give the path of a tool YAML, see tool_configs/")
     try:

@@ -1,0 +1,44 @@
+"""What `check-tool` tells an author to do, by check: in the way of a class, and in the way of a function."""
+
+from __future__ import annotations
+
+_FOR_ALL = {
+    "example": "give --arguments",
+    "row kwargs": "give them as a data row does: --create-kwargs, --execute-kwargs; with --tool NAME, of a YAML",
+    "guess": "give --arguments that it takes: the checks say more then",
+    "given data": "copy it first: here each call gets a copy of its own, in other loops a group shares its row",
+    "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
+    "seats": "wait for nothing that another conversation holds",
+    "concurrency": "calls wait for each other; let them run side by side",
+    "answer size": "say what matters: the rest is cut off",
+}
+CLASS = _FOR_ALL | {
+    "schema": "describe it in the tool_schema, or drop it",
+    "name": "use letters, digits, _ and -",
+    "descriptions": "describe them in the tool_schema: the model reads nothing else",
+    "create": "return None, the id, or (id, response); kwargs of a row: --create-kwargs",
+    "execute": "return a ToolResponse, text, or (response, reward, metrics)",
+    "calc_reward": "return a finite number",
+    "release": "give everything back, and raise nothing",
+    "every call": "return a result from every call",
+    "event loop": "every conversation waits meanwhile: await, use asyncio.to_thread, or make the method synchronous",
+    "leftovers": "give it back in release",
+    "release after a failed create": "release is called whenever create began: look the conversation up with "
+    "pop(instance_id, None)",
+    "isolation": "keep what belongs to a conversation under its instance_id",
+    "bad arguments": "let the schema refuse them (required, type), or raise ValueError with a word for the model",
+}
+"""Of a class with the four methods."""
+FUNCTION = CLASS | {
+    "name": "use letters, digits, _ and -: @tool(name=…)",
+    "descriptions": "write a docstring with an `Args:` section: the model reads nothing else",
+    "execute": "return text, a ToolResponse, (response, reward, metrics), or what JSON can express",
+    "event loop": "every conversation waits meanwhile: await, use asyncio.to_thread, or write `def`, not `async def`: "
+    "it runs in a thread then",
+    "leftovers": "give it back before the function returns, with `with` or in `finally`",
+    "isolation": "keep nothing in globals between calls; what has a state for each conversation is a class with create "
+    "and release",
+    "bad arguments": "let the annotations refuse them (Literal[…], Annotated[str, Field(min_length=1)]), or raise "
+    "ValueError with a word for the model",
+}
+"""Of a function, which has no methods."""
