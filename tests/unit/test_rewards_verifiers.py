@@ -187,6 +187,11 @@ CODE = [
     "lambdify(x, 'exec(1)')",
     "sympify('exec(1)')",
     "preview(x)",
+    "S('exec(1)')",
+    "N('__import__(1)')",
+    "Function('__import__(\"os\").abort')(2)",
+    "Function('exit')(2).evalf()",
+    "Symbol('exit(1)') + Function('exec')(1)",
 ]
 
 

@@ -2,14 +2,20 @@
 SETTINGS`; see `processes.py`.
 
 Both give what a model wrote to SymPy, which may work on it for ever, and reasoning_gym evaluates some answers as
-Python: with `eval`, or with SymPy's `parse_expr`, which calls it. So:
+Python: with `eval`, or with SymPy's `parse_expr`, which calls it. SymPy also writes code of its own: for the monomials
+of a polynomial, and in `lambdify`. So:
 - code that is evaluated from text may use no other names than `_NAMES` and single letters (an audit hook looks at it
-  before it runs): numbers, lists and formulas pass; an answer with any other code scores 0;
+  before it runs): numbers, lists and formulas pass;
+- code that a library writes for itself runs when the library's own file asks for it (`_GENERATORS`), or while a module
+  is imported. What `lambdify` makes of a formula may use the mathematical functions of SymPy's printers besides;
+- other code is refused: in what reasoning_gym evaluates it is a wrong answer; anywhere else the verifier cannot judge;
 - no process is started and no socket opened while an answer is scored, and no file is written;
 - memory is limited, and a process that has grown is replaced. The parent kills one that is late.
 """
 
 import contextlib
+import functools
+import importlib
 import json
 import logging
 import os
@@ -17,7 +23,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 # What parse_expr runs (`from sympy import *`, then what it makes of a formula), and functions that an answer may name.
@@ -27,50 +33,129 @@ csc asin acos atan acot asec acsc sinh cosh tanh coth asinh acosh atanh acoth er
 binomial floor ceiling pi oo zoo nan Tuple Eq Ne Lt Le Gt Ge Not And Or sympy
 """
 _NAMES = frozenset(_NAME_TEXT.split())
-# Where `eval`, `exec` and SymPy's `parse_expr` say their text came from.
-_TEXT = frozenset({"<string>", "", "<unknown>"})
-# They make classes from text of their own.
-_LIBRARY = frozenset({"collections", "dataclasses"})
+# They make functions and classes from texts of their own, into which nothing of an answer goes but counts of variables
+# and names that they have checked.
+_GENERATORS = frozenset({"collections", "dataclasses", "sympy.polys.monomials", "sympy.polys.ring_series"})
+# Turns a formula into a function: the formula's own names are in its code.
+_LAMBDIFY = "sympy.utilities.lambdify"
+# The tables of functions and constants that SymPy's printers know, by module.
+_TABLES = {
+    "sympy.printing.pycode": (
+        "_known_functions",
+        "_known_functions_math",
+        "_known_functions_mpmath",
+        "_known_constants_math",
+        "_known_constants_mpmath",
+    ),
+    "sympy.printing.numpy": ("_known_functions_numpy", "_known_functions_scipy_special", "_known_constants_numpy"),
+}
+# What the printers write besides: modules, numbers' types and what functions by cases are made of.
+_PRINTED_TEXT = """
+_lambdifygenerated math cmath mpmath numpy scipy numpy.linalg scipy.special special mpf mpc mpi iv inf nan abs min max
+sum prod range complex select less less_equal greater greater_equal equal not_equal logical_and logical_or logical_not
+"""
+# Who evaluates answers.
+_EVALUATORS = ("reasoning_gym.", "sympy.parsing.")
 _FORBIDDEN = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "socket.__new__"}
 )
+
+# What runs while a module is imported runs for that module.
+_IMPORT_SYSTEM = vars(sys.modules["_frozen_importlib"])
 
 Score = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class _Guard:
-    """The audit hook; it cannot be taken away again, so it is switched on and off."""
+    """The audit hook; it cannot be taken away again, so it is switched on and off.
+
+    Attributes:
+        refused: what was refused: `answer`, code in an answer that was evaluated; `library`, code or an action of a
+            library that nothing here knows; empty when nothing was.
+    """
 
     def __init__(self) -> None:
         self._is_on = False
-        self.refused = False
+        self.refused = ""
         sys.addaudithook(self._look)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        self._is_on, self.refused = True, False
+        self._is_on, self.refused = True, ""
         try:
             yield
         finally:
             self._is_on = False
 
     def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._is_on:
+        if not self._is_on or (event != "exec" and event not in _FORBIDDEN):
             return
-        if event == "exec" and sys._getframe(1).f_globals.get("__name__") in _LIBRARY:
-            return
-        if event in _FORBIDDEN or (event == "exec" and not _is_harmless(arguments[0])):
-            self.refused = True
-            raise ValueError("an answer may not run code")
+        frame = sys._getframe(1)
+        if event == "exec":
+            if _is_harmless(arguments[0], _NAMES) or _is_of_library(frame, arguments[0]):
+                return
+            module = str(frame.f_globals.get("__name__"))
+            self.refused = "answer" if module.startswith(_EVALUATORS) else self.refused or "library"
+        else:
+            self.refused = self.refused or "library"
+        raise ValueError("an answer may not run code")
 
 
-def _is_harmless(code: object) -> bool:
-    if not isinstance(code, CodeType) or code.co_filename not in _TEXT:
-        return True  # a module that is imported, or a function that a library made
-    names = {*code.co_names, *code.co_freevars}
-    if not all(name in _NAMES or (len(name) == 1 and name.isalpha()) for name in names):
+def _is_harmless(code: object, names: frozenset[str]) -> bool:
+    """Whether code comes from a file, or uses these names and single letters alone."""
+    if not isinstance(code, CodeType) or not _is_text(code):
+        return True  # a module that is imported
+    if not all(name in names or (len(name) == 1 and name.isalpha()) for name in {*code.co_names, *code.co_freevars}):
         return False
-    return all(_is_harmless(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return all(_is_harmless(constant, names) for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _is_text(code: CodeType) -> bool:
+    """Whether code was made from text: `<string>`, `<lambdifygenerated-1>` and the like stand in the place of a path.
+
+    Nothing that an answer may name gives its code a path.
+    """
+    path = code.co_filename
+    return not path or (path.startswith("<") and not path.startswith("<frozen "))
+
+
+def _is_of_library(frame: FrameType, code: CodeType) -> bool:
+    """Whether a library wrote this code for itself, as `_GENERATORS` and `_LAMBDIFY` do, or at its import."""
+    module = _module_of(frame)
+    if module in _GENERATORS:
+        return True
+    if module == _LAMBDIFY:
+        # Its imports come from a table of its own.
+        return frame.f_code.co_name == "_import" or _is_harmless(code, _printed_names())
+    caller: FrameType | None = frame
+    while caller is not None:
+        if caller.f_globals is _IMPORT_SYSTEM and not _is_text(caller.f_code):
+            return True
+        caller = caller.f_back
+    return False
+
+
+def _module_of(frame: FrameType) -> str:
+    """The module in whose file the running code stands; empty for code that was made from text.
+
+    A name alone proves nothing (whoever calls `eval` chooses the globals), so the globals have to be the module's own,
+    and the code has to come from the module's file.
+    """
+    name = str(frame.f_globals.get("__name__"))
+    module = sys.modules.get(name)
+    is_own = module is not None and vars(module) is frame.f_globals and not _is_text(frame.f_code)
+    return name if is_own and frame.f_code.co_filename == getattr(module, "__file__", None) else ""
+
+
+@functools.cache
+def _printed_names() -> frozenset[str]:
+    """What a function made by `lambdify` may name."""
+    names = {*_NAMES, *_PRINTED_TEXT.split()}
+    for module, tables in _TABLES.items():
+        for table in tables:
+            for printed in getattr(importlib.import_module(module), table, {}).values():
+                names.update(str(printed).split("."))
+    return frozenset(names)
 
 
 def _math() -> Score:
@@ -137,7 +222,11 @@ def _answer(score: Score, line: bytes) -> dict[str, Any]:
         return {"error": "MemoryError", "worn": True}
     except Exception as error:  # a verifier may raise anything at what a model wrote; the parent counts it
         answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-    return {"value": 0.0} if guard.refused else answer
+    if guard.refused == "answer":
+        return {"value": 0.0}
+    if guard.refused and answer.get("value") != 1.0:  # a verifier may have caught it, and called the answer wrong
+        return {"error": "code that a library made was refused, so that there is no verdict"}
+    return answer
 
 
 def _limit(kind: int, value: int) -> None:

@@ -1,0 +1,78 @@
+"""Every reward beside the original that it stands for.
+
+    python -m benchmarks.reward_parity
+
+Whatever differs is printed. A difference is stated when its case names a row of the table of differences in
+`docs/rewards.md`; one that is not, or that is stated and is none, ends the command with status 1. The last line is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from benchmarks.parity import Compared, mathematics
+from verl_multiturn.rewards import aclose
+
+DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
+Compare = Callable[[bool], AsyncIterator[Compared]]
+REWARDS: dict[str, Compare] = {"math": mathematics.compare}
+
+
+async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:
+    """The cases of these rewards."""
+    try:
+        return [compared for name in names async for compared in REWARDS[name](quick)]
+    finally:
+        await aclose()
+
+
+def verdict(case: Compared, docs: str) -> str:
+    """`agreed`, `stated` or `unstated`; a statement without a difference is no better than a difference without one."""
+    if not case.stated:
+        return "agreed" if case.agrees else "unstated"
+    return "stated" if f"| {case.stated} |" in docs and not case.agrees else "unstated"
+
+
+def tell(case: Compared) -> str:
+    return f"{case.reward}: {case.case!r}: ours {case.ours:g}, the original {case.theirs:g}, stated {case.stated!r}"
+
+
+def unstated(compared: list[Compared]) -> list[str]:
+    """What should not be, in words."""
+    docs = DOCS.read_text(encoding="utf-8")
+    return [tell(case) for case in compared if verdict(case, docs) == "unstated"]
+
+
+def summarize(compared: list[Compared], docs: str) -> dict[str, int]:
+    """The last line."""
+    count = Counter(verdict(case, docs) for case in compared)
+    return {
+        "cases": len(compared),
+        "agreed": count["agreed"],
+        "differences_stated": count["stated"],
+        "differences_unstated": count["unstated"],
+    }
+
+
+def main() -> int:
+    docs = DOCS.read_text(encoding="utf-8")
+    compared = asyncio.run(compare_all(list(REWARDS)))
+    for name in REWARDS:
+        of_reward = [case for case in compared if case.reward == name]
+        print(f"{name}: {len(of_reward)} cases, {sum(case.agrees for case in of_reward)} agree")
+    for case in compared:
+        if verdict(case, docs) != "agreed":
+            print(f"{verdict(case, docs):9} {tell(case)}")
+    summary = summarize(compared, docs)
+    print(json.dumps(summary))
+    return 1 if summary["differences_unstated"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Rewards beside their originals: the short form of `benchmarks.reward_parity`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import reward_parity
+from benchmarks.parity import Compared
+
+
+@pytest.mark.parametrize("name", list(reward_parity.REWARDS))
+async def test_no_reward_differs_from_its_original_in_silence(name: str) -> None:
+    compared = await reward_parity.compare_all([name], quick=True)
+    assert len(compared) > 5
+    assert {case.agrees for case in compared} >= {True}
+    assert reward_parity.unstated(compared) == []
+
+
+def test_what_counts_as_stated() -> None:
+    docs = "| difference | ours |\n|---|---|\n| a word | better |\n"
+    cases = {
+        Compared("qa", "a", 1.0, 1.0): "agreed",
+        Compared("qa", "b", 1.0, 0.0): "unstated",
+        Compared("qa", "c", 1.0, 0.0, "a word"): "stated",
+        Compared("qa", "d", 1.0, 1.0, "a word"): "unstated",
+        Compared("qa", "e", 1.0, 0.0, "another"): "unstated",
+    }
+    assert {case: reward_parity.verdict(case, docs) for case in cases} == cases
+    assert list(reward_parity.summarize(list(cases), docs).values()) == [5, 1, 1, 3]

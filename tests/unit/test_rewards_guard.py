@@ -1,0 +1,115 @@
+"""What runs while an answer is verified: SymPy's own code does, code from an answer does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_multiturn.rewards import verifiers
+
+WORKER = Path(verifiers.__file__).with_name("verify_worker.py")
+# Audit hooks cannot be taken away again, so the guard is tried in a process of its own.
+HARNESS = """
+import importlib.util, json, sys
+
+spec = importlib.util.spec_from_file_location("verify_worker", sys.argv[1])
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+
+import collections, dataclasses, sympy, sympy.polys.monomials
+from sympy.abc import k, x
+
+def globals_of(name):
+    return {**vars(sys.modules[name]), "x": exec}
+
+def run(case):
+    exec(compile(case, "/a/library.py", "exec"), globals())
+    return 0.0
+
+def caught(case):
+    try:
+        return run(case)
+    except ValueError:
+        return 0.0
+
+print(json.dumps([
+    worker._answer(lambda request: {"value": caught(request)}, json.dumps(case).encode())
+    for case in json.loads(sys.argv[2])
+]))
+"""
+WRONG = {"value": 0.0}
+NO_VERDICT = {"error": "code that a library made was refused, so that there is no verdict"}
+
+
+FORGED = [
+    # Whoever evaluates a text chooses its globals; the text itself calls `exec` by a name of one letter.
+    "eval('x(\"import os\")', {'__name__': 'collections', 'x': exec})",
+    "eval('x(\"import os\")', {'__name__': 'sympy.polys.monomials', 'x': exec})",
+    "eval('x(\"import os\")', vars(sys.modules['sympy.polys.monomials']), {'x': exec})",
+    "eval('x(\"import os\")', vars(sys.modules['sympy.utilities.lambdify']), {'x': exec})",
+    "eval('x(\"import os\")', {'__name__': '_frozen_importlib', 'x': exec})",
+    "eval('x(\"import os\")', globals_of('_frozen_importlib'))",
+    "eval('x(\"import os\")', vars(sys.modules['_frozen_importlib']), {'x': exec})",
+    "sys.modules['mine'] = type(sys)('mine'); eval('x(\"import os\")', vars(sys.modules['mine']), {'x': exec})",
+    # A function's name is printed as it is in the code that `lambdify` makes.
+    "sympy.lambdify(x, sympy.Function('__import__(\"os\").getpid')(x))",
+    "sympy.lambdify(x, sympy.Function('exit')(x))",
+    "sympy.lambdify(x, sympy.Function('numpy.load')(x))",
+    "sympy.lambdify(x, '__import__(\"os\")')",
+    "exec(compile('import os', '<lambdifygenerated-1>', 'exec'))",
+    # Another file name than that of a text.
+    "exec(compile('import os', '<mine>', 'exec'))",
+    "exec(compile('import os', '', 'exec'))",
+    "__import__('subprocess').run(['true'])",
+    "__import__('os').system('true')",
+    "__import__('socket').socket()",
+]
+
+
+OF_A_LIBRARY = [
+    "sympy.polys.monomials.MonomialOps(3).mul()",
+    "sympy.lambdify(x, sympy.sin(x) + sympy.gamma(x) / 2)(1)",
+    "sympy.lambdify(x, sympy.exp(x) * sympy.pi, 'math')(1)",
+    "sympy.lambdify(x, sympy.Piecewise((1, x < 0), (sympy.sqrt(x), True)), 'mpmath')(1)",
+    "sympy.Sum(1 / k**3, (k, 1, sympy.oo)).evalf()",
+    "sympy.rootof(x**5 - x - 1, 0).evalf()",
+    "sympy.solve_univariate_inequality(x**3 - 2 * x + 1 < 0, x)",
+    "sympy.polys.ring_series.rs_series(sympy.sin(x), x, 3)",
+    "collections.namedtuple('A', 'a b')",
+    "dataclasses.make_dataclass('A', ['a'])",
+    "sympy.parse_expr('2*sin(x)')",
+    "import wave",
+]
+
+
+IN_AN_ANSWER = [
+    f"eval(compile('eval(\"globals()\")', '/a/file.py', 'eval'), {{'__name__': '{evaluator}'}})"
+    for evaluator in ("reasoning_gym.games.n_queens", "sympy.parsing.sympy_parser")
+]
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What the worker answers where its verifier runs a case, and takes what the guard raises for a wrong answer."""
+    cases = [*FORGED, *OF_A_LIBRARY, *IN_AN_ANSWER]
+    command = [sys.executable, "-c", HARNESS, str(WORKER), json.dumps(cases)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return dict(zip(cases, json.loads(ran.stdout.splitlines()[-1]), strict=True))
+
+
+def test_no_frame_that_an_answer_controls_passes_for_a_library(answers: dict[str, Any]) -> None:
+    assert {case: answers[case] for case in FORGED} == dict.fromkeys(FORGED, NO_VERDICT)
+
+
+def test_what_libraries_write_for_themselves_runs(answers: dict[str, Any]) -> None:
+    assert {case: answers[case] for case in OF_A_LIBRARY} == dict.fromkeys(OF_A_LIBRARY, WRONG)
+
+
+def test_code_in_an_answer_is_a_wrong_answer(answers: dict[str, Any]) -> None:
+    assert {case: answers[case] for case in IN_AN_ANSWER} == dict.fromkeys(IN_AN_ANSWER, WRONG)
