@@ -38,7 +38,7 @@ def caught(case):
         return 0.0
 
 print(json.dumps([
-    worker._answer(lambda request: {"value": caught(request)}, json.dumps(case).encode())
+    worker._answer(lambda request: {"value": caught(request)}, json.dumps(case).encode(), 2**30)
     for case in json.loads(sys.argv[2])
 ]))
 """
@@ -92,11 +92,13 @@ IN_AN_ANSWER = [
     for evaluator in ("reasoning_gym.games.n_queens", "sympy.parsing.sympy_parser")
 ]
 
+MUCH = "bytearray(900 * 2**20)"
+
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     """What the worker answers where its verifier runs a case, and takes what the guard raises for a wrong answer."""
-    cases = [*FORGED, *OF_A_LIBRARY, *IN_AN_ANSWER]
+    cases = [*FORGED, *OF_A_LIBRARY, *IN_AN_ANSWER, MUCH]
     command = [sys.executable, "-c", HARNESS, str(WORKER), json.dumps(cases)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
@@ -113,3 +115,7 @@ def test_what_libraries_write_for_themselves_runs(answers: dict[str, Any]) -> No
 
 def test_code_in_an_answer_is_a_wrong_answer(answers: dict[str, Any]) -> None:
     assert {case: answers[case] for case in IN_AN_ANSWER} == dict.fromkeys(IN_AN_ANSWER, WRONG)
+
+
+def test_an_answer_that_took_nearly_all_memory_is_not_called_wrong(answers: dict[str, Any]) -> None:
+    assert answers[MUCH] == {"error": "the memory was all but used up, so that there is no verdict", "worn": True}

@@ -214,7 +214,7 @@ guard = _Guard()
 _PACKAGES: dict[str, Callable[[], Score]] = {"math_verify": _math, "reasoning_gym": _gym}
 
 
-def _answer(score: Score, line: bytes) -> dict[str, Any]:
+def _answer(score: Score, line: bytes, max_memory_bytes: int) -> dict[str, Any]:
     try:
         with guard.on():
             answer = score(json.loads(line))
@@ -224,8 +224,12 @@ def _answer(score: Score, line: bytes) -> dict[str, Any]:
         answer = {"error": f"{type(error).__name__}: {error}"[:500]}
     if guard.refused == "answer":
         return {"value": 0.0}
-    if guard.refused and answer.get("value") != 1.0:  # a verifier may have caught it, and called the answer wrong
-        return {"error": "code that a library made was refused, so that there is no verdict"}
+    if answer.get("value") != 1.0:
+        # A verifier may have caught what stopped it, and called the answer wrong.
+        if guard.refused:
+            return {"error": "code that a library made was refused, so that there is no verdict"}
+        if 4 * _peak_bytes() > 3 * max_memory_bytes:
+            return {"error": "the memory was all but used up, so that there is no verdict", "worn": True}
     return answer
 
 
@@ -239,6 +243,12 @@ def _resident_bytes() -> int:
     """Of this process. Its `ru_maxrss` begins with the size of the process that started it, however large that is."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _peak_bytes() -> int:
+    """The largest address space of this process so far."""
+    with open("/proc/self/status") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmPeak:")), 0)
 
 
 def main() -> None:
@@ -260,7 +270,7 @@ def main() -> None:
             # Should the parent die meanwhile, nobody else would end this process.
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + settings["timeout_s"]) + 5)
-            answer = _answer(score, line)
+            answer = _answer(score, line, settings["max_memory_bytes"])
             if 2 * _resident_bytes() > settings["max_memory_bytes"]:
                 answer["worn"] = True
             stream.write(json.dumps(answer).encode() + b"\n")
