@@ -110,6 +110,19 @@ def test_what_is_refused(
         preflight.prepare_config(composed(**changes))
 
 
+@pytest.mark.parametrize("rank", ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"])
+def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.setattr(preflight, "config_hooks", [])
+    adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64"}
+    with pytest.raises(ConfigError, match=rf"{rank}=8 .*set actor_rollout_ref.rollout.name=sglang, "):
+        preflight.prepare_config(composed(**adapter))
+    preflight.prepare_config(composed(**{**adapter, f"{ROLLOUT}.name": "sglang"}))
+    preflight.prepare_config(composed(**{**adapter, "actor_rollout_ref.model.lora.merge": "True"}))
+
+
 def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge import preflight

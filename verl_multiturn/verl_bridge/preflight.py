@@ -29,6 +29,7 @@ from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import load_tools, schema_of
+from verl_multiturn.verl_bridge.adapters import check_adapters
 from verl_multiturn.verl_bridge.codec import examine_model
 from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.parsers import check_format
@@ -57,6 +58,7 @@ def prepare_config(config: DictConfig) -> None:
     """
     rollout = config.actor_rollout_ref.rollout
     settings = settings_of(rollout)
+    check_adapters(config)
     parts = required_ray_cpus(config)
     for hook in config_hooks:
         hook(config, sum(parts.values()))
