@@ -172,6 +172,17 @@ write_data() {
     fi
 }
 
+# The file for this start's metrics: verl's logger empties the one that it is given, and a resumed run keeps those of its
+# earlier starts (verl_multiturn/observe/metric_files.py reads all).
+next_metrics() {
+    local file="$out/metrics.jsonl" start=1
+    while [ -s "$file" ]; do
+        start=$((start + 1))
+        file="$out/metrics.$start.jsonl"
+    done
+    printf '%s' "$file"
+}
+
 launch() {
     [ -z "${taking_over:-}" ] || return 0
     local smoke="" only="" data="" out="" variants=() own=() places=() given=() prepare=() python
@@ -198,8 +209,11 @@ launch() {
     choose_python
     write_data "$base_dir/prepare_data.py"
     [ "$only" != --prepare ] || return 0
-    [ -z "$smoke$on_cpu" ] || rm -rf "$out/metrics.jsonl" "$out/records"
-    export VERL_FILE_LOGGER_PATH="$out/metrics.jsonl"
+    # A run of minutes begins anew, unless it has a checkpoint from which verl resumes.
+    [ -z "$smoke$on_cpu" ] || [ -f "$out/checkpoints/latest_checkpointed_iteration.txt" ] ||
+        rm -rf "$out"/metrics*.jsonl "$out/records"
+    VERL_FILE_LOGGER_PATH="$(next_metrics)"
+    export VERL_FILE_LOGGER_PATH
     [ -z "$smoke" ] || export RAY_ADDRESS=local # never a cluster that is there
     "$python" -m verl.trainer.main_ppo "${command[@]}"
     local report="$common_dir/report.py"

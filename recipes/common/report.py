@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from verl_multiturn.observe.metric_files import read_metrics
+
 # By their name in the report; the mean over the run's steps.
 _MEANS = {
     "reward": "critic/score/mean",
@@ -29,9 +31,8 @@ _SUMS = {
 
 
 def report(out: Path) -> dict[str, Any]:
-    """The report on the run of a folder."""
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    entries = [json.loads(line)["data"] for line in lines]
+    """The report on the run of a folder, all its starts together."""
+    entries = [entry["data"] for entry in read_metrics(out)]
     steps = [entry for entry in entries if "critic/score/mean" in entry]
 
     def values(key: str) -> list[float]:

@@ -23,6 +23,8 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
 
+from verl_multiturn.observe.metric_files import read_metrics
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
 
@@ -42,7 +44,6 @@ class Run:
 
     @staticmethod
     def read(out: Path) -> Run:
-        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         records = [
             json.loads(line)
             for path in sorted((out / "records").glob("*.jsonl"))
@@ -57,7 +58,7 @@ class Run:
             for row in rows
         }
         name = "calculator" if tools else "no tool"
-        return Run(name, int(config.data.seed), [json.loads(line) for line in lines], records, truths)
+        return Run(name, int(config.data.seed), read_metrics(out), records, truths)
 
     @property
     def steps(self) -> list[dict[str, Any]]:

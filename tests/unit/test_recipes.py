@@ -129,6 +129,37 @@ def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").is_file()
 
 
+# Stands for the trainer: logs the step that STEP says as verl's logger does, which empties its file first.
+TRAINER = """#!/usr/bin/env bash
+case " $* " in
+    *" verl.trainer.main_ppo "*)
+        echo '{"step": '$STEP', "data": {"training/global_step": '$STEP', "critic/score/mean": 0.5}}' >"$VERL_FILE_LOGGER_PATH"
+        ;;
+    *) exec PYTHON "$@" ;;
+esac
+"""
+
+
+def test_a_resumed_run_keeps_its_curve(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(TRAINER.replace("exec PYTHON", f"exec {sys.executable}"))
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    assert run(GSM8K, "--smoke", "--prepare", "--out", str(out), PYTHON=sys.executable).returncode == 0
+    (out / "data" / ".prepared").unlink()  # the user's own rows
+    for step in (1, 2, 3):
+        ran = run(GSM8K, "--out", str(out), PYTHON=str(python), STEP=str(step))
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout.splitlines()[-1])["steps"] == step
+    assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
+    # A smoke run without a checkpoint begins anew; with one it goes on.
+    for step, steps in ((1, 1), (2, 2)):
+        ran = run(GSM8K, "--smoke", "--out", str(out), PYTHON=str(python), STEP=str(step))
+        assert json.loads(ran.stdout.splitlines()[-1])["steps"] == steps
+        (out / "checkpoints").mkdir(exist_ok=True)
+        (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
 def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text(json.dumps({"question": "2+2?", "answer": "four"}) + "\n" + json.dumps({}))

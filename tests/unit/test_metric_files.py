@@ -1,0 +1,64 @@
+"""The metrics of a run that was started several times are read as one curve."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipe_scripts import script
+from verl_multiturn.observe.metric_files import metric_files, read_metrics
+
+SCORE = "critic/score/mean"
+
+
+def trained(step: int, score: float, **more: Any) -> dict[str, Any]:
+    return {"step": step, "data": {"training/global_step": step, SCORE: score, **more}}
+
+
+def validated(step: int, accuracy: float) -> dict[str, Any]:
+    return {"step": step, "data": {"val-core/x/acc/mean@1": accuracy}}
+
+
+def write(folder: Path, name: str, *entries: dict[str, Any], torn: str = "") -> None:
+    (folder / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries) + torn)
+
+
+def scores(folder: Path) -> dict[int, float]:
+    return {entry["step"]: entry["data"][SCORE] for entry in read_metrics(folder) if SCORE in entry["data"]}
+
+
+def test_starts_are_read_in_order(tmp_path: Path) -> None:
+    for name in ("metrics.10.jsonl", "metrics.2.jsonl", "metrics.jsonl", "metrics.x.jsonl", "othermetrics.jsonl"):
+        write(tmp_path, name)
+    assert [path.name for path in metric_files(tmp_path)] == ["metrics.jsonl", "metrics.2.jsonl", "metrics.10.jsonl"]
+    assert read_metrics(tmp_path) == []
+
+
+def test_a_resumed_run_loses_nothing(tmp_path: Path) -> None:
+    write(tmp_path, "metrics.jsonl", validated(0, 0.1), *(trained(step, 0.1) for step in (1, 2, 3, 4)), torn='{"st')
+    # From the checkpoint of step 2: validated again, then 3 and 4 once more.
+    write(tmp_path, "metrics.2.jsonl", validated(2, 0.2), *(trained(step, 0.2) for step in (3, 4, 5)))
+    write(tmp_path, "metrics.3.jsonl", trained(6, 0.3))
+    assert scores(tmp_path) == {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.2, 5: 0.2, 6: 0.3}
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == list(range(7))
+    second = read_metrics(tmp_path)[2]["data"]
+    assert second == {"training/global_step": 2, SCORE: 0.1, "val-core/x/acc/mean@1": 0.2}
+
+
+@pytest.mark.parametrize("first", [[], [validated(0, 0.0)]])
+def test_a_run_that_began_anew_takes_the_place_of_the_old_one(tmp_path: Path, first: list[dict[str, Any]]) -> None:
+    write(tmp_path, "metrics.jsonl", *(trained(step, 0.1) for step in (1, 2, 3)))
+    write(tmp_path, "metrics.2.jsonl", *first, trained(1, 0.9))
+    assert scores(tmp_path) == {1: 0.9}
+
+
+def test_the_report_reads_all_starts(tmp_path: Path) -> None:
+    error_rate = "rollout/calls/error_rate"
+    rows = "rollout/certificate/rows"
+    write(tmp_path, "metrics.jsonl", trained(1, 0.0, **{rows: 16, error_rate: None}))
+    write(tmp_path, "metrics.2.jsonl", trained(2, 1.0, **{rows: 16, error_rate: 0.5}), validated(2, 0.7))
+    found = script("common", "report").report(tmp_path)
+    assert (found["steps"], found["reward"], found["certificate_rows"]) == (2, 0.5, 32)
+    assert found["tool_error_rate"] == 0.5
+    assert found["val-core/x/acc/mean@1"] == 0.7
