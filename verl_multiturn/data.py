@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,6 +95,19 @@ def read_splits(
     except ConfigError as error:
         raise ConfigError(f"{source!r}: {error}") from None
     return {"train": _chosen(rows, train), "test": _chosen(rows, test)}
+
+
+def benchmark_names(entries: Sequence[Any], default: str) -> list[str]:
+    """Return the `data_source` under which each row of a validation set is reported: the one that it came with, below
+    `math/`, where the set holds several benchmarks, so that each has its own accuracy; the default for all otherwise.
+
+    Example: `["math/aime24", "math/math_500"]` for rows with the data sources `AIME24` and `Math 500`.
+    """
+    came_with = [str(entry.get("data_source") or "") if isinstance(entry, Mapping) else "" for entry in entries]
+    if len(set(came_with)) < 2:
+        return [default] * len(came_with)
+    plain = [re.sub(r"[^a-z0-9.]+", "_", name.rpartition("/")[2].lower()).strip("_") for name in came_with]
+    return [f"math/{name}" if name else default for name in plain]
 
 
 def hold_out(size: int, share: float) -> tuple[list[int], list[int]]:

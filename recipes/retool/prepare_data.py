@@ -16,6 +16,7 @@ from typing import Any
 from verl_multiturn.data import (
     Row,
     arguments,
+    benchmark_names,
     make_row,
     prepare,
     problem_and_answer,
@@ -69,10 +70,11 @@ def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rows_of(source: str, data_source: str) -> list[Row]:
-    """All rows of a source that has one split, each problem once."""
+    """All rows of a source that has one split, each problem once; of several benchmarks in it each keeps its name."""
     entries = read_splits(source, splits=("train", "train"), held_out=0)["train"]
-    answers = dict(map(problem_of, entries))
-    return [row(problem, answer, data_source) for problem, answer in answers.items()]
+    names = benchmark_names(entries, data_source)
+    answers = {(name, problem_of(entry)[0]): problem_of(entry)[1] for name, entry in zip(names, entries, strict=True)}
+    return [row(problem, answer, name) for (name, problem), answer in answers.items()]
 
 
 def smoke_problems(start: int, size: int) -> list[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
@@ -43,11 +44,11 @@ _ROLES |= {"tool": "tool", "observation": "tool", "function_response": "tool"}
 _NAME = re.compile(r"\s*([^()\[\]{}'\"=,]+?)\s*\(")
 
 
-def row(step: Step, **extra_info: Any) -> Row:
+def row(step: Step, data_source: str = "tool_n1", **extra_info: Any) -> Row:
     tools, messages, calls = step
     listed = "\n".join(json.dumps({"type": "function", "function": tool}, ensure_ascii=False) for tool in tools)
     prompt = [{"role": "system", "content": SYSTEM.format(tools=listed)}, *messages]
-    return make_row("tool_n1", prompt, calls, ability="tool_calling", **extra_info)
+    return make_row(data_source, prompt, calls, ability="tool_calling", **extra_info)
 
 
 def steps_of(entry: Mapping[str, Any]) -> Iterator[Step | None]:
@@ -193,10 +194,11 @@ def smoke_rows(start: int, size: int) -> list[Row]:
     return rows
 
 
-def rows_of(entries: Sequence[Mapping[str, Any]], name: str) -> list[Row]:
+def rows_of(entries: Sequence[Mapping[str, Any]], source: str, split: str) -> list[Row]:
+    """The rows of a source's entries; each source keeps its name, and has its own accuracy in the validation."""
     found = [step for entry in entries for step in steps_of(entry)]
-    used = [row(step) for step in found if step is not None]
-    print(f"{name}: {len(used)} of {len(found)} steps", file=sys.stderr)
+    used = [row(step, f"tool_n1/{Path(source).stem.lower()}") for step in found if step is not None]
+    print(f"{source} {split}: {len(used)} of {len(found)} steps", file=sys.stderr)
     return used
 
 
@@ -209,7 +211,7 @@ def main() -> None:
     else:
         for source in args.source.split(","):
             for split, entries in read_splits(source, splits=("train", "train")).items():
-                splits[split] += rows_of(entries, f"{source} {split}")
+                splits[split] += rows_of(entries, source, split)
     write_rows(args.out, splits, args.tools)
 
 

@@ -1,6 +1,6 @@
 """Problems of competition mathematics for text mode: the problem, and the answer that stands in the box.
 
-    python recipes/torl/prepare_data.py --out DIR [--source SOURCE] [--validation SOURCE]... [--smoke]
+    python recipes/torl/prepare_data.py --out DIR [--source SOURCE] [--validation SOURCE]... [--prompt chat] [--smoke]
 
 A source is a local file or folder, a hub name, or the address of a folder with `train.parquet` and `test.parquet`. What
 its rows may look like:
@@ -11,7 +11,11 @@ its rows may look like:
 - two turns, the second with `ground_truth.value` (ORZ-57k).
 
 Without `--validation` the test split is the source's own, or some of its rows where it has none. Each problem is kept
-once, and one of the test split is not trained on.
+once, and one of the test split is not trained on. Where a test split holds several benchmarks, told apart by
+`data_source`, each keeps its name, and its own accuracy.
+
+The prompt is ToRL's, for the template without turns that run.sh sets; `--prompt chat` has a system message in its
+place, for a chat template.
 """
 
 from __future__ import annotations
@@ -20,7 +24,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, hold_out, make_row, prepare, problem_and_answer, read_splits, write_rows
+from verl_multiturn.data import (
+    Row,
+    arguments,
+    benchmark_names,
+    hold_out,
+    make_row,
+    prepare,
+    problem_and_answer,
+    read_splits,
+    write_rows,
+)
 from verl_multiturn.errors import ConfigError
 
 SOURCE = "https://github.com/GAIR-NLP/ToRL/raw/main/data/torl_data"
@@ -32,10 +46,17 @@ SYSTEM = (
     "Solve the problem. Reason step by step, and compute with Python wherever it helps: write a ```python block, close "
     "it, and open an ```output block; what your code prints appears there. End with the answer in \\boxed{}."
 )
+PLAIN = (
+    "Please integrate natural language reasoning with programs to solve the problem above, and put your final answer "
+    "within \\boxed{}.\n"
+)
+"""ToRL's words; they stand before the problem in its prompt, too."""
 _COLUMNS = (("question", "final_answer"), ("problem", "answer"), ("Problem", "Answer"))
 
 
-def row(problem: str, answer: str, source: str = DATA_SOURCE, **extra_info: Any) -> Row:
+def row(problem: str, answer: str, source: str = DATA_SOURCE, *, plain: bool = False, **extra_info: Any) -> Row:
+    if plain:
+        return make_row(source, PLAIN + problem, answer, ability="math", **extra_info)
     return make_row(source, problem, answer, system=SYSTEM, ability="math", **extra_info)
 
 
@@ -80,18 +101,22 @@ def read(source: str) -> dict[str, Sequence[Any]]:
         ) from error
 
 
-def rows_of(train: Iterable[Any], tested: Mapping[str, Iterable[Any]]) -> dict[str, list[Row]]:
-    """Rows of a source's entries, and of those that are tested on, by their `data_source`; each problem once. Without
-    any of the second kind some of the first are held out."""
+def rows_of(train: Iterable[Any], tested: Mapping[str, Sequence[Any]], plain: bool) -> dict[str, list[Row]]:
+    """Rows of a source's entries, and of those that are tested on, by the name of their set; each problem once, in
+    each benchmark. Without any of the second kind some of the first are held out."""
     answers = dict(map(problem_of, train))
-    tests = {(name, *problem_of(entry)): None for name, entries in tested.items() for entry in entries}
+    tests = {
+        (name, *problem_of(entry)): None
+        for source, entries in tested.items()
+        for name, entry in zip(benchmark_names(entries, source), entries, strict=True)
+    }
     if not tests:
         problems = list(answers)
         tests = {(DATA_SOURCE, problems[i], answers[problems[i]]): None for i in hold_out(len(problems), HELD_OUT)[1]}
     held_out = {problem for _, problem, _ in tests}
     return {
-        "train": [row(problem, answer) for problem, answer in answers.items() if problem not in held_out],
-        "test": [row(problem, answer, name) for name, problem, answer in tests],
+        "train": [row(*pair, plain=plain) for pair in answers.items() if pair[0] not in held_out],
+        "test": [row(problem, answer, name, plain=plain) for name, problem, answer in tests],
     }
 
 
@@ -113,6 +138,7 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 def main() -> None:
     parser = arguments(__doc__ or "", SOURCE)
     parser.add_argument("--validation", action="append", default=[], help="sources of the test split, all rows of each")
+    parser.add_argument("--prompt", choices=("plain", "chat"), default="plain", help="of the rows (%(default)s)")
     args = parser.parse_args()
     if args.smoke:
         splits = {"train": smoke_rows(0, 8), "test": smoke_rows(8, 4)}
@@ -124,7 +150,7 @@ def main() -> None:
                 f"math/{Path(name).stem.lower()}": [entry for rows in read(name).values() for entry in rows]
                 for name in args.validation
             }
-        splits = rows_of(found["train"], tested)
+        splits = rows_of(found["train"], tested, args.prompt == "plain")
     write_rows(args.out, splits, args.tools)
 
 

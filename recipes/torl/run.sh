@@ -4,11 +4,16 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/launch.sh"
 tools="$recipe_dir/tools.yaml"
+plain_prompt="{% for message in messages %}{% if message['role'] == 'user' %}"
+plain_prompt+="{{ 'A conversation between User and Assistant. The user asks a question, and the Assistant solves it.\\nUser: ' }}"
+plain_prompt+="{{ message['content'] }}{{ '\\nAssistant:' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
 flags=(
     data.train_batch_size=128
-    data.max_prompt_length=1024
+    data.max_prompt_length=400
     data.max_response_length=3072
     actor_rollout_ref.model.path=Qwen/Qwen2.5-Math-1.5B
+    # The plain prompt of the paper in the place of a chat template; a base model knows none.
+    "actor_rollout_ref.model.custom_chat_template=\"$plain_prompt\""
     actor_rollout_ref.actor.optim.lr=1e-6
     actor_rollout_ref.actor.ppo_mini_batch_size=128
     actor_rollout_ref.actor.use_dynamic_bsz=True
@@ -24,7 +29,7 @@ flags=(
     ++actor_rollout_ref.rollout.custom.multiturn.max_tool_calls=1
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=512
     trainer.total_epochs=10
-    trainer.save_freq=50
-    trainer.test_freq=10
+    trainer.save_freq=20
+    trainer.test_freq=4
 )
 launch "$@"

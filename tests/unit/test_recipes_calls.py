@@ -36,6 +36,11 @@ def test_a_row_of_xlam_is_one_step() -> None:
     assert row["data_source"] == "tool_n1"
 
 
+def test_each_source_of_tool_n1_keeps_its_name() -> None:
+    rows = script("tool_n1").rows_of([TOOLACE], "Team-ACE/ToolACE", "test")
+    assert {row["data_source"] for row in rows} == {"tool_n1/toolace"}
+
+
 TOOLACE = {
     "system": "You compose functions. Here is a list of functions in JSON format that you can invoke:\n"
     '[{"name": "Market Trends API", "description": "Trends", "parameters": {"type": "dict", "properties": {}}, '

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.recipe_scripts import RECIPES, last, prepared, script
+from tests.recipe_scripts import RECIPES, last, prepared, printed, script
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose, compute_score
 from verl_multiturn.tools.python import PythonTool
@@ -145,7 +146,7 @@ def test_torl_reads_a_folder_by_its_address_and_validation_sets(tmp_path: Path) 
     (tmp_path / "AIME_2024.jsonl").write_text('{"Problem": "a", "Answer": 7}\n{"Problem": "q", "Answer": 8}\n')
 
     def problems_of(splits: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-        return {split: "".join(row["prompt"][-1]["content"] for row in rows) for split, rows in splits.items()}
+        return {split: "".join(row["prompt"][-1]["content"][-1] for row in rows) for split, rows in splits.items()}
 
     splits = prepared("torl", tmp_path / "out", "--source", tmp_path.as_uri())
     assert problems_of(splits) == {"train": "ab", "test": "cd"}
@@ -156,10 +157,48 @@ def test_torl_reads_a_folder_by_its_address_and_validation_sets(tmp_path: Path) 
     assert found == [("math/aime_2024", "7"), ("math/aime_2024", "8")]
 
 
+def test_benchmarks_that_are_validated_together_keep_their_names(tmp_path: Path) -> None:
+    names = ["aime24", "MATH-500", "aime24", "HuggingFaceH4/amc23", ""]
+    tested = [
+        {**TORL, "data_source": name, "prompt": [{"role": "user", "content": f"p{i // 2}"}]}
+        for i, name in enumerate(names)
+    ]
+    pyarrow.parquet.write_table(pa.Table.from_pylist([TORL]), tmp_path / "train.parquet")
+    pyarrow.parquet.write_table(pa.Table.from_pylist(tested), tmp_path / "test.parquet")
+    found = prepared("torl", tmp_path / "torl", "--source", str(tmp_path))
+    # A problem that two benchmarks have counts in both.
+    kept = ["math/aime24", "math/math_500", "math/aime24", "math/amc23", "math_torl"]
+    assert [row["data_source"] for row in found["test"]] == kept
+    assert {row["data_source"] for row in found["train"]} == {"math_torl"}
+    words = ["--source", str(tmp_path / "train.parquet"), "--validation", str(tmp_path / "test.parquet")]
+    assert [row["data_source"] for row in prepared("retool", tmp_path / "retool", *words)["test"]] == [
+        *kept[:-1],
+        "math/test",
+    ]
+
+
+def test_torl_asks_in_the_papers_words_for_a_template_without_turns(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "rows.jsonl").write_text('{"problem": "What is 1+1?", "answer": 2}\n{"problem": "q", "answer": 3}\n')
+    row = prepared("torl", tmp_path / "out", "--source", str(tmp_path / "rows.jsonl"))["train"][0]
+    assert row["prompt"][0]["role"] == "user"
+    tokenizer: Any = AutoTokenizer.from_pretrained(RECIPES / "common" / "model")
+    given = last(printed("torl"), "actor_rollout_ref.model.custom_chat_template")
+    template = OverridesParser.create().parse_override(f"key={given}").value()
+    text = tokenizer.apply_chat_template(row["prompt"], chat_template=template, tokenize=False)
+    assert text == (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it.\n"
+        "User: Please integrate natural language reasoning with programs to solve the problem above, and put your "
+        "final answer within \\boxed{}.\n" + row["prompt"][0]["content"].rpartition("\n")[2] + "\nAssistant:"
+    )
+    assert last(printed("torl", "--variant", "simpletir"), "actor_rollout_ref.model.custom_chat_template") == "null"
+
+
 def test_torl_holds_out_problems_and_no_copies_of_them(tmp_path: Path) -> None:
     entries = [{"problem": f"p{i % 50}", "answer": i % 50} for i in range(1000)]
     (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    splits = prepared("torl", tmp_path / "out", "--source", str(tmp_path / "many.jsonl"))
+    splits = prepared("torl", tmp_path / "out", "--source", str(tmp_path / "many.jsonl"), "--prompt", "chat")
     problems = {split: [row["prompt"][-1]["content"] for row in rows] for split, rows in splits.items()}
     assert sorted(problems["train"] + problems["test"]) == sorted(f"p{i}" for i in range(50))
     assert len(problems["test"]) == 2
