@@ -1,21 +1,26 @@
 """Search-R1's rows: open questions, whose answers are looked up.
 
-    python recipes/search_r1/prepare_data.py --out DIR [--source PeterJinGo/nq_hotpotqa_train] [--smoke]
+    python recipes/search_r1/prepare_data.py --out DIR [--source PeterJinGo/nq_hotpotqa_train] [--validate N] [--smoke]
 
 A source has the columns `question`, `golden_answers` and, if there are several sets in it, `data_source`. With
 `--smoke` a corpus of a few lines is written as well, `DIR/corpus/passages.jsonl`, and `DIR/tools.yaml`, whose index is
 over it.
+
+`test.parquet` has N questions of each set (500), always the same ones, for the validations during a run;
+`test_all.parquet` has all of them.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
+from verl_multiturn.data import Row, arguments, hold_out, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
 
 TOOL = "search"
@@ -46,6 +51,18 @@ def row(entry: dict[str, Any], **extra_info: Any) -> Row:
         question=question,
         **extra_info,
     )
+
+
+def some_of_each(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many rows of each set, taken at even distances: the same ones whenever they are taken."""
+    by_set: dict[str, list[Row]] = defaultdict(list)
+    for each in rows:
+        by_set[each["data_source"]].append(each)
+    chosen: list[Row] = []
+    for group in by_set.values():
+        # `hold_out` leaves one row at least to the other side, which nothing needs here.
+        chosen += group if len(group) <= most else [group[i] for i in hold_out(len(group), most / len(group))[1]]
+    return chosen
 
 
 def demonstration(person: str, town: str, river: str) -> list[str]:
@@ -103,7 +120,9 @@ def write_corpus(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", "PeterJinGo/nq_hotpotqa_train").parse_args()
+    parser = arguments(__doc__ or "", "PeterJinGo/nq_hotpotqa_train")
+    parser.add_argument("--validate", type=int, default=500, help="questions of each set in test.parquet (%(default)s)")
+    args = parser.parse_args()
     if args.smoke:
         made = smoke_rows()
         splits = {"train": made[: len(PEOPLE)], "test": made[len(PEOPLE) :]}
@@ -112,6 +131,7 @@ def main() -> None:
         args.tools.write_text(yaml.safe_dump({"tools": [entry]}, sort_keys=False), encoding="utf-8")
     else:
         splits = {split: [row(entry) for entry in rows] for split, rows in read_splits(args.source).items()}
+        splits = {**splits, "test": some_of_each(splits["test"], args.validate), "test_all": splits["test"]}
     write_rows(args.out, splits, args.tools)
 
 

@@ -33,7 +33,7 @@ flags=(
     ++actor_rollout_ref.rollout.custom.multiturn.turn_length=500
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=500
     trainer.total_epochs=15
-    trainer.total_training_steps=500
+    trainer.total_training_steps=1005
     trainer.save_freq=100
     trainer.test_freq=50
 )

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.recipe_scripts import RECIPES, script
+from tests.recipe_scripts import RECIPES, last, prepared, printed, script
 from verl_multiturn import ConfigError
 from verl_multiturn.data import write_rows
 from verl_multiturn.rewards import aclose, compute_score
@@ -223,6 +224,27 @@ def test_rows_of_nq_hotpotqa_train() -> None:
     assert row["extra_info"]["tool_selection"] == ["search"]
     with pytest.raises(ConfigError, match="expected the columns 'question' and 'golden_answers'"):
         prepare.row({"question": "?", "answers": ["x"]})
+
+
+def test_search_r1_validates_a_fixed_part_of_each_set(tmp_path: Path) -> None:
+    sizes = {"nq": 9, "popqa": 30, "bamboogle": 3}
+    for split, times in (("train", 1), ("test", 2)):
+        rows = [
+            {"question": f"{name} {i}?", "golden_answers": ["x"], "data_source": name}
+            for name, size in sizes.items()
+            for i in range(size * times)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--source", str(tmp_path), "--validate", "7"]
+    first, second = (prepared("search_r1", tmp_path / name, *words) for name in "ab")
+    assert first == second
+    chosen = Counter(row["data_source"] for row in first["test"])
+    assert chosen == {"searchR1_nq": 7, "searchR1_popqa": 7, "searchR1_bamboogle": 6}
+    assert len({row["extra_info"]["question"] for row in first["test"]}) == 20
+    everything = pyarrow.parquet.read_table(tmp_path / "a" / "test_all.parquet")
+    assert (len(first["train"]), everything.num_rows) == (42, 84)
+    flags = printed("search_r1", "--variant", "whole_test", "--out", str(tmp_path / "a"))
+    assert last(flags, "data.val_files") == str(tmp_path / "a" / "data" / "test_all.parquet")
 
 
 SCHEMA_AND_QUESTION = "{db_details}:CREATE TABLE a (b TEXT);\n {external_knowledge}: ;\n {question}: How many?"
