@@ -1,13 +1,15 @@
-"""Every recipe's full GPU configuration, composed by Hydra and judged by verl's checks and ours.
+"""Every recipe's full GPU configuration, composed by Hydra and judged by verl's checks and ours; and whether it trains
+for as many steps as its curve takes.
 
-    python -m benchmarks.recipe_configs
+    python -m benchmarks.recipe_configs [--short]
 
-For each recipe: as it is, with each variant of its own, and with each shared variant on top. Nothing is started. The
-last line is one JSON object.
+For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
+first recipe alone). Nothing is started. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -18,6 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.recipe_steps import count_steps
 
 # A configuration for GPUs must not be completed with what a CPU needs.
 os.environ["VERL_PLATFORM"] = "nvidia"
@@ -33,17 +37,23 @@ DATABASES = ["data/omnisql"]
 
 
 def recipes() -> list[str]:
-    """Names of the recipes that run through the shared launcher and have a GPU configuration."""
-    return [path.parent.name for path in sorted(RECIPES.glob("*/run.sh")) if "on_cpu=1" not in path.read_text()]
+    """Names of the recipes that run through the shared launcher."""
+    return [path.parent.name for path in sorted(RECIPES.glob("*/run.sh"))]
 
 
-def cases() -> Iterator[tuple[str, list[str]]]:
+def is_for_gpus(recipe: str) -> bool:
+    """Whether a recipe's full run is one on GPUs."""
+    return "on_cpu=1" not in (RECIPES / recipe / "run.sh").read_text()
+
+
+def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
     """Each recipe with the variants that are judged."""
     shared = sorted(path.stem for path in COMMON.glob("*.flags"))
-    for recipe in recipes():
+    for number, recipe in enumerate(recipes()):
         own = sorted(path.stem for path in (RECIPES / recipe / "variants").glob("*.flags"))
+        further = [name for name in shared if name not in own] if is_for_gpus(recipe) else []
         yield recipe, []
-        for variant in [*own, *(name for name in shared if name not in own)]:
+        for variant in [*own, *(further if number == 0 or not short else [])]:
             yield recipe, [variant]
 
 
@@ -71,29 +81,37 @@ def judge(config: Any) -> None:
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
 
 
-def verdict(case: tuple[str, list[str]]) -> str:
-    """Prints the verdict of a case; its name if it failed."""
+def verdict(recipe: str, variants: list[str]) -> int:
+    """Print the verdict on a recipe; return the steps that it trains for, 0 when it failed."""
     from verl_multiturn.verl_bridge.compose import compose_config
 
-    recipe, variants = case
     name = "+".join([recipe, *variants])
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
-            judge(compose_config([*flags_of(recipe, variants), *BOX]))
+        config = compose_config([*flags_of(recipe, variants), *BOX])
+        steps = count_steps(config, recipe, variants)
+        if is_for_gpus(recipe):
+            with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
+                judge(config)
+        problem = steps.complaint((RECIPES / recipe / "README.md").read_text(encoding="utf-8"))
     except Exception as error:  # whatever a check raises is a verdict
-        print(f"no  {name}: {type(error).__name__}: {error}")
-        return name
-    print(f"ok  {name}")
-    return ""
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        print(f"no  {name}: {problem}")
+        return 0
+    print(f"ok  {name}: {steps.trained} steps, {steps.needed} needed, {steps.warm_up} of warm-up")
+    return steps.trained
 
 
 def main() -> int:
-    judged = list(cases())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="the shared variants on top of one recipe alone")
+    judged = list(cases(parser.parse_args().short))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for needed in DATABASES:
             Path(needed).mkdir(parents=True)
-        failed = [name for name in map(verdict, judged) if name]
-    summary = {"recipes": len(recipes()), "variants": len(judged) - len(recipes()), "failed": failed}
+        steps = {"+".join([recipe, *variants]): verdict(recipe, variants) for recipe, variants in judged}
+    failed = [name for name, count in steps.items() if not count]
+    summary = {"recipes": len(recipes()), "variants": len(judged) - len(recipes()), "failed": failed, "steps": steps}
     print(json.dumps(summary))
     return 1 if failed else 0
 

@@ -25,7 +25,7 @@ flags=(
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5
     trainer.total_epochs=15
-    trainer.save_freq=-1
+    trainer.save_freq=20
     trainer.test_freq=20
 )
 launch "$@"

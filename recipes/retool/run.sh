@@ -33,7 +33,7 @@ flags=(
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=8
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=1024
     trainer.nnodes=4
-    trainer.total_epochs=1
+    trainer.total_epochs=100 # the original's one: its file repeats each problem a hundred times
     trainer.save_freq=30
     trainer.test_freq=5
 )

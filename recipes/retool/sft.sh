@@ -26,7 +26,8 @@ flags=(
     trainer.nnodes=2
     trainer.n_gpus_per_node=8
     trainer.total_epochs=6
-    trainer.save_freq=-1
+    trainer.save_freq=after_each_epoch
+    trainer.max_ckpt_to_keep=1
     trainer.test_freq=50
     trainer.logger=[console]
 )

@@ -46,7 +46,8 @@ flags=(
     trainer.nnodes=1
     trainer.total_training_steps=12
     trainer.total_epochs=1000
-    trainer.save_freq=-1
+    trainer.save_freq=6 # 1.6 GB, so that a run that was stopped can go on
+    trainer.max_actor_ckpt_to_keep=1
     trainer.test_freq=12
     trainer.val_before_train=True
 )

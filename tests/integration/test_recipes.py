@@ -29,11 +29,39 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
     assert found["prob_diff_mean"] < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("recipe", "variants", "change", "said"),
+    [
+        ("retool", [], "trainer.total_epochs=1", "33 steps, and its README's curve takes 400; "),
+        ("retool", ["ppo"], "trainer.total_epochs=1", "16 steps, and its warm-up takes 20; "),
+        ("search_r1", [], "trainer.total_training_steps=500", "500 steps, and its README's curve takes 1005; "),
+        ("search_r1", ["ppo"], "critic.optim.lr_warmup_steps=1005", "1005 steps, and its warm-up takes 1005; "),
+        ("mixed", [], "data.train_batch_size=1024", "30 steps, and its README's curve takes 50; "),
+        ("text2sql", [], "trainer.total_epochs=31", "its README does not say that it trains for 62 steps; "),
+    ],
+)
+def test_a_recipe_that_is_over_too_soon_is_refused(recipe: str, variants: list[str], change: str, said: str) -> None:
+    from benchmarks.recipe_configs import flags_of
+    from benchmarks.recipe_steps import count_steps
+    from verl_multiturn.verl_bridge.compose import compose_config
+
+    flags = flags_of(recipe, variants)
+    readme = (ROOT / "recipes" / recipe / "README.md").read_text()
+    assert count_steps(compose_config(flags), recipe, variants).complaint(readme) == ""
+    assert count_steps(compose_config([*flags, change]), recipe, variants).complaint(readme).startswith(said)
+
+
 def test_every_gpu_configuration_is_accepted() -> None:
-    command = [sys.executable, "-m", "benchmarks.recipe_configs"]
+    command = [sys.executable, "-m", "benchmarks.recipe_configs", "--short"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["failed"] == []
-    assert found["recipes"] >= 9
-    assert found["variants"] >= found["recipes"] * 4
+    assert found["recipes"] >= 10
+    assert found["variants"] >= found["recipes"] * 2
+    assert {name: found["steps"][name] for name in ("retool", "retool+ppo", "search_r1", "smollm2")} == {
+        "retool": 3300,
+        "retool+ppo": 1600,
+        "search_r1": 1005,
+        "smollm2": 12,
+    }

@@ -1,7 +1,9 @@
 """The launcher that recipes share, and `verl-multiturn recipe`."""
 
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -133,7 +135,8 @@ def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
 TRAINER = """#!/usr/bin/env bash
 case " $* " in
     *" verl.trainer.main_ppo "*)
-        echo '{"step": '$STEP', "data": {"training/global_step": '$STEP', "critic/score/mean": 0.5}}' >"$VERL_FILE_LOGGER_PATH"
+        data='{"training/global_step": '$STEP', "critic/score/mean": 0.5}'
+        echo '{"step": '$STEP', "data": '$data'}' >"$VERL_FILE_LOGGER_PATH"
         ;;
     *) exec PYTHON "$@" ;;
 esac
@@ -223,3 +226,29 @@ def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
     assert ran.exit_code == 1
     assert "unknown recipe 'gsm9k'; known are " in ran.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recipe", sorted(path.parent.name for path in RECIPES.glob("*/run.sh")))
+def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None:
+    text = (RECIPES / recipe / "README.md").read_text(encoding="utf-8")
+    if recipe == "smollm2":
+        assert "There is no original" in text
+        return
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| setting | original"))
+    assert re.fullmatch(r"\| setting \| original[^|]* \| ours \| why \|", lines[start])
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines[start:])
+    rows = [re.sub(r"`[^`]*`", "", line).split("|") for line in table]
+    assert {len(cells) for cells in rows} == {6}, rows
+    assert {"steps", "checkpoints"} <= {word for cells in rows for word in re.findall(r"\w+", cells[1])}
+
+
+@pytest.mark.parametrize("recipe", sorted(path.parent.name for path in RECIPES.glob("*/run.sh")))
+def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
+    flags = run(RECIPES / recipe / "run.sh", "--print").stdout
+    assert int(values(flags, "trainer.save_freq=")[-1]) > 0
+    for model in ("actor", "critic"):
+        assert 1 <= int(values(flags, f"trainer.max_{model}_ckpt_to_keep=")[-1]) <= 3
+    assert int(values(flags, "trainer.log_val_generations=")[-1]) > 0
+    assert values(flags, "trainer.validation_data_dir=")[-1].endswith(f"outputs/{recipe}/validation")
+    assert int(values(flags, "data.filter_overlong_prompts_workers=")[-1]) > 1
