@@ -70,6 +70,10 @@ class MultiTurnSettings(BaseModel):
     """Tokens of one tool's answer, cut at `multi_turn.tool_response_truncate_side`. It takes the place of
     `multi_turn.max_tool_response_length`, which counts characters; null: that one holds."""
 
+    turns_reminder: bool = False
+    """Whether the model is told after its calls how many turns it has left, as in SkyRL-SQL; the words come after
+    `observation_length`, and need `multi_turn.max_assistant_turns`."""
+
     max_tool_calls: int | None = Field(None, gt=0)
     """Tool calls executed in a whole conversation; null: no limit. The model is told when they are used up."""
 

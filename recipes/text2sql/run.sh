@@ -25,6 +25,7 @@ flags=(
     actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32000
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=6
     ++actor_rollout_ref.rollout.custom.multiturn.turn_length=3000
+    ++actor_rollout_ref.rollout.custom.multiturn.turns_reminder=True
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=3000
     ++reward.custom_reward_function.reward_kwargs.sql.root=data/omnisql # as in tools.yaml
     ++reward.custom_reward_function.reward_kwargs.sql.compare=set

@@ -80,6 +80,7 @@ def composed(**changes: str) -> Any:
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
         ({f"{ROLLOUT}.multi_turn.tool_config_path": "null"}, None, "tool_config_path names no tools"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown agent loop 'multitrun_agent'"),
+        ({f"+{ROLLOUT}.custom.multiturn.turns_reminder": "True"}, None, "max_assistant_turns is null, so no turns"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
     ids=[
@@ -90,6 +91,7 @@ def composed(**changes: str) -> Any:
         "unknown_format",
         "no_tools",
         "no_loop",
+        "no_turns",
         "few_cpus",
     ],
 )

@@ -54,6 +54,22 @@ async def test_parallel_calls_run_at_once_and_answer_in_order() -> None:
     assert "[a][b][c]>" in CharTokenizer().decode(outcome.trajectory.ids)
 
 
+async def test_the_model_is_told_how_many_turns_are_left() -> None:
+    limits = {"max_assistant_turns": 3, "turns_reminder": True, "observation_length": 2}
+    outcome = await run([CALL + CALL, CALL, "ok"], EchoTool(), **limits, max_parallel_calls=2, response_length=900)
+    text = CharTokenizer().decode(outcome.trajectory.ids)
+    left = "\n<reminder>You have {} turns left to complete the task.</reminder>"
+    assert f"[hi][hi{left.format(2)}]>" in text
+    assert f"[hi{left.format(1)}]>" in text
+    assert text.count("<reminder>") == 2
+    assert [message["content"] for message in outcome.messages if message["role"] == "tool"] == [
+        "hi",
+        "hi" + left.format(2),
+        "hi" + left.format(1),
+    ]
+    assert [call.text for call in outcome.calls] == ["hi"] * 3
+
+
 async def test_no_call_is_dropped_in_silence() -> None:
     calls = CALL + CALL + '<tool_call>{"name": "nope", "arguments": {}}</tool_call><tool_call>{oops</tool_call>'
     tool = EchoTool()

@@ -212,7 +212,8 @@ class Conversation:
                 return StopReason.FINISHED
             if reason is not None:
                 return reason
-            said = [await self._tool_message(result) for result in results]
+            said = [await self._tool_message(result) for result in results[:-1]]
+            said.append(await self._tool_message(results[-1], limits.reminder(trajectory.turns)))
             added = await self._codec.render(self._codec.trusted, said)
             increment = await self._codec.render(self._codec.observation, messages, added, trajectory.ids, schemas)
             if not limits.fits_observation(trajectory.response_length, len(increment)):
@@ -277,7 +278,7 @@ class Conversation:
         outcome.call_turns.extend([outcome.trajectory.turns - 1] * len(results))
         return results
 
-    async def _tool_message(self, result: CallResult) -> Message:
+    async def _tool_message(self, result: CallResult, ending: str = "") -> Message:
         limits, text = self._limits, result.text
         if limits.observation_length is None:
             text = limits.truncate(text)
@@ -286,5 +287,5 @@ class Conversation:
             text, cut = self._codec.clip(text, limits.observation_length, limits.tool_response_truncate_side)
         result.truncated |= cut
         read = self._read_images if self._codec.vision is not None else None
-        content = await tool_content(result.tool, text, result.images, read)
+        content = await tool_content(result.tool, text + ending, result.images, read)
         return {"role": "tool", "content": content, "tool_call_id": result.call_id, "name": result.tool or "error"}

@@ -85,6 +85,8 @@ class Limits:
     """Characters of one tool's answer; verl's key and default. Looked at only without `observation_length`."""
     tool_response_truncate_side: Side = "middle"
     """Where a longer answer loses its text."""
+    turns_reminder: bool = False
+    """Whether the tools' answers of a turn end with how many turns are left of `max_assistant_turns`."""
     wall_clock_s: float | None = None
     """For the whole conversation; a generation under way is not interrupted, and tools have 10 s to be released."""
 
@@ -106,6 +108,13 @@ class Limits:
             (_reached(at.malformed_in_a_row, self.max_malformed_turns), StopReason.MALFORMED_CALLS),
         )
         return next((reason for ended, reason in ends if ended), None)
+
+    def reminder(self, assistant_turns: int) -> str:
+        """What the last of a turn's answers ends with, in SkyRL-SQL's words; empty where nothing is reminded of."""
+        if not self.turns_reminder or self.max_assistant_turns is None:
+            return ""
+        left = self.max_assistant_turns - assistant_turns
+        return f"\n<reminder>You have {left} turns left to complete the task.</reminder>"
 
     def truncate(self, text: str) -> str:
         """A tool's answer within its limit of characters, with a mark where text is missing."""

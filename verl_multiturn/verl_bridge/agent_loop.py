@@ -183,6 +183,7 @@ def build_runner(
         observation_length=settings.observation_length,
         max_tool_response_length=multi_turn.max_tool_response_length,
         tool_response_truncate_side=multi_turn.tool_response_truncate_side,
+        turns_reminder=settings.turns_reminder,
         wall_clock_s=settings.request_timeout_s,
     )
     parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)

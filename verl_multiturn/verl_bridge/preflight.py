@@ -94,6 +94,11 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
             "rollout.multi_turn.enable=True, but rollout.multi_turn.tool_config_path names no tools, so none would be "
             "called; set it, or multi_turn.enable=False"
         )
+    if settings.turns_reminder and multi_turn.max_assistant_turns is None:
+        raise ConfigError(
+            f"{PATH}.turns_reminder=True, but multi_turn.max_assistant_turns is null, so no turns can be counted down; "
+            "set it, or leave the reminder out"
+        )
     with open_dict(config):
         if multi_turn.format == TIR:
             rollout.skip_tokenizer_init = False  # SGLang stops at a text only where it has a tokenizer
