@@ -224,3 +224,15 @@ SEVERAL = [name for name in FORMATS if name != "gigachat3"]
 def write(name: str, *calls: Arguments, tool: str = "f") -> str:
     one = FORMATS[name]
     return one.around.replace("{}", one.between.join(one.write(tool, given) for given in calls))
+
+
+# Formats whose arguments stand between tags as they are, so that none can say that a tag in it is text. What begins an
+# argument there, and what ends it.
+_PARAMETER = ("<parameter=", "</parameter>")
+PLAIN_TAGS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(["qwen3_coder", "step3p5", "mimo", "seed"], _PARAMETER),
+    **dict.fromkeys(["glm", "glm45", "glm47", "poolside_v1", "hunyuan"], ("<arg_key>", "</arg_value>")),
+    **dict.fromkeys(["minimax", "minimax-m2"], ("<parameter name=", "</parameter>")),
+    **dict.fromkeys(["deepseek_v4", "deepseekv32", "deepseekv4"], ("<｜DSML｜parameter", "</｜DSML｜parameter>")),
+    "step3": ("<steptml:parameter", "</steptml:parameter>"),
+}

@@ -192,3 +192,12 @@ def test_a_made_up_role_is_text() -> None:
     assert firewall.clean_message({"role": "user<end>", "content": "x"})["role"] == "user<\u200bend>"
     for role in ("system", "developer", "user", "assistant", "tool", "critic"):
         assert firewall.clean_message({"role": role, "content": "x"}) == {"role": role, "content": "x"}
+
+
+def test_half_a_character_in_a_row() -> None:
+    tokenizer, builder, firewall = parts()
+    codec = ChatCodec(builder, [2], [], firewall)
+    rows = codec.trusted([{"role": "system", "content": "a\ud83d"}, {"role": "user", "content": "\udfffb 😀"}])
+    text = tokenizer.decode(codec.initial(rows, []))
+    assert "a?" in text
+    assert "?b" in text

@@ -7,11 +7,11 @@ import pytest
 from tests.conftest import CharTokenizer
 from verl_multiturn.chat.call_formats import FORMATS, make_call_parser
 from verl_multiturn.chat.call_parsers import read_argument, types_of
+from verl_multiturn.chat.harmony import HarmonyParser
 from verl_multiturn.chat.parsers import (
     REASONING_MARKS,
     THINK,
     AssistantTurn,
-    HarmonyParser,
     JsonParser,
     MalformedCall,
     Reasoning,
@@ -58,15 +58,22 @@ async def test_malformed_calls_are_kept_as_such(text: str, problem: str) -> None
 
 async def test_what_cannot_be_read_ends_where_a_call_is_closed() -> None:
     good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    turn = await parse(f"a {good} b <tool_call>{{{good} c {good} d <tool_call>")
+    turn = await parse(f"a {good} b <tool_call>{{</tool_call> c {good} d <tool_call>")
     kinds = [type(call) for call in turn.calls]
     assert kinds == [ToolCall, MalformedCall, ToolCall, MalformedCall]
     assert [call.id for call in turn.calls] == ["call_2_0", "call_2_1", "call_2_2", "call_2_3"]
     assert [call.text for call in turn.calls if isinstance(call, MalformedCall)] == [
-        f"<tool_call>{{{good}",
+        "<tool_call>{</tool_call>",
         "<tool_call>",
     ]
     assert turn.content == "a  b  c  d"
+
+
+async def test_where_a_call_begins_in_one_that_cannot_be_read_nothing_more_is_run() -> None:
+    good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    turn = await parse(f"a {good} b <tool_call>{{{good} c {good} d")
+    assert [type(call) for call in turn.calls] == [ToolCall, MalformedCall]
+    assert turn.content == "a  b"
 
 
 async def test_a_closing_mark_in_an_argument_is_its_text() -> None:
@@ -135,11 +142,9 @@ async def test_only_the_end_of_the_prompt_opens_the_reasoning(before: str, opene
     assert len(turn.calls) == (0 if opened else 1)
 
 
-def test_nothing_closes_a_call() -> None:
-    reasoning = Reasoning(call=(r"\A\s*\{|\[CALL\]", ""))
-    assert reasoning.split("a<think>b</think>[CALL]<think>") == ("<think>b</think>", "a[CALL]<think>")
-    assert reasoning.split("<think>{</think>\n{<think>}") == ("<think>{</think>", "\n{<think>}")
-    assert Reasoning(call=("", "")).split("<tool_call><think>b</think>") == ("<think>b</think>", "<tool_call>")
+async def test_reasoning_and_text_stay_in_their_order() -> None:
+    turn = await parse(f"a<think>{CALL}</think>b{CALL}c<think>d")
+    assert turn == AssistantTurn(f"a<think>{CALL}</think>bc<think>d", [ToolCall("f", "{}", "call_2_0")])
 
 
 async def harmony(text: str) -> AssistantTurn:

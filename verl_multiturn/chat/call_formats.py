@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_multiturn.chat.call_parsers import GemmaParser, PythonForm, PythonParser, TagForm, TagParser
-from verl_multiturn.chat.parsers import HERMES, CallParser, HarmonyParser, JsonForm, JsonParser, Tokenizer
+from verl_multiturn.chat.call_parsers import GemmaParser, LlamaParser, PythonForm, PythonParser, TagForm, TagParser
+from verl_multiturn.chat.harmony import HarmonyParser
+from verl_multiturn.chat.parsers import HERMES, CallParser, JsonForm, JsonParser, Tokenizer
 
 
 def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> TagForm:
     """`<function=name><parameter=key>value</parameter></function>` in a tag; the tag itself is often forgotten.
 
     Args:
-        newline: regular expression of what sets a value apart from its tags.
+        newline: regular expression of what the model's template writes between a value and its tags.
     """
     return TagForm(
         begun=rf"<{tag}>(?:\s*<function=)?|<function=",
@@ -25,6 +26,8 @@ def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> Ta
         header=rf"(?:<{tag}>\s*)?<function=(?P<name>[\w.-]+)>",
         argument=rf"\s*<parameter=(?P<key>[^<>\n]+)>{newline}(?P<value>.*?){newline}</parameter>",
         end=rf"\s*</function>(?:\s*</{tag}>)?",
+        opening=rf"<{tag}>|<function=|<parameter=",
+        closing=rf"</{tag}>|</function>|</parameter>",
         written=f"<{tag}><function=name><parameter=key>value</parameter></function></{tag}>",
         escaped=escaped,
     )
@@ -38,6 +41,8 @@ def _value_tags(begun: str, header: str, end: str, written: str) -> TagForm:
         header=header,
         argument=r"\s*<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
         end=end,
+        opening=r"<tool_call>|<arg_key>|<arg_value>",
+        closing=r"</tool_call>|</arg_key>|</arg_value>",
         written=written,
     )
 
@@ -50,13 +55,14 @@ def _invoke_tags(section: str, mark: str, written: str) -> TagForm:
         mark: before each tag's name. With one, a parameter also says whether its value is a string.
     """
     string = r'\s+string="(?P<string>true|false)"\s*' if mark else ""
-    newline = "" if mark else r"\n?"
     return TagForm(
         begun=rf"<{section}>(?:\s*<{mark}invoke\b)?|<{mark}invoke name=",
         close=f"</{mark}invoke>",
         header=rf'(?:<{section}>\s*)?<{mark}invoke\s+name="(?P<name>[\w.-]+)"\s*/?>',
-        argument=rf'\s*<{mark}parameter\s+name="(?P<key>[^"]+)"{string}>{newline}(?P<value>.*?){newline}</{mark}parameter>',
+        argument=rf'\s*<{mark}parameter\s+name="(?P<key>[^"]+)"{string}>(?P<value>.*?)</{mark}parameter>',
         end=rf"(?:(?<=/>)|\s*</{mark}invoke>)(?:\s*</{section}>)?",
+        opening=rf"<{section}>|<{mark}invoke\s+name=|<{mark}parameter\s+name=",
+        closing=rf"</{mark}invoke>|</{mark}parameter>",
         written=written,
     )
 
@@ -111,7 +117,7 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
         written='<|action_start|> <|plugin|>{"name": …, "parameters": {…}}<|action_end|>',
     ),
     "llama3": JsonForm(
-        begun=rf"<\|python_tag\|>|(?:\A\s*|(?<=\}})[;\s]\s*)(?={_LLAMA})",
+        begun=rf"<\|python_tag\|>|(?:\A\s*|(?<=\}})[;\s]+)(?={_LLAMA})",
         close="",
         header=r"[;\s]*(?:<\|python_tag\|>\s*)?",
         end="",
@@ -150,7 +156,7 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
     ),
     **dict.fromkeys(["qwen3_coder", "step3p5"], _CODER),
     "mimo": _function_tags("tool_call", newline="", escaped=True),
-    "seed": _function_tags("seed:tool_call"),
+    "seed": _function_tags("seed:tool_call", newline=""),
     **dict.fromkeys(["glm", "glm45", "glm47", "poolside_v1"], _GLM),
     "hunyuan": _value_tags(
         begun=r"<tool_calls>(?:\s*<tool_call>)?|<tool_call>",
@@ -165,8 +171,10 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
         close="<｜tool_call_end｜>",
         header=r"(?:<｜tool_calls_begin｜>\s*)?<｜tool_call_begin｜>\s*function\s*<｜tool_sep｜>\s*"
         r'<steptml:invoke name="(?P<name>[\w.-]+)">',
-        argument=r'\s*<steptml:parameter name="(?P<key>[^"]+)">\n?(?P<value>.*?)\n?</steptml:parameter>',
+        argument=r'\s*<steptml:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</steptml:parameter>',
         end=r"\s*</steptml:invoke>\s*<｜tool_call_end｜>(?:\s*<｜tool_calls_end｜>)?",
+        opening=r"<｜tool_call_begin｜>|<steptml:invoke\s+name=|<steptml:parameter\s+name=",
+        closing=r"<｜tool_call_end｜>|</steptml:invoke>|</steptml:parameter>",
         written='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="name"><steptml:parameter name="key">'
         "value</steptml:parameter></steptml:invoke><｜tool_call_end｜>",
     ),
@@ -199,5 +207,5 @@ def make_call_parser(
         return TagParser(tokenizer, end_ids, form, marks)
     if isinstance(form, PythonForm):
         return PythonParser(tokenizer, end_ids, form, marks)
-    kind = GemmaParser if name == "gemma4" else JsonParser
-    return kind(tokenizer, end_ids, form, marks)
+    kinds = {"gemma4": GemmaParser, "llama3": LlamaParser}
+    return kinds.get(name, JsonParser)(tokenizer, end_ids, form, marks)

@@ -14,17 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_multiturn.chat.parsers import (
-    JsonParser,
+from verl_multiturn.chat.call_json import (
     NamedCall,
-    TextParser,
-    Tokenizer,
     UnreadableCallError,
     as_json,
     named_calls,
     read_json,
     read_problem,
+    read_whole_json,
 )
+from verl_multiturn.chat.parsers import JsonParser, NoCallError, TextParser, Tokenizer
 
 _JSON_TYPES = {
     dict: "object",
@@ -53,6 +52,11 @@ class TagForm:
     """Regular expression with the groups `key` and `value`; `string`, where the model says whether it is one."""
     end: str
     """Regular expression of what is after the arguments."""
+    opening: str
+    """Regular expression of every tag that begins a call or a part of one. A value that holds one is not read: whether
+    it is text of the value, or the value was not closed, is not to be known."""
+    closing: str
+    """Regular expression of every tag that ends a call or a part of one."""
     written: str
     escaped: bool = False
     """Whether values are escaped as in HTML."""
@@ -72,10 +76,11 @@ class TagParser(TextParser):
     def __init__(
         self, tokenizer: Tokenizer, end_ids: Sequence[int], form: TagForm, marks: Sequence[tuple[str, str]]
     ) -> None:
-        super().__init__(tokenizer, end_ids, marks, form.begun, form.close)
+        super().__init__(tokenizer, end_ids, marks, form.begun, form.close, form.closing)
         self._form = form
         self._header, self._end = re.compile(form.header), re.compile(form.end)
         self._argument = re.compile(form.argument, re.DOTALL)
+        self._tag = re.compile(form.opening)
 
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
         header = self._header.match(text, found.start())
@@ -85,6 +90,12 @@ class TagParser(TextParser):
         arguments: dict[str, Any] = {}
         position = header.end()
         while one := self._argument.match(text, position):
+            if one["key"] in arguments:
+                raise UnreadableCallError(f"the call has the argument {one['key']!r:.100} twice")
+            if tag := self._tag.search(one["value"]):
+                raise UnreadableCallError(
+                    f"the argument {one['key']!r:.100} is not closed before {tag[0]!r}, or holds it, and none may"
+                )
             arguments[one["key"]] = self._value(one, parameters)
             position = one.end()
         if not arguments and (opened := re.compile(r"\s*(?=\{)").match(text, position)):
@@ -97,6 +108,9 @@ class TagParser(TextParser):
             raise UnreadableCallError(f"the call of {header['name']!r} cannot be read {where}; write it as {written}")
         return [(header["name"], as_json(arguments))], end.end()
 
+    def _unread_to(self, text: str, position: int) -> int:
+        return len(text)  # where an argument ends that cannot be read is not known
+
     def _value(self, one: re.Match[str], parameters: Mapping[str, Any]) -> Any:
         text = html.unescape(one["value"]) if self._form.escaped else one["value"]
         if "string" in one.re.groupindex:
@@ -106,6 +120,10 @@ class TagParser(TextParser):
         return read_argument(text, types_of(schema, parameters))
 
 
+# A string of Python, or of JSON.
+_STRING = r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+
+
 class PythonParser(TextParser):
     """Calls as Python writes them; a list of them is read as a whole or not at all."""
 
@@ -113,10 +131,12 @@ class PythonParser(TextParser):
         self, tokenizer: Tokenizer, end_ids: Sequence[int], form: PythonForm, marks: Sequence[tuple[str, str]]
     ) -> None:
         super().__init__(tokenizer, end_ids, marks, form.begun, form.close)
+        # A mark within a string closes nothing.
+        self._closed = re.compile(f"{_STRING}|(?P<close>{re.escape(form.close or ']')})", re.DOTALL)
 
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
         start, close = found.end(), self._close or "]"
-        end = text.find(close, start) if self._close else text.rfind(close)
+        end = self._close_at(text, start) if self._close else text.rfind(close)
         if end < start:
             raise UnreadableCallError(f"the list of calls is not closed; end it with {close}")
         position = end + len(close)
@@ -124,7 +144,7 @@ class PythonParser(TextParser):
         position += len(_PYTHON_END) if text.startswith(_PYTHON_END, position) else 0
         try:
             if source.startswith(("{", "[{")):
-                return named_calls(json.loads(source)), position
+                return named_calls(read_whole_json(source)), position
             return _python_calls(source), position
         except UnreadableCallError:
             raise
@@ -133,6 +153,11 @@ class PythonParser(TextParser):
         except (ValueError, TypeError, RecursionError, MemoryError) as error:
             problem = read_problem(error)
         raise UnreadableCallError(f'the calls cannot be read ({problem}); write them as [name(key="value")]')
+
+    def _close_at(self, text: str, position: int) -> int:
+        """Where the mark stands that closes the calls; -1 where it does not."""
+        marks = (found.start() for found in self._closed.finditer(text, position) if found["close"])
+        return next(marks, -1)
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -152,19 +177,32 @@ def _python_calls(source: str) -> list[NamedCall]:
     for call in tree.elts if isinstance(tree, ast.List) and tree.elts else [tree]:
         if not isinstance(call, ast.Call) or call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError("not a call whose arguments are named")
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        arguments = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+        if len(arguments) < len(call.keywords):
+            raise ValueError("an argument is there twice")
         calls.append((ast.unparse(call.func), as_json(arguments)))
     return calls
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal that JSON can hold as it is."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Dict):
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in each.keys]
+            if not all(type(key) in (str, int) for key in keys) or len(set(map(str, keys))) < len(keys):
+                raise ValueError("the keys of an object are words or numbers, each there once")
+    return ast.literal_eval(node)
 
 
 class GemmaParser(JsonParser):
     """Gemma 4: JSON whose keys are bare, and whose strings are between tokens of their own."""
 
+    _QUOTE = '<|"|>'
     _KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:]+)(?=\s*:)")
 
     def _value(self, text: str, position: int) -> tuple[Any, int]:
-        end = text.index(self._close, position)
-        parts = text[position:end].split('<|"|>')
+        end = self._close_at(text, position)
+        parts = text[position:end].split(self._QUOTE)
         strings = [
             json.dumps(part) if index % 2 else self._KEY.sub(r'\1"\2"', part) for index, part in enumerate(parts)
         ]
@@ -174,6 +212,49 @@ class GemmaParser(JsonParser):
                 f"the call's arguments are followed by something else; write {self._form.written}"
             )
         return value, end
+
+    def _close_at(self, text: str, position: int) -> int:
+        """Where the mark stands that closes the call; within a string it closes nothing."""
+        in_string = False
+        for mark in re.finditer(f"{re.escape(self._QUOTE)}|{re.escape(self._close)}", text[position:]):
+            if mark[0] == self._QUOTE:
+                in_string = not in_string
+            elif not in_string:
+                return position + mark.start()
+        raise UnreadableCallError(f"the call is not closed; write {self._form.written}")
+
+
+class LlamaParser(JsonParser):
+    """Llama 3: JSON that nothing marks but, sometimes, `<|python_tag|>`.
+
+    Without that mark an object is a call where it names a tool of the request, or is a name and arguments and nothing
+    else; another object that begins with a name is an answer.
+    """
+
+    _NAME = re.compile(r"""["']name["']\s*:\s*["'](?P<name>[^"']*)(?P<cut>\Z)?""")
+
+    def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
+        marked = "<|python_tag|>" in found[0]
+        if not marked and not self._names_a_tool(text, found.end(), schemas):
+            try:
+                calls, end = super()._call(text, found, schemas)
+            except UnreadableCallError:
+                raise NoCallError from None
+            if not schemas or not calls[0][1].startswith('{"'):
+                raise NoCallError
+            return calls, end
+        return super()._call(text, found, schemas)
+
+    def _names_a_tool(self, text: str, position: int, schemas: Sequence[dict[str, Any]]) -> bool:
+        found = self._NAME.search(text, position)
+        if found is None:
+            return False
+        tools = [schema["function"]["name"] for schema in schemas]
+        return (
+            any(tool.startswith(found["name"]) for tool in tools)
+            if found["cut"] is not None
+            else found["name"] in tools
+        )
 
 
 def _parameters(schemas: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -218,7 +299,7 @@ def read_argument(text: str, types: frozenset[str]) -> Any:
     """
     word = text.strip()
     try:
-        value = _PYTHON_WORDS[word] if word in _PYTHON_WORDS else json.loads(word)
+        value = _PYTHON_WORDS[word] if word in _PYTHON_WORDS else read_whole_json(word)
     except (ValueError, RecursionError):
         return text
     kind = _JSON_TYPES[type(value)]

@@ -98,13 +98,14 @@ class Firewall:
         return self._tokens(role).count(ids)
 
     def clean(self, text: str, role: str = "tool") -> str:
-        """The text with every control token in it broken; unchanged when there is none.
+        """The text with every control token in it broken, and half a character (a lone surrogate), which no tokenizer
+        takes, as a question mark; unchanged when there is neither.
 
         Raises:
             ConfigError: the tokenizer makes control tokens of text in a way that cannot be broken.
         """
         tokens = self._tokens(role)
-        broken = text
+        broken = text if text.isascii() else text.encode("utf-8", "replace").decode()
         # Breaking one may leave another that was hidden inside it, so until none is left.
         while (again := tokens.pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], broken)) != broken:
             broken = again

@@ -1,18 +1,22 @@
 """From sampled ids to text and tool calls.
 
-Here is what all formats share, and the two that are best known: JSON between tags (Hermes, and with it Qwen and many
-more) and gpt-oss. The others are in `chat.call_formats`. For all of them: a call inside a reasoning section is not
-executed, and no call that cannot be read vanishes: it is a `MalformedCall`, which the model is told about.
+Here is what all formats share, and the best known of them: JSON between tags (Hermes, and with it Qwen and many more).
+gpt-oss is in `chat.harmony`, the others in `chat.call_formats`. For all of them:
+- what the model wrote as an argument is what the tool gets, character by character, or the call is malformed;
+- reasoning and calls are found in one pass, from left to right: a call inside a reasoning section is not executed, and
+  the mark of such a section inside a call is text of its arguments;
+- no call that cannot be read vanishes: it is a `MalformedCall`, which the model is told about.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from verl_multiturn.chat.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
 
 # What opens and closes a reasoning section, by family. The first is also written as plain text by models that were
 # only prompted to reason.
@@ -79,20 +83,13 @@ class Reasoning:
 
     Args:
         marks: what opens and closes a section.
-        call: how a call begins (a regular expression) and what closes it; a mark inside a call is part of its
-            arguments. Where nothing closes a call, no section is looked for after the first one. An empty beginning:
-            there are no calls.
     """
 
-    def __init__(
-        self,
-        marks: Sequence[tuple[str, str]] = (THINK,),
-        call: tuple[str, str] = ("<tool_call>", "</tool_call>"),
-    ) -> None:
+    def __init__(self, marks: Sequence[tuple[str, str]] = (THINK,)) -> None:
         self._closes = dict(marks)
-        begun, self._call_end = call
-        openings = [re.escape(mark) for mark in sorted(self._closes, key=len, reverse=True)]
-        self._openings = re.compile("|".join([*openings, *([f"(?P<call>{begun})"] if begun else [])]))
+        self.openings = "|".join(re.escape(mark) for mark in sorted(self._closes, key=len, reverse=True))
+        """Regular expression of what opens a section."""
+        self._openings = re.compile(self.openings)
 
     def opened_by(self, before: str) -> str | None:
         """The mark of a section that the text before a turn ends with.
@@ -102,48 +99,54 @@ class Reasoning:
         end = before.rstrip()
         return next((start for start in self._closes if end.endswith(start)), None)
 
+    def end(self, text: str, mark: str, position: int) -> int:
+        """Where the section that `mark` opened before `position` ends: after its closing mark, or with the text."""
+        close = self._closes[mark]
+        at = text.find(close, position)
+        return len(text) if at < 0 else at + len(close)
+
+    def after(self, text: str, opened: str | None = None) -> str:
+        """A text after the reasoning that it begins with."""
+        position = self.end(text, opened, 0) if opened else 0
+        while (found := self._openings.search(text, position)) and not text[position : found.start()].strip():
+            position = self.end(text, found[0], found.end())
+        return text[position:]
+
     def split(self, text: str, opened: str | None = None) -> tuple[str, str]:
-        """`(reasoning, rest)`, each in its order, the marks included, also the one that was `opened` before the turn.
-
-        A section that is not closed reaches to the end.
-        """
-        inside: list[str] = []
-        outside: list[str] = []
-        if opened:
-            inside.append(opened)
-            text = _take(text, self._closes[opened], inside)
-        # Cut off from the left, so that a call after the reasoning is at the turn's beginning, where some formats
-        # expect it.
-        while found := self._openings.search(text):
-            outside.append(text[: found.start()])
-            is_call = "call" in found.re.groupindex and found["call"] is not None
-            target, close = (outside, self._call_end) if is_call else (inside, self._closes[found[0]])
-            target.append(found[0])
-            text = _take(text[found.end() :], close, target)
-        return "".join(inside), "".join([*outside, text])
+        """`(reasoning, rest)` of a text without calls, each in its order, the marks included, also the one that was
+        `opened` before the turn."""
+        end = self.end(text, opened, 0) if opened else 0
+        inside, outside = [opened or "", text[:end]], []
+        position = end
+        while found := self._openings.search(text, position):
+            end = self.end(text, found[0], found.end())
+            outside.append(text[position : found.start()])
+            inside.append(text[found.start() : end])
+            position = end
+        return "".join(inside), "".join([*outside, text[position:]])
 
 
-def _take(text: str, close: str, target: list[str]) -> str:
-    """Move the text up to and with `close` to `target`, all of it where that is not found; the rest."""
-    at = text.find(close) if close else -1
-    end = len(text) if at < 0 else at + len(close)
-    target.append(text[:end])
-    return text[end:]
+class NoCallError(Exception):
+    """What looked like the beginning of a call is text of an answer."""
 
 
-class UnreadableCallError(ValueError):
-    """What the model wrote in the place of a call is none; the text says why, to the model."""
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of a turn: reasoning, calls, a call that cannot be read, or text."""
 
-
-# Name and arguments, these as JSON text.
-NamedCall = tuple[str, str]
+    text: str
+    thought: bool = False
+    calls: Sequence[NamedCall] = ()
+    problem: str = ""
 
 
 class TextParser(ABC):
-    """Reads a turn's text from call to call.
+    """Reads a turn's text from mark to mark.
 
-    What cannot be read reaches to the mark that closes a call, and to the turn's end without one: nothing is executed
-    that lies in the middle of something unclear.
+    What cannot be read reaches to the mark that closes a call, and to the turn's end without one, or where another call
+    begins before that mark: nothing is executed that lies in the middle of something unclear. For the same reason
+    nothing of a turn is executed in which a tag closes what no call opened: an argument that held such a tag was cut
+    there, and what is left of it may look like text, like a thought, or like another call.
 
     Args:
         tokenizer: decodes the turn.
@@ -151,37 +154,115 @@ class TextParser(ABC):
         marks: what opens and closes a reasoning section.
         begun: regular expression of how a call begins, or a list of calls.
         close: what ends a call; "" where a format has no such mark.
+        closing: regular expression of every tag that ends a call or a part of one, where arguments stand between tags
+            as they are; otherwise an argument can hold anything.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]], begun: str, close: str
+        self,
+        tokenizer: Tokenizer,
+        end_ids: Sequence[int],
+        marks: Sequence[tuple[str, str]],
+        begun: str,
+        close: str,
+        closing: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._reasoning = Reasoning(marks, (begun, close))
+        self._reasoning = Reasoning(marks)
         self._begun = re.compile(begun)
+        self._next = re.compile(f"{self._reasoning.openings}|(?P<call>{begun})")
         self._close = close
+        self._ends_call = re.compile(re.escape(close) if close else r"(?!)")
+        self._in_tags = bool(closing)
+        self._closing = re.compile(closing) if closing else self._ends_call
 
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
         opened = self._reasoning.opened_by(self._tokenizer.decode(list(before)))
-        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids), opened)
-        content: list[str] = []
+        pieces = self._pieces(turn_text(self._tokenizer, ids, self._end_ids), opened, schemas)
+        pieces = self._without_strays(pieces)
         calls: list[ToolCall | MalformedCall] = []
-        position = 0
-        while found := self._begun.search(text, position):
-            content.append(text[position : found.start()])
+        for piece in pieces:
+            calls += [ToolCall(*call, f"call_{turn}_{index}") for index, call in enumerate(piece.calls, len(calls))]
+            if piece.problem:
+                calls.append(MalformedCall(piece.text, piece.problem, f"call_{turn}_{len(calls)}"))
+        content = "".join(piece.text for piece in pieces if not (piece.calls or piece.problem))
+        return AssistantTurn(content.strip(), calls)
+
+    def _pieces(self, text: str, opened: str | None, schemas: Sequence[dict[str, Any]]) -> list[_Piece]:
+        """The turn in pieces, in their order."""
+        pieces: list[_Piece] = []
+        if opened:
+            end = self._reasoning.end(text, opened, 0)
+            pieces.append(_Piece(opened + text[:end], thought=True))
+            text = text[end:]
+        position, blank = 0, True
+        while found := self._next.search(text, position):
+            start = found.start()
+            before = text[position:start]
+            pieces.append(_Piece(before))
+            blank = blank and not before.strip()
+            if found["call"] is None:
+                position = self._reasoning.end(text, found[0], found.end())
+                pieces.append(_Piece(text[start:position], thought=True))
+                if blank:  # a call after the reasoning is at the turn's beginning, where some formats expect it
+                    text, position = text[position:], 0
+                continue
+            blank = False
             try:
-                read, position = self._call(text, found, schemas)
-                calls += [ToolCall(*call, f"call_{turn}_{index}") for index, call in enumerate(read, len(calls))]
+                calls, position = self._call(text, found, schemas)
+                pieces.append(_Piece(text[start:position], calls=calls))
+            except NoCallError:
+                position = max(found.end(), start + 1)
+                pieces.append(_Piece(text[start:position]))
             except UnreadableCallError as error:
-                closed = text.find(self._close, found.end()) if self._close else -1
-                position = len(text) if closed < 0 else closed + len(self._close)
-                said = text[found.start() : position]
-                calls.append(MalformedCall(said, str(error)[:300], f"call_{turn}_{len(calls)}"))
-        content.append(text[position:])
-        return AssistantTurn((reasoning + "".join(content)).strip(), calls)
+                position = self._unread_to(text, found.end())
+                pieces.append(_Piece(text[start:position], problem=str(error)[:300]))
+        pieces.append(_Piece(text[position:]))
+        return pieces
+
+    def _unread_to(self, text: str, position: int) -> int:
+        """Where a call ends that cannot be read, from `position` in it on."""
+        closed = text.find(self._close, position) if self._close else -1
+        if closed < 0 or self._begun.search(text, position, closed):
+            return len(text)
+        return closed + len(self._close)
+
+    def _without_strays(self, pieces: list[_Piece]) -> list[_Piece]:
+        """The pieces, those from the first call on as one malformed call where a tag closes what none opened."""
+        called = next((index for index, piece in enumerate(pieces) if piece.calls or piece.problem), len(pieces))
+        for index, piece in enumerate(pieces):
+            stray = self._stray(piece, called < len(pieces), index > called)
+            if stray:
+                start = min(called, index)
+                problem = (
+                    f"there is a {stray} that closes nothing, so nothing from the first call on was run; begin each "
+                    "call with its own tag, and write no tags of a call into its arguments"
+                )
+                unclear = "".join(piece.text for piece in pieces[start:] if not piece.thought)
+                thoughts = [piece for piece in pieces[start:] if piece.thought]
+                return [*pieces[:start], *thoughts, _Piece(unclear, problem=problem)]
+        return pieces
+
+    def _stray(self, piece: _Piece, calls: bool, after_one: bool) -> str:
+        """The first tag of a piece that closes nothing; "" without one.
+
+        Args:
+            calls: whether the turn has calls; in one without, only a call's own end is looked for.
+            after_one: whether a call is before the piece; what is left of an argument that was cut may look like a
+                thought.
+        """
+        if piece.calls or ((piece.thought or piece.problem) and not after_one):
+            return ""
+        if piece.problem:  # one that is closed; one that was cut short is the turn's last
+            return self._close if self._in_tags and self._close in piece.text else ""
+        found = (self._closing if calls else self._ends_call).search(piece.text)
+        if found is None:
+            return ""
+        quoted = piece.thought and not self._in_tags and self._begun.search(piece.text, 0, found.start())
+        return "" if quoted else found[0]
 
     @abstractmethod
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
@@ -189,6 +270,7 @@ class TextParser(ABC):
 
         Raises:
             UnreadableCallError: it is none.
+            NoCallError: it is not meant as one.
         """
 
 
@@ -248,106 +330,9 @@ class JsonParser(TextParser):
         return read_json(text, position)
 
 
-class HarmonyParser:
-    """gpt-oss: a turn is several messages, each with a channel, and one addressed `to=functions.name` is a call.
-
-    The turn begins after `<|start|>assistant`. verl's parser wants that header in the turn, and the channel before the
-    recipient; the model samples neither always.
-    """
-
-    _MESSAGE = re.compile(
-        r"<\|start\|>assistant(?P<header>.*?)(?:<\|message\|>(?P<body>.*?))?"
-        r"(?P<end><\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
-        re.DOTALL,
-    )
-    # To its end, whatever it holds: a call written in there is none.
-    _ANALYSIS = re.compile(r"<\|start\|>assistant[^<]*<\|channel\|>\s*analysis\b.*?(?:<\|end\|>|\Z)", re.DOTALL)
-    _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    async def parse(
-        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
-    ) -> AssistantTurn:
-        text = "<|start|>assistant" + turn_text(self._tokenizer, ids, ())
-        content: list[str] = []
-        calls: list[ToolCall | MalformedCall] = []
-        for message in self._MESSAGE.finditer(self._ANALYSIS.sub("", text)):
-            body, call_id = message["body"], f"call_{turn}_{len(calls)}"
-            recipient = self._RECIPIENT.search(message["header"])
-            if recipient is None:
-                content.append(body or "")
-            elif body is None or message["end"] != "<|call|>":
-                problem = "the call is not closed; write its JSON after <|message|> and end it with <|call|>"
-                calls.append(MalformedCall(message[0], problem, call_id))
-            elif problem := _no_json(body):
-                calls.append(MalformedCall(message[0], problem, call_id))
-            else:
-                calls.append(ToolCall(recipient[1], body, call_id))
-        return AssistantTurn("".join(content).strip(), calls)
-
-
 def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
     """The text of a turn without the ids that end it."""
     kept = list(ids)
     while kept and kept[-1] in end_ids:
         kept.pop()
     return tokenizer.decode(kept, skip_special_tokens=False)
-
-
-def read_json(text: str, position: int) -> tuple[Any, int]:
-    """What the JSON at a position says, and where it ends.
-
-    Raises:
-        UnreadableCallError: it is none.
-    """
-    try:
-        return json.JSONDecoder().raw_decode(text, position)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableCallError(f"the call is no valid JSON ({read_problem(error)})") from None
-
-
-def named_calls(value: Any) -> list[NamedCall]:
-    """The call that an object is, or those of a list.
-
-    Raises:
-        UnreadableCallError: one of them is none.
-    """
-    found = value if isinstance(value, list) and value else [value]
-    calls = []
-    for call in found:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise UnreadableCallError('a call is a JSON object {"name": …, "arguments": {…}}')
-        arguments = call.get("arguments", call.get("parameters", {}))
-        # Some models write the arguments as a JSON string, as the OpenAI API does.
-        calls.append((call["name"], arguments if isinstance(arguments, str) else as_json(arguments)))
-    return calls
-
-
-def read_problem(error: Exception) -> str:
-    """What is wrong with a text that was to be read, in words for the model."""
-    if isinstance(error, json.JSONDecodeError):
-        rest = error.doc[error.pos : error.pos + 20]
-        return f"{error.msg} at {rest!r}" if rest else f"{error.msg} at its end"
-    return "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
-
-
-def _no_json(arguments: str) -> str:
-    try:
-        json.loads(arguments)
-    except (ValueError, RecursionError) as error:
-        return f"the call's arguments are no valid JSON ({read_problem(error)})"
-    return ""
-
-
-def as_json(value: Any) -> str:
-    """Arguments as JSON text.
-
-    Raises:
-        UnreadableCallError: they cannot be written so.
-    """
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableCallError(f"the call's arguments are no JSON ({error})") from None

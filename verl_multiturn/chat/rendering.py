@@ -88,7 +88,7 @@ class RenderingCheck:
         self.header = generation_prompt
         for start, _ in REASONING_MARKS:
             self.header = self.header.partition(start)[0]
-        self._reasoning = Reasoning(REASONING_MARKS, call=("", ""))
+        self._reasoning = Reasoning(REASONING_MARKS)
 
     def whole(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
         """The template's text for a whole conversation. Raises what the template raises."""

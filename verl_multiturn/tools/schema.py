@@ -83,8 +83,10 @@ class ToolSchema(BaseModel):
         """A call's arguments, or None and what is wrong with them, in words for the model."""
         try:
             arguments = json.loads(text)
-            if "\\u" in text and "\\ud" in text.lower():  # half a character, which no tokenizer, file or socket takes
-                arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
+            if not text.isascii() or "\\u" in text:
+                json.dumps(arguments, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return None, "the arguments hold half a character (a lone surrogate), which no file or socket takes"
         except (ValueError, RecursionError):
             return None, "the arguments are no valid JSON"
         if not isinstance(arguments, dict):

@@ -1,18 +1,19 @@
 """Parsers by format name: ours, and those that a user has registered with verl.
 
-One of verl's says nothing about a call that it cannot read. What can be done around it is done: reasoning is cut out
-before it sees the text (also out of an argument: where a call begins is not known), and an exception of its own, or
-arguments that are no JSON, become a malformed call.
+One of verl's says nothing about a call that it cannot read. What can be done around it is done: reasoning at the turn's
+beginning is cut out before it sees the text; where a later section of reasoning makes a difference to the calls, which
+may then lie in the reasoning, or the section in an argument, they are malformed; and so are those that end in an
+exception of its own, or whose arguments are no JSON.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from verl_multiturn.chat.call_formats import FORMATS, make_call_parser
+from verl_multiturn.chat.call_json import read_whole_json
 from verl_multiturn.chat.call_parsers import types_of
 from verl_multiturn.chat.parsers import (
     REASONING_MARKS,
@@ -63,7 +64,7 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
     marks = [pair for pair in REASONING_MARKS if pair == THINK or set(pair) & vocabulary]
     if name in FORMATS:
         return make_call_parser(name, tokenizer, end_ids, marks)
-    return _VerlParser(name, tokenizer, end_ids, Reasoning(marks, call=("", "")))
+    return _VerlParser(name, tokenizer, end_ids, Reasoning(marks))
 
 
 def stop_ids(name: str, tokenizer: Any) -> list[int]:
@@ -103,22 +104,31 @@ class _VerlParser:
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
-        from verl.experimental.agent_loop.tool_parser import ToolParser
-
         opened = self._reasoning.opened_by(self._tokenizer.decode(list(before)))
-        reasoning, text = self._reasoning.split(turn_text(self._tokenizer, ids, self._end_ids), opened)
+        said = turn_text(self._tokenizer, ids, self._end_ids)
+        reasoning, text = self._reasoning.split(said, opened)
         tools = [_verl_schema(schema) for schema in schemas]
         calls: list[ToolCall | MalformedCall] = []
         try:
-            parser = ToolParser.get_tool_parser(self._name, _Given(text, self._tokenizer))
-            content, found = await parser.extract_tool_calls([], tools)
-            for index, call in enumerate(found):
-                json.loads(call.arguments)
-                calls.append(ToolCall(call.name, call.arguments, f"call_{turn}_{index}"))
+            content, found = await self._extract(text, tools)
+            rest = self._reasoning.after(said, opened)
+            if rest.strip() != text.strip() and (await self._extract(rest, tools))[1] != found:
+                raise ValueError("a mark of reasoning is in it, or it is within the reasoning")
+            for index, (name, arguments) in enumerate(found):
+                read_whole_json(arguments.strip())
+                calls.append(ToolCall(name, arguments, f"call_{turn}_{index}"))
         except Exception as error:  # a parser of another's that trips over what a model wrote
             content, problem = text, f"the call cannot be read ({describe(error)})"[:200]
             calls.append(MalformedCall(text, problem, f"call_{turn}_{len(calls)}"))
         return AssistantTurn((reasoning + content).strip(), calls)
+
+    async def _extract(self, text: str, tools: list[Any]) -> tuple[str, list[tuple[str, str]]]:
+        """What verl's parser takes for text, and for name and arguments of calls."""
+        from verl.experimental.agent_loop.tool_parser import ToolParser
+
+        parser = ToolParser.get_tool_parser(self._name, _Given(text, self._tokenizer))
+        content, calls = await parser.extract_tool_calls([], tools)
+        return content, [(call.name, call.arguments) for call in calls]
 
 
 def _verl_schema(schema: dict[str, Any]) -> Any:
