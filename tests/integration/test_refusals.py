@@ -78,7 +78,11 @@ def composed(**changes: str) -> Any:
         ({}, NO_SCHEMA, "no valid JSON Schema"),
         ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
-        ({f"{ROLLOUT}.multi_turn.tool_config_path": "null"}, None, "tool_config_path names no tools"),
+        (
+            {f"{ROLLOUT}.multi_turn.tool_config_path": "null"},
+            None,
+            "nor function_tool_path names tools",
+        ),
         ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown agent loop 'multitrun_agent'"),
         ({f"+{ROLLOUT}.custom.multiturn.turns_reminder": "True"}, None, "max_assistant_turns is null, so no turns"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),

@@ -67,6 +67,8 @@ class Outcome:
     """Those whose placeholders stand in the trajectory, in order: of the request's messages, and of tools."""
     tool_rewards: dict[str, float] = field(default_factory=dict)
     """`calc_reward` of each tool."""
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    """What tools written for verl 0.9 left for the reward function."""
     user_turns: int = 0
     """Turns of the environment: answers of tools, or of a user, that the model got to read."""
     differences: list[Difference] = field(default_factory=list)
@@ -139,6 +141,7 @@ class Conversation:
             self._gates,
             self._limits.max_parallel_calls,
             self._limits.max_tool_calls,
+            outcome.messages,
         )
         # The prompt first: whatever happens to the tools, the trajectory has one.
         outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, session.schemas))
@@ -157,6 +160,7 @@ class Conversation:
             async with deadline, session:
                 reason = await self._turns(request, outcome, session)
                 outcome.tool_rewards = await session.calc_rewards()
+                outcome.extra_fields = session.extra_fields
         except TimeoutError:
             if not deadline.expired():
                 raise

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ import psutil
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish
+from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.invoke import is_coroutine_method, read_answer, read_reward
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
@@ -97,12 +99,17 @@ class Probe:
         for method in METHODS:
             bound = bind_kwargs(tool, method, kwargs.get(f"{method}_kwargs", {}), "check-tool")
             self._kwargs[method] = copy_kwargs(bound, tool.name, method, "check-tool")
+        self._agent_data: defaultdict[str, AgentData] = defaultdict(
+            lambda: AgentData(uuid.uuid4().hex, {tool.name: kwargs})
+        )
         self.given: list[tuple[str, Any, str]] | None = None
         """Where it is a list: of each call its method, what it was given, and how that read before."""
 
     def invoke(self, method: str, *arguments: Any) -> asyncio.Task[Any]:
         """Begin a call."""
         kwargs = copy.deepcopy(self._kwargs[method])
+        if method == "execute" and kwargs.get("agent_data", self) is None:
+            kwargs["agent_data"] = self._agent_data[arguments[0]]
         if self.given is not None:
             self.given.append((method, (arguments, kwargs), repr((arguments, kwargs))))
         call = partial(getattr(self.tool, method), *arguments, **kwargs)

@@ -131,7 +131,7 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
     """The keyword arguments that a tool's method is called with.
 
     verl 0.4 tools take a row's `create_kwargs` one by one, verl 0.9 tools in one piece as `create_kwargs`; a method
-    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; here it is None.
+    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; None stands for it until the call.
 
     Raises:
         ConfigError: the method cannot be called so.

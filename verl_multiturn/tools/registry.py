@@ -22,6 +22,7 @@ from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.functions import function_tool
 from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.tools.verl_functions import find_entry, verl_function_tool
 
 METHODS = ("create", "execute", "calc_reward", "release")
 # The keys of an entry, by the one that says its kind.
@@ -112,7 +113,8 @@ def _build_function(name: Any, schema: ToolSchema | None, where: str) -> Any:
     if isinstance(function, type):
         raise ConfigError(f"{where}.function: {name!r} is a class; name it under 'class_name'")
     try:
-        return function_tool(function, schema)
+        entry = find_entry(function)
+        return function_tool(function, schema) if entry is None else verl_function_tool(entry, schema)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -24,6 +24,7 @@ from verl_multiturn.chat.parsers import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish, keep
+from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.gate import BusyError, Gate, Gates
 from verl_multiturn.tools.invoke import Alarms, CallAnswer, Invocation, TimedOutError, read_answer, read_reward, shorten
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
@@ -85,6 +86,7 @@ class ToolSession:
         gates: what all conversations of the worker share about the tools.
         max_parallel_calls: calls executed in one turn; the others are answered that they were not.
         max_calls: calls executed in all; None for no limit.
+        messages: of the conversation, as it goes on; for tools of verl 0.9, which take `agent_data`.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ToolSession:
         gates: Gates,
         max_parallel_calls: int,
         max_calls: int | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._request_id = instance_id
         self._gates = {name: gates.of(tool) for name, tool in tools.items()}
@@ -112,6 +115,12 @@ class ToolSession:
         self._broken: dict[str, str] = {}
         self._abandoned: dict[str, list[asyncio.Future[Any]]] = {}
         self._released = False
+        self._agent_data = AgentData(instance_id, tools_kwargs, messages)
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """What tools of verl 0.9 left for the reward function."""
+        return self._agent_data.extra_fields
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -339,6 +348,8 @@ class ToolSession:
     def _start(self, gate: Gate, method: str, *arguments: Any) -> Invocation:
         # A copy each: what a tool does with it reaches no other call, and the cache asks for what the row gave.
         kwargs = copy.deepcopy(self._kwargs[gate.name, method])
+        if method == "execute" and kwargs.get("agent_data", self) is None:
+            kwargs["agent_data"] = self._agent_data
         function = getattr(gate.tool, method)
         return Invocation(function, gate.is_coroutine[method], arguments, kwargs, gate.task_names[method])
 

@@ -31,7 +31,6 @@ from verl_multiturn.rollout.tool_reward import tool_scores
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.registry import load_tools
 from verl_multiturn.tools.watch import LoopWatch
 from verl_multiturn.verl_bridge.codec import make_chat
 from verl_multiturn.verl_bridge.engine import VerlEngine
@@ -40,6 +39,7 @@ from verl_multiturn.verl_bridge.parsers import make_parser, stop_ids
 from verl_multiturn.verl_bridge.preflight import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.slots import RaySlots
+from verl_multiturn.verl_bridge.tools import load_run_tools
 
 STATS = "rollout"
 """Where `stats_of` a conversation lies within the batch column `metrics`, which the rows of every agent loop have."""
@@ -204,7 +204,7 @@ def build_runner(
             check=None if mode == "disable" or text_mode else chat.check,
             read_images=read_images,
         ),
-        tools=load_tools(path) if path else {},
+        tools=load_run_tools(path, multi_turn.get("function_tool_path")),
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
         stop_ids=sorted(
@@ -296,6 +296,7 @@ def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
         num_turns=1 + trajectory.turns + outcome.user_turns,
         metrics=AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s),
         extra_fields={
+            **outcome.extra_fields,
             "turn_scores": [],
             "tool_rewards": [call.reward for call in outcome.calls],
             "min_global_steps": min(versions),

@@ -23,17 +23,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.chat.template import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.tools.registry import load_tools, schema_of
+from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.adapters import check_adapters
 from verl_multiturn.verl_bridge.codec import examine_model
 from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.parsers import check_format
 from verl_multiturn.verl_bridge.score_checks import check_scores
+from verl_multiturn.verl_bridge.tools import load_run_tools
 
 AGENT_LOOP = "multiturn_agent"
 OUR_TRAINER = "multiturn_"
@@ -83,16 +85,12 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
     check_format(multi_turn.format)
     _check_images(config)
     _check_template(config)
-    if multi_turn.get("function_tool_path"):
-        raise ConfigError(
-            f"rollout.multi_turn.function_tool_path={multi_turn.function_tool_path!r} is not supported by "
-            f"{AGENT_LOOP}; name each function in the YAML of tool_config_path, as `- function: package.module.name`"
-        )
     path = multi_turn.tool_config_path or settings.tool_config_path
-    if multi_turn.enable and not path:
+    function_path = multi_turn.get("function_tool_path")
+    if multi_turn.enable and not path and not function_path:
         raise ConfigError(
-            "rollout.multi_turn.enable=True, but rollout.multi_turn.tool_config_path names no tools, so none would be "
-            "called; set it, or multi_turn.enable=False"
+            "rollout.multi_turn.enable=True, but neither rollout.multi_turn.tool_config_path nor function_tool_path "
+            "names tools, so none would be called; set one of them, or multi_turn.enable=False"
         )
     if settings.turns_reminder and multi_turn.max_assistant_turns is None:
         raise ConfigError(
@@ -102,8 +100,11 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
     with open_dict(config):
         if multi_turn.format == TIR:
             rollout.skip_tokenizer_init = False  # SGLang stops at a text only where it has a tokenizer
+        if path or function_path:
+            _check_code_tool(multi_turn.format, load_run_tools(path, function_path))
+        if function_path:  # the workers may have another working folder
+            multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
         if path:
-            _check_code_tool(multi_turn.format, load_tools(path))
             OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
             if loops == {AGENT_LOOP}:  # Other loops take their tools from verl.
                 multi_turn.tool_config_path = None

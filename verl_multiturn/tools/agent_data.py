@@ -1,0 +1,69 @@
+"""`AgentData`: what verl 0.9 hands the `execute` of its tools beside the arguments, for those that were written so."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from verl_multiturn.chat.images import images_of
+
+
+class AgentData:
+    """One conversation, as verl 0.9's tools know it. They may set attributes of their own.
+
+    There are no token ids in it: only `Trajectory` has those.
+
+    Args:
+        messages: of the conversation, as it goes on.
+
+    Attributes:
+        extra_fields: what tools leave for the reward function, which finds it in `extra_info`.
+    """
+
+    def __init__(
+        self, request_id: str, tools_kwargs: Mapping[str, Any], messages: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.request_id = request_id
+        self._tools_kwargs = tools_kwargs
+        self.extra_fields: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.tool_rewards: list[float] = []
+        self.turn_scores: list[float] = []
+        self.video_data = None
+        self.audio_data = None
+        self.mm_processor_kwargs: dict[str, Any] = {}
+        self._messages = messages
+        self._asked = len(messages)
+
+    @cached_property
+    def tools_kwargs(self) -> dict[str, Any]:
+        """The row's, in a copy of this conversation's own."""
+        return copy.deepcopy(dict(self._tools_kwargs))
+
+    @property
+    def messages(self) -> list[Any]:
+        """A copy: what a tool changes in it, the model does not see."""
+        return [_copied(message) for message in self._messages]
+
+    @property
+    def image_data(self) -> list[Any] | None:
+        """The images so far, in order; None without any."""
+        return images_of([dict(message) for message in self._messages]) or None
+
+    @property
+    def assistant_turns(self) -> int:
+        """Turns of the model so far, the one that calls included."""
+        return sum(message["role"] == "assistant" for message in self._messages[self._asked :])
+
+    @property
+    def user_turns(self) -> int:
+        """Turns of tools that were answered before this one."""
+        return max(0, self.assistant_turns - 1)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
