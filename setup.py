@@ -38,6 +38,7 @@ setup(
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13",
+        "sqlglot>=26",
         "tokenizers>=0.20",
         "typer>=0.12",
         "uvicorn>=0.30",

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from benchmarks.parity import Compared, mathematics
+from benchmarks.parity import Compared, mathematics, sql
 from verl_multiturn.rewards import aclose
 
 DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
 Compare = Callable[[bool], AsyncIterator[Compared]]
-REWARDS: dict[str, Compare] = {"math": mathematics.compare}
+REWARDS: dict[str, Compare] = {"math": mathematics.compare, "sql": sql.compare}
 
 
 async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:

@@ -18,7 +18,6 @@ from tests.scoring import (
     RIGHT_UNFORMATTED,
     TIMED_OUT,
     WRONG,
-    WRONG_UNFORMATTED,
     Numbers,
     children,
     score,
@@ -127,14 +126,48 @@ async def test_a_gold_query_that_fails_is_a_failure(root: Path) -> None:
     assert await score("skyrl_sql", wrap(PRICES), truth("SELECT nme FROM item"), **options) == FAILED
 
 
+THOUGHT = "<think>hm</think>"
+SKYRL: list[tuple[list[str], float]] = [
+    ([f"{THOUGHT}<sql>SELECT 2</sql>", f"{THOUGHT}<solution>SELECT 1;</solution>"], 1.0),
+    ([f"{THOUGHT}<solution>SELECT 2</solution>"], 0.0),
+    ([f"{THOUGHT}<solution>SELEC</solution>"], 0.0),
+    ([f"{THOUGHT}<solution></solution>"], 0.0),
+    ([f"{THOUGHT}<solution>```sql\nSELECT 1\n```</solution>"], 0.0),
+    # A right answer in another format.
+    (["<solution>SELECT 1</solution>"], -1.0),
+    ([f"{THOUGHT}<solution>SELECT 1"], -1.0),
+    ([f"{THOUGHT}SELECT 1"], -1.0),
+    ([f"{THOUGHT}<solution>SELECT 1</solution></solution>"], -1.0),
+    ([f"{THOUGHT}<solution>SELECT 1<sql></sql></solution>"], -1.0),
+    # Two of them, in different turns and in a thought.
+    ([f"{THOUGHT}<solution>SELECT 1</solution>", f"{THOUGHT}<solution>SELECT 1</solution>"], -1.0),
+    (["<think><solution>SELECT 1</solution></think><solution>SELECT 1</solution>"], -1.0),
+    # Each turn after an observation begins with a thought, until the solution.
+    ([THOUGHT, "<solution>SELECT 1</solution>"], -1.0),
+    ([THOUGHT, "well, <think>hm</think>", f"{THOUGHT}<solution>SELECT 1</solution>"], -1.0),
+    ([f"{THOUGHT}<observation>1</observation> so <solution>SELECT 1</solution>"], -1.0),
+    (["call", f"\n {THOUGHT}<solution>SELECT 1</solution>"], 1.0),
+    ([f"{THOUGHT}<solution>SELECT 1</solution>", "Done."], 1.0),
+    (["call", "the template opened it</think><solution>SELECT 1</solution>"], 1.0),
+    ([], -1.0),
+]
+
+
 async def test_the_scores_of_skyrl_sql(root: Path) -> None:
-    options = {"sql": {"root": str(root), "compare": "set", "format_weight": 1.0, "require_think": True}}
-    thought = {"assistant_texts": ["<think>look first</think>", "<solution>SELECT 1</solution>"]}
-    assert (await score("skyrl_sql", "", truth("SELECT 1"), thought, **options))[0] == 1.0
-    assert (await score("skyrl_sql", wrap("SELECT 2"), truth("SELECT 1"), **options))[0] == 0.0
-    assert (await score("skyrl_sql", "<think>hm</think>SELECT 1", truth("SELECT 1"), **options))[0] == -1.0
-    unthought = await score("skyrl_sql", "<solution>SELECT 2</solution>", truth("SELECT 1"), **options)
-    assert unthought == (-1.0, *WRONG_UNFORMATTED[1:])
+    options = {"sql": {"root": str(root), "compare": "set", "format": "skyrl"}}
+    for texts, expected in SKYRL:
+        found = await score("skyrl_sql", "", truth("SELECT 1"), {"assistant_texts": texts}, **options)
+        assert found[0] == expected, texts
+        assert found[2] == float(expected >= 0), texts
+        assert found[4:] == (0.0, 0.0), texts
+
+
+async def test_a_gold_query_without_rows_may_reward_nothing(root: Path) -> None:
+    empty = "SELECT id FROM item WHERE id > 9"
+    for rewarded, expected in ((True, RIGHT), (False, WRONG)):
+        options = {"sql": {"root": str(root), "reward_empty_gold": rewarded}}
+        assert await score("spider", wrap("SELECT 1 WHERE 0"), truth(empty), **options) == expected
+        assert await score("spider", wrap("SELECT 1"), truth("SELECT 1"), **options) == RIGHT
 
 
 async def test_many_at_once_share_few_processes(root: Path) -> None:
@@ -169,13 +202,27 @@ async def test_a_mistake_of_the_author(root: Path, given: Any, options: Any, mes
 
 
 def test_whose_order_by_it_is() -> None:
-    ordered = ["SELECT 1 ORDER BY 1", "select 1\norder  by 1", "SELECT (SELECT 1) ORDER BY (x)"]
+    ordered = [
+        "SELECT 1 ORDER BY 1",
+        "select 1\norder  by 1",
+        "SELECT (SELECT 1) ORDER BY (x)",
+        "SELECT 1 UNION SELECT 2 ORDER BY 1",
+        "SELECT 1 -- )\nORDER BY 1",
+        "SELECT 1 /* ( */ ORDER /* by */ BY 1",
+        "SELECT 'it''s (' ORDER BY 1;",
+    ]
     others = [
         "SELECT 1",
         "SELECT * FROM (SELECT 1 ORDER BY 1)",
+        "WITH c AS (SELECT 1 ORDER BY 1) SELECT * FROM c",
         "SELECT 'order by'",
         'SELECT "order by" FROM t',
+        'SELECT "a"" order by" FROM t',
+        "SELECT `order by`, [order by] FROM t",
         "SELECT row_number() OVER (ORDER BY x) FROM t",
+        "SELECT group_concat(x ORDER BY x) FROM t",
         "SELECT border, bye FROM t -- order by",
+        "SELECT 1 /* no ORDER BY here */",
+        "SELECT 'never closed ORDER BY",
     ]
-    assert [is_ordered(query) for query in ordered + others] == [True] * 3 + [False] * 6
+    assert [is_ordered(query) for query in ordered + others] == [True] * len(ordered) + [False] * len(others)

@@ -1,15 +1,17 @@
 """Text to SQL: whether a query has the result of the gold query (execution match).
 
-As in SkyRL-SQL, the answer stands in `<solution>…</solution>`; a ```sql block in it, or in its place, is taken too. Its
-reward (1 right, 0 wrong, -1 for another format) comes from `format_weight: 1`, its comparison from `compare: set`.
+As in SkyRL-SQL, the answer stands in `<solution>…</solution>`; a ```sql block in it, or in its place, is taken too.
+`format: skyrl` is the format of SkyRL-SQL to the letter, `compare: set` its comparison: see `skyrl_query`.
 
 Both queries run in a process of `tools/sql_worker.py`: read-only, on one database, with limits of time and memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +36,13 @@ class SqlOptions(RewardOptions):
     as in Spider's evaluation (arXiv 1809.08887). set: neither number nor order of equal rows matters, as in BIRD
     (arXiv 2305.03111) and SkyRL-SQL. Columns have to be in the gold query's order in both."""
 
-    require_think: bool = False
-    """Whether the format asks for `<think>…</think>` in one of the turns, as SkyRL-SQL does."""
+    format: Literal["solution", "skyrl"] = "solution"
+    """solution: one `<solution>…</solution>` in the last turn. skyrl: SkyRL-SQL's format, with its reward: -1 for a
+    conversation that breaks it, whatever its query is worth; else 1 or 0."""
+
+    reward_empty_gold: bool = True
+    """Whether a query without rows is right where the gold query has none. SkyRL-SQL's answer is no since its issue
+    2451: any query without rows is such a one."""
 
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds for each of the two queries."""
@@ -68,10 +75,13 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
         WorkerError: the gold query itself fails, or a query ended the process.
     """
     gold, database = _read(ground_truth, solution.data_source, options)
-    formatted = has_one(solution.answer, "solution")
-    if options.require_think:
-        formatted = formatted and any(THINK[1] in text for text in solution.texts)
-    query = _query_of(solution.answer)
+    if options.format == "skyrl":
+        found, formatted = skyrl_query(solution.texts), True
+        if found is None:
+            return Score(-1.0, answered=float(any("<solution>" in text for text in solution.texts)))
+        query = _without_semicolon(found)
+    else:
+        query, formatted = _query_of(solution.answer), has_one(solution.answer, "solution")
     if not query:
         return Score(format=float(formatted))
     if len(query) > _MOST_CHARACTERS:
@@ -83,24 +93,68 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
         raise TimeoutError
     if "gold_error" in answer:
         raise WorkerError(f"the gold query {gold.sql!r} fails: {answer['gold_error']}")
-    return Score.of(answer.get("match") is True, formatted)
+    counts = options.reward_empty_gold or answer.get("gold_rows") != 0
+    return Score.of(answer.get("match") is True and counts, formatted)
 
 
 def is_ordered(query: str) -> bool:
-    """Whether a query has an ORDER BY that is not a subquery's, a window's or a string's."""
-    bare = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*", " ", query)
+    """Whether a query has an ORDER BY that is not a subquery's, a window's, a string's or a comment's."""
+    # Imported here: half a second that rewards of other kinds need not wait.
+    from sqlglot import TokenType, tokenize
+    from sqlglot.errors import TokenError
+
+    try:
+        tokens = tokenize(query, read="sqlite")
+    except TokenError:
+        return False  # a query that fails anyway
     depth, outer = 0, []
-    for piece in re.split(r"([()])", bare):
-        depth += {"(": 1, ")": -1}.get(piece, 0)
-        if depth == 0:
-            outer.append(piece)
-    return re.search(r"\border\s+by\b", " ".join(outer), re.IGNORECASE) is not None
+    for token in tokens:
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+        if depth == 0 and token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
+            outer.append(token.text.upper())
+    return re.search(r"\bORDER\s+BY\b", " ".join(outer)) is not None
+
+
+def skyrl_query(texts: Sequence[str]) -> str | None:
+    """The query of a conversation in SkyRL-SQL's format (`skyrl_gym/envs/sql/utils.py` in NovaSky-AI/SkyRL); None when
+    it breaks the format.
+
+    The rules are about all turns together: one `<solution>`, closed once, without tags of other sections in it; one
+    `<think>…</think>` at least; and before the solution each turn after an observation begins with `<think>`. A thought
+    that the chat template opened lacks its `<think>` here, and counts.
+    """
+    whole = "".join(texts)
+    before, opened, after = whole.partition("<solution>")
+    query, closed, rest = after.partition("</solution>")
+    if not opened or not closed or "<solution>" in after or "</solution>" in rest:
+        return None
+    if re.search(r"</?(?:think|sql|observation)\b", query, re.IGNORECASE):
+        return None
+    if THINK[1] not in whole:
+        return None
+    # Where turns are not told apart, tools' answers stand in the text, marked.
+    after_observations = re.split("</observation>", before, flags=re.IGNORECASE)[1:]
+    start = 0
+    for text, following in itertools.pairwise(texts):
+        start += len(text)
+        if start <= len(before):
+            after_observations.append(before[start : start + len(following)])
+    return query.strip() if all(map(_begins_with_thought, after_observations)) else None
+
+
+def _begins_with_thought(text: str) -> bool:
+    opening, closing = THINK
+    head, closed, _ = text.partition(closing)
+    return text.lstrip().lower().startswith(opening) or (bool(closed) and opening not in head)
 
 
 def _query_of(text: str) -> str:
     tagged = last_tag(text, "solution")
     block = last_block(text if tagged is None else tagged, ("sql", "sqlite"))
-    query = block if block is not None else tagged or ""
+    return _without_semicolon(block if block is not None else tagged or "")
+
+
+def _without_semicolon(query: str) -> str:
     return query.strip().rstrip(";").rstrip()
 
 

@@ -2,8 +2,9 @@
 
 Reads requests `{"path", "query"}` and writes answers `{"text", "rows"}` or `{"error"}`, one JSON object a line, over
 the socket that is its standard input and output. Says `{}` when it is ready, and ends when the socket is closed. With
-`"gold"`, another query, and `"compare"` in the request, the answer is whether both have one result: `{"match"}`, or
-`{"gold_error"}` where the fault is the other query's; the rows stay here (`rewards/sql.py`).
+`"gold"`, another query, and `"compare"` in the request, the answer is whether both have one result, and how many rows
+the gold one has: `{"match", "gold_rows"}`; or `{"gold_error"}` where the fault is that query's. The rows stay here
+(`rewards/sql.py`).
 
 Invariants:
 - SQLite reads one file, and nothing is written: the file is opened read-only and immutable, an authorizer lets through
@@ -145,7 +146,8 @@ def match(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
     columns, rows = _fetch(request, "query", limits)
     as_kind = {"set": frozenset, "multiset": Counter, "list": list}[request["compare"]]
     # Of queries without rows, the columns are all that can differ.
-    return {"match": columns == gold_columns and as_kind(rows) == as_kind(gold)}
+    same = columns == gold_columns and as_kind(rows) == as_kind(gold)
+    return {"match": same, "gold_rows": len(gold)}
 
 
 def answer(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
