@@ -35,6 +35,7 @@ setup(
         "mcp>=2.0",
         "pillow>=10",
         "psutil>=5.9",
+        "pyarrow>=15",
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13",
