@@ -211,7 +211,7 @@ launch() {
     [ "$only" != --prepare ] || return 0
     # A run of minutes begins anew, unless it has a checkpoint from which verl resumes.
     [ -z "$smoke$on_cpu" ] || [ -f "$out/checkpoints/latest_checkpointed_iteration.txt" ] ||
-        rm -rf "$out"/metrics*.jsonl "$out/records"
+        rm -rf "$out"/metrics*.jsonl "$out/records" "$out/validation"
     VERL_FILE_LOGGER_PATH="$(next_metrics)"
     export VERL_FILE_LOGGER_PATH
     [ -z "$smoke" ] || export RAY_ADDRESS=local # never a cluster that is there
