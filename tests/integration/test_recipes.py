@@ -29,6 +29,18 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
     assert found["prob_diff_mean"] < 1e-4
 
 
+def test_torls_prompt_without_turns_can_be_trained_on() -> None:
+    from benchmarks.recipe_configs import flags_of
+    from verl_multiturn.verl_bridge.codec import examine_model
+    from verl_multiturn.verl_bridge.compose import compose_config
+
+    template = compose_config(flags_of("torl", [])).actor_rollout_ref.model.custom_chat_template
+    model = str(ROOT / "recipes" / "common" / "model")
+    found = {rule.name: rule for rule in examine_model(model, "tir", custom_chat_template=template)}
+    assert {str(rule.verdict) for rule in found.values()} == {"kept", "known"}
+    assert "in text mode the model alone ends its message" in found["a turn ends with an end token"].found
+
+
 @pytest.mark.parametrize(
     ("recipe", "variants", "change", "said"),
     [

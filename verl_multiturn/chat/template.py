@@ -7,7 +7,7 @@ the model never saw, or never see a tool's answer: that is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -82,8 +82,9 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
         return rules[:1]
     if prompt_only:
         end = probe.end_token()
-        verdict = Verdict.KNOWN if end.verdict is Verdict.REFUSED else end.verdict
-        return [*rules, replace(end, verdict=verdict), probe.generation_prompt()]
+        if end.verdict is Verdict.REFUSED:
+            end = Rule(end.name, Verdict.KNOWN, "the template does not; in text mode the model alone ends its message")
+        return [*rules, end, probe.generation_prompt()]
     rules += [probe.end_token(), probe.separator(), probe.generation_prompt(), probe.append_only()]
     rules += [probe.tools_shown(), probe.tool_role(), probe.parallel_results()]
     rules += [probe.reasoning_kept(), await probe.calls_read(), await probe.whole()]
