@@ -15,8 +15,9 @@ from torch import distributed as dist
 from verl import DataProto
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from verl_multiturn import BaseTool, ScriptedEngine, ToolResponse
+from verl_multiturn import BaseTool, CertificateError, EngineError, ScriptedEngine, ToolResponse
 from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.verl_bridge import agent_loop
 from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +27,16 @@ CALL = '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
 class CountTool(BaseTool):
     """Writes a line for each execution, so that executions in any process are seen."""
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, Any]:
         descriptor = os.open(os.environ["COUNT_FILE"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
         os.write(descriptor, f"{instance_id} {os.getpid()}\n".encode())
         os.close(descriptor)
-        return ToolResponse("done")
+        return ToolResponse("done"), 0.25, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 1.0
 
 
 class ScriptedRollout(AsyncSGLangRollout):
@@ -42,6 +48,8 @@ class ScriptedRollout(AsyncSGLangRollout):
         def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
             # Two calls in the first turn, one in the second, then an answer that no other process would give.
             text = (f"{CALL}\n{CALL}", CALL, f"Answer: {os.getpid()}")[turn]
+            if turn == 2 and "question 3" in tokenizer.decode(ids):
+                raise EngineError("gone")
             return list(tokenizer.encode(text + "<|im_end|>"))
 
         return ScriptedEngine(script, version=5)
@@ -55,14 +63,21 @@ def main(out: Path) -> None:
         tensor_model_parallel_size=2,
         prompt_length=320,
         response_length=256,
-        custom={"multiturn": {"tool_config_path": str(out / "tools.yaml")}},
+        custom={
+            "multiturn": {
+                "tool_config_path": str(out / "tools.yaml"),
+                "tool_reward": {"mode": "add", "weight": 2.0},
+                "record_dir": str(out / "records"),
+            }
+        },
     )
     object.__setattr__(config.multi_turn, "max_parallel_calls", 2)
     model = HFModelConfig(path=str(ROOT / "recipes" / "quickstart" / "model"))
     rollout = ScriptedRollout(config=config, model_config=model, device_mesh=None)
-    rows = np.empty(3, dtype=object)
-    rows[:] = [[{"role": "user", "content": f"question {i}"}] for i in range(3)]
-    prompts = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows}, meta_info={"global_steps": 5})
+    rows = np.empty(4, dtype=object)
+    rows[:] = [[{"role": "user", "content": f"question {i}"}] for i in range(4)]
+    uids = np.array(["u", "v", "u", "u"], dtype=object)
+    prompts = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows, "uid": uids}, meta_info={"global_steps": 5})
     batch = rollout.generate_sequences(prompts)
     tensors = dict(batch.batch.items())
     with (out / f"rank{rank}.pkl").open("wb") as file:
@@ -76,6 +91,22 @@ def main(out: Path) -> None:
         rollout.generate_sequences(bad)
     except ValueError as error:
         (out / f"error{rank}.txt").write_text(str(error))
+
+    # So must a batch that is not what the engine returned.
+    config.custom["multiturn"]["tool_reward"] = {"mode": "replace"}
+    (out / f"replaced{rank}.txt").write_text(str(sorted(rollout.generate_sequences(prompts).batch.keys())))
+    to_output = agent_loop.to_output
+
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        output = to_output(*args, **kwargs)
+        output.response_mask[0] = 0
+        return output
+
+    agent_loop.to_output = spoiled
+    try:
+        rollout.generate_sequences(prompts)
+    except CertificateError as error:
+        (out / f"uncertified{rank}.txt").write_text(str(error))
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """`generate_sequences` over two gloo processes: rank 0 runs the tools, both ranks return the same batch."""
 
 import contextlib
+import json
 import os
 import pickle
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from verl_multiturn.observe.verification import verify_record
 
 pytestmark = pytest.mark.stack
 
@@ -56,8 +58,8 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     assert statuses == [0, 0], (tmp_path / "log").read_text()[-3000:]
 
     executions = [line.split() for line in (tmp_path / "count").read_text().splitlines()]
-    # Three requests with two calls and then one: each executed once, all in one process.
-    assert sorted(Counter(request for request, _ in executions).values()) == [3, 3, 3]
+    # Four requests with two calls and then one, in three batches: each executed once, all in one process.
+    assert sorted(Counter(request for request, _ in executions).values()) == [3] * 12
     assert len({process for _, process in executions}) == 1
 
     (tensors, rows), (other_tensors, other_rows) = (
@@ -67,15 +69,38 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     for key, value in tensors.items():
         assert torch.equal(value, other_tensors[key]), key
     assert str(rows) == str(other_rows)
-    assert rows["stop_reason"] == ["finished"] * 3
-    assert rows["max_global_steps"] == [5] * 3
-    assert tensors["prompts"].shape == (3, 320)
-    assert tensors["responses"].shape == (3, 256)
+    assert rows["stop_reason"] == ["finished"] * 3 + ["engine_error"]
+    assert rows["max_global_steps"] == [5] * 4
+    assert tensors["prompts"].shape == (4, 320)
+    assert tensors["responses"].shape == (4, 256)
+    # The last is invalid: nothing of it is trained, whatever was sampled.
+    assert tensors["response_mask"].any(dim=1).tolist() == [True, True, True, False]
+    assert bool(((tensors["rollout_versions"] == 5).any(dim=1)).all())
+    # Twice 0.25 for each of three calls, and twice 1 at the end, at sampled tokens.
+    scores = tensors["tool_scores"]
+    assert scores.sum(dim=1).tolist() == [3.5] * 3 + [0.0]
+    assert [[float(x) for x in row if x] for row in scores] == [[1.0, 0.5, 2.0]] * 3 + [[]]
+    assert bool(((scores != 0) <= (tensors["response_mask"] == 1)).all())
+    assert "rm_scores" not in tensors
     mask, attention = tensors["response_mask"], tensors["attention_mask"][:, 320:]
     assert bool(((mask == 1) <= (attention == 1)).all())
-    assert bool(((tensors["rollout_log_probs"] != 0) == (mask == 1)).all())
+    assert bool(((tensors["rollout_log_probs"] != 0) == (mask == 1))[:3].all())
     assert torch.equal(tensors["position_ids"][:, -1], tensors["attention_mask"].sum(dim=1) - 1)
 
     errors = {(tmp_path / f"error{rank}.txt").read_text() for rank in range(2)}
     assert len(errors) == 1
     assert "need_tools_kwargs is set" in errors.pop()
+
+    records = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
+    first = records[:4]
+    assert [record["uid"] for record in records] == ["u", "v", "u", "u"] * 3
+    assert [record["receipts"]["session_id"] for record in first] == [0, 0, 1, 2]
+    assert [record["stop_reason"] for record in first] == rows["stop_reason"]
+    assert all(verify_record(record).violations == [] for record in records)
+    assert all(any(record["mask"]) for record in records)
+
+    for rank in range(2):
+        replaced = (tmp_path / f"replaced{rank}.txt").read_text()
+        assert "rm_scores" in replaced
+        assert "tool_scores" not in replaced
+        assert "(3 violations in 4 rows)" in (tmp_path / f"uncertified{rank}.txt").read_text()

@@ -126,6 +126,27 @@ class Runner:
             generations = self.engine.take(request.request_id)
         return outcome, generations
 
+    async def output(self, request: Request, row: Mapping[str, Any], step: int) -> CertifiedOutput:
+        """Roll a request out, record it, and hand it over in verl's form.
+
+        Args:
+            row: the request's; `uid` and `session_id`, where it has them, are its name.
+            step: of the training.
+
+        Raises:
+            ConfigError, ToolContractError: a mistake of an author.
+        """
+        outcome, generations = await self.run(request)
+        uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
+        output = to_output(outcome, self, step)
+        receipts = Receipts(request.request_id, generations, uid, session_id, output.void, not outcome.valid)
+        if self.records is not None:
+            temperature = request.sampling.get("temperature")
+            self.records.write(record_of(outcome, receipts, step=step, uid=uid, temperature=temperature))
+        if self.certified:
+            output.receipts = receipts.to_bytes()
+        return output
+
     def sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters as the engine takes them; it gives logprobs unasked."""
         asked = {key: value for key, value in params.items() if key != "logprobs"}
@@ -257,18 +278,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
         runner = self._runner
         sampling = runner.sampling(sampling_params)
         request = await runner.request(row, sampling, uuid4().hex)
-        outcome, generations = await runner.run(request)
-        step = int(row.get("global_steps") or 0)
-        uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
-        output = to_output(outcome, runner, step)
-        receipts = Receipts(request.request_id, generations, uid, session_id, output.void, not outcome.valid)
-        if runner.records is not None:
-            runner.records.write(
-                record_of(outcome, receipts, step=step, uid=uid, temperature=sampling.get("temperature"))
-            )
-        if runner.certified:
-            output.receipts = receipts.to_bytes()
-        return output
+        return await runner.output(request, row, int(row.get("global_steps") or 0))
 
 
 def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -18,15 +19,18 @@ from tensordict import TensorDict
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from verl import DataProto
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.errors import CertificateError, ConfigError, EngineError
+from verl_multiturn.observe.certificate import Row, Violation, verify
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.verl_bridge.agent_loop import Runner, build_runner, to_output
+from verl_multiturn.rollout.receipts import Receipts
+from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.verl_bridge.agent_loop import CertifiedOutput, Runner, build_runner
 from verl_multiturn.verl_bridge.engine import VerlEngine
 from verl_multiturn.verl_bridge.images import takes_images
+from verl_multiturn.verl_bridge.preflight import settings_of
 
 
 class AsyncSGLangRollout(ServerAdapter):
@@ -41,17 +45,23 @@ class AsyncSGLangRollout(ServerAdapter):
         """Roll a batch out; every tensor-parallel rank of the replica calls it with the same batch.
 
         Args:
-            prompts: `non_tensor_batch` holds verl's row fields (`raw_prompt`, `tools_kwargs`, `extra_info`);
+            prompts: `non_tensor_batch` holds verl's row fields (`raw_prompt`, `tools_kwargs`, `extra_info`, `uid`);
                 `meta_info` may hold `sampling_params`, `validate`, `global_steps`, and in the first batch
                 `apply_chat_template_kwargs`.
 
         Returns:
-            The same on every rank: `prompts [B, P]` left-padded, `responses`, `response_mask`, `rollout_log_probs`
-            `[B, R]` right-padded, `input_ids`, `attention_mask`, `position_ids` `[B, P+R]`; P and R are the
-            configured prompt and response lengths.
+            The same on every rank: `prompts [B, P]` left-padded, `responses`, `response_mask`, `rollout_log_probs`,
+            `rollout_versions` `[B, R]` right-padded, `input_ids`, `attention_mask`, `position_ids` `[B, P+R]`; P and R
+            are the configured prompt and response lengths. With `tool_reward.mode` other than `none` also the tools'
+            rewards, weighted, at the tokens that they belong to: `tool_scores [B, R]` with `add`, where the caller adds
+            what it gives itself, and `rm_scores` with `replace`, where they are the score.
+
+            The batch is what the engine returned: it has been verified, unless `certificate_share` is 0. What the
+            caller does to it later is not, and `otc` and `void_turn_pattern` are the trainers' and do nothing here.
 
         Raises:
             ConfigError, ToolContractError: a mistake of an author, on every rank.
+            CertificateError: the batch is not what the engine returned, on every rank.
             RuntimeError: called inside a running event loop; run it in a thread there.
         """
         try:
@@ -79,15 +89,19 @@ class AsyncSGLangRollout(ServerAdapter):
             raise shared[0]
         return self._to_batch(shared[0], prompts)
 
-    async def _run_batch(self, prompts: DataProto) -> list[AgentLoopOutput]:
+    async def _run_batch(self, prompts: DataProto) -> list[CertifiedOutput]:
         runner = self._runner = self._runner or await self._build_runner(prompts.meta_info)
         step = int(prompts.meta_info.get("global_steps", 0))
         sampling = runner.sampling(self._sampling(prompts.meta_info))
         rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
+        _number_sessions(rows)
         requests = [await runner.request(row, sampling, uuid4().hex) for row in rows]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(runner.run(request)) for request in requests]
-        return [to_output(task.result()[0], runner, step) for task in tasks]
+            tasks = [
+                group.create_task(runner.output(request, row, step))
+                for request, row in zip(requests, rows, strict=True)
+            ]
+        return [task.result() for task in tasks]
 
     def _sampling(self, meta_info: Mapping[str, Any]) -> dict[str, Any]:
         source = self.config.val_kwargs if meta_info.get("validate") else self.config
@@ -128,7 +142,7 @@ class AsyncSGLangRollout(ServerAdapter):
         group: dist.ProcessGroup = self.device_mesh["infer_tp"].get_group()
         return group
 
-    def _to_batch(self, outputs: list[AgentLoopOutput], prompts: DataProto) -> DataProto:
+    def _to_batch(self, outputs: list[CertifiedOutput], prompts: DataProto) -> DataProto:
         prompt_width, response_width = self.config.prompt_length, self.config.response_length
         tokenizer = self.model_config.tokenizer
         fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -154,12 +168,21 @@ class AsyncSGLangRollout(ServerAdapter):
                 "responses": responses_BR,
                 "response_mask": right([output.response_mask for output in outputs], 0),
                 "rollout_log_probs": right([output.response_logprobs or [] for output in outputs], 0.0),
+                "rollout_versions": right([output.versions for output in outputs], NO_VERSION),
                 "input_ids": torch.cat([prompts_BP, responses_BR], dim=1),
                 "attention_mask": attention_BT,
                 "position_ids": (attention_BT.cumsum(dim=1) - 1).clamp(min=0),
             },
             batch_size=len(outputs),
         )
+        mode = settings_of(self.config).tool_reward.mode
+        if mode != "none":
+            scores = torch.zeros(responses_BR.shape)
+            for row, output in enumerate(outputs):
+                for position, reward in output.tool_scores:
+                    scores[row, position] += reward
+            batch["rm_scores" if mode == "replace" else "tool_scores"] = scores
+        _verify(batch, outputs)
         extra = {key: np.empty(len(outputs), dtype=object) for key in outputs[0].extra_fields}
         for row, output in enumerate(outputs):
             for key, value in output.extra_fields.items():
@@ -167,6 +190,46 @@ class AsyncSGLangRollout(ServerAdapter):
         turns = np.array([output.num_turns for output in outputs], dtype=np.int32)
         return DataProto(
             batch=batch, non_tensor_batch={**prompts.non_tensor_batch, **extra, "__num_turns__": turns}, meta_info={}
+        )
+
+
+def _number_sessions(rows: list[dict[str, Any]]) -> None:
+    """Give the rows of one prompt numbers, where the caller gives none."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        uid = str(row.get("uid", ""))
+        row.setdefault("session_id", seen[uid])
+        seen[uid] += 1
+
+
+def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
+    """Compare a batch with what the engine returned.
+
+    Raises:
+        CertificateError: it is something else.
+    """
+    found: list[Violation] = []
+    columns = {name: column.numpy() for name, column in batch.items()}
+    width = columns["prompts"].shape[1]
+    for i, output in enumerate(outputs):
+        if not output.receipts:
+            continue  # certificate_share=0
+        here = columns["attention_mask"][i] == 1
+        prompt, response = here[:width], here[width:]
+        receipts = Receipts.from_bytes(output.receipts)
+        row = Row(
+            prompt_ids=columns["prompts"][i][prompt],
+            response_ids=columns["responses"][i][response],
+            mask=columns["response_mask"][i][response],
+            logprobs=columns["rollout_log_probs"][i][response],
+            versions=columns["rollout_versions"][i][response],
+            input_ids=columns["input_ids"][i][here],
+            position_ids=columns["position_ids"][i][here],
+        )
+        found += verify(row, receipts, filtered=receipts.invalid)
+    if found:
+        raise CertificateError(
+            f"the batch is not what the engine returned ({len(found)} violations in {len(outputs)} rows): {found[0]}"
         )
 
 
