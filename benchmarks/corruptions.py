@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from benchmarks.samples import Corrupted, Sample, at, changed, padding_row, rebuilt, spliced, with_input, with_mask
-from verl_multiturn.rollout.receipts import Receipts
+from benchmarks.row_corruptions import ROW_CORRUPTIONS
+from benchmarks.samples import Corrupted, Sample, at, changed, rebuilt, spliced, with_mask
 
 Corruption = Callable[[Sample, Sample, random.Random], Corrupted | None]
 
@@ -236,53 +235,6 @@ def response_cut_mask_kept(s: Sample, other: Sample, rng: random.Random) -> Corr
     return at(s, replace(row, mask=s.row.mask, loss_mask=s.row.mask), cut)
 
 
-def infinite_advantage(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _not_finite(s, rng.choice([np.inf, -np.inf]), "advantages", s.sampled(rng))
-
-
-def nan_advantage(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _not_finite(s, np.nan, "advantages", s.sampled(rng))
-
-
-def nan_advantage_at_a_masked_token(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    context = s.seen_context()
-    return _not_finite(s, np.nan, "advantages", rng.choice(context)) if context else None
-
-
-def nan_old_log_prob(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _not_finite(s, np.nan, "old_log_probs", s.sampled(rng))
-
-
-def infinite_importance_weight(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _not_finite(s, np.inf, "rollout_is_weights", s.sampled(rng))
-
-
-def nan_reference_log_prob(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _not_finite(s, np.nan, "ref_log_prob", s.sampled(rng))
-
-
-def _not_finite(s: Sample, value: float, name: str, token: int) -> Corrupted:
-    column = changed(np.zeros(len(s.row.response_ids), np.float32), token, value)
-    return at(s, with_input(s.row, name, column), token)
-
-
-def truncated_advantages(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    row = with_input(s.row, "advantages", s.row.loss_inputs["advantages"][:-1])
-    return at(s, row, len(s.row.response_ids) - 1)
-
-
-def truncated_old_log_probs(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    row = with_input(s.row, "old_log_probs", s.row.loss_inputs["old_log_probs"][:-1])
-    return at(s, row, len(s.row.response_ids) - 1)
-
-
-def other_old_log_prob_in_bypass_mode(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    token = s.sampled(rng)
-    old = s.row.loss_inputs["old_log_probs"]
-    row = with_input(s.row, "old_log_probs", changed(old, token, old[token] - 0.01))
-    return replace(at(s, row, token), bypass=True)
-
-
 def id_beyond_int32(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
     """Of a token of the context, which the receipts have only the digest of."""
     context = s.seen_context()
@@ -318,55 +270,6 @@ def beyond_the_budget(s: Sample, other: Sample, rng: random.Random) -> Corrupted
     return replace(at(s, s.row, s.spans[-1][0]), receipts=replace(s.receipts, generations=generations))
 
 
-def twice_in_the_batch(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    name = s.row.key or ""
-    return Corrupted(s.row, s.receipts, keys=(name, "other_0_0", name))
-
-
-def second_row_of_a_conversation(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return Corrupted(replace(s.row, key=f"{s.receipts.uid}_{s.receipts.session_id}_1"), s.receipts)
-
-
-def row_tagged_as_padding(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    nothing = np.zeros_like(s.row.mask)
-    row = replace(s.row, mask=nothing, loss_mask=nothing, logprobs=None, padding=True)
-    return Corrupted(row, Receipts("", []))
-
-
-def row_under_the_name_of_padding(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    filling, nothing = padding_row(s.row), np.zeros_like(s.row.mask)
-    row = replace(s.row, mask=nothing, loss_mask=nothing, logprobs=None, uid=filling.uid, key=filling.key, padding=True)
-    return Corrupted(row, Receipts("", []))
-
-
-def padding_under_the_name_of_a_row(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, uid=s.row.uid, key=s.row.key)
-
-
-def padding_in_the_mask(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, mask=np.ones(1, int))
-
-
-def padding_in_the_loss_mask(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, loss_mask=np.ones(1, int))
-
-
-def padding_with_a_log_prob(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, logprobs=np.full(1, -0.5, np.float32))
-
-
-def padding_with_a_nan_advantage(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, loss_inputs={"advantages": np.full(1, np.nan)})
-
-
-def padding_with_several_advantages(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:
-    return _padding(s, loss_inputs={"advantages": np.zeros(2)})
-
-
-def _padding(s: Sample, **changes: Any) -> Corrupted:
-    return Corrupted(replace(padding_row(s.row), **changes), Receipts("", []))
-
-
 CORRUPTIONS: dict[str, Corruption] = {
     made.__name__: made
     for made in (
@@ -376,11 +279,8 @@ CORRUPTIONS: dict[str, Corruption] = {
         logprobs_shifted, nan_logprob, truncated_logprobs, truncated_versions, wrong_version, oldest_tag, newest_tag,
         positions_off_by_one, positions_restarted, input_ids_differ, prompt_left_truncated, prompt_token_changed,
         duplicated_turn, dropped_turn, turns_out_of_order, padding_after_the_end, extra_sampled_token, response_cut,
-        response_cut_mask_kept, infinite_advantage, nan_advantage, nan_advantage_at_a_masked_token, nan_old_log_prob,
-        infinite_importance_weight, nan_reference_log_prob, truncated_advantages, truncated_old_log_probs,
-        other_old_log_prob_in_bypass_mode, id_beyond_int32, negative_id, oldest_tag_too_old, newest_tag_too_old,
-        no_tags, beyond_the_budget, twice_in_the_batch, second_row_of_a_conversation, row_tagged_as_padding,
-        row_under_the_name_of_padding, padding_under_the_name_of_a_row, padding_in_the_mask, padding_in_the_loss_mask,
-        padding_with_a_log_prob, padding_with_a_nan_advantage, padding_with_several_advantages,
+        response_cut_mask_kept, id_beyond_int32, negative_id, oldest_tag_too_old, newest_tag_too_old, no_tags,
+        beyond_the_budget,
+        *ROW_CORRUPTIONS,
     )
 }  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from verl_multiturn.observe.certificate import Column, Row, Violation, repeated, verify
+from verl_multiturn.observe.certificate import Column, Row, Violation, repeated, shared, verify
 from verl_multiturn.rollout.receipts import Receipts
 
 
@@ -57,9 +57,12 @@ class Corrupted:
     """Whether the trainer takes the engine's logprobs for its own."""
     keys: tuple[str, ...] = ()
     """Names of all rows of the batch."""
+    request_ids: Mapping[str, str] = field(default_factory=dict)
+    """Those of all receipts of the batch, by the row's name."""
 
     def found(self) -> list[Violation]:
-        return verify(self.row, self.receipts, bypass=self.bypass) + repeated(self.keys)
+        found = verify(self.row, self.receipts, bypass=self.bypass, filtered=self.receipts.invalid)
+        return found + repeated(self.keys) + shared(self.request_ids)
 
     def caught(self) -> bool:
         """Whether the certificate finds it and points at the right place."""
@@ -77,7 +80,7 @@ def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
     row = rebuilt(
         np.asarray(record["ids"][:length]),
         np.asarray(record["ids"][length:]),
-        np.asarray(record["mask"][length:]),
+        np.asarray(record["mask"][length:]) * (not receipts.invalid),
         np.asarray(record["logprobs"][length:], np.float32),
         np.asarray(record["versions"][length:]),
     )

@@ -1,5 +1,6 @@
 """The certificate within verl: what reaches the trainer, and a batch that is not what the engine returned."""
 
+import dataclasses
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,7 +139,8 @@ def test_an_honest_batch(store: Store) -> None:
     elapsed = time.perf_counter() - started
     seconds = metrics.pop("seconds")
     tokens = sum(int(row["response_mask"].sum()) for row in store.rows.values())
-    assert metrics == {"rows": 4, "tokens": tokens, "violations": 0, "unverified": 0}
+    # Of the last one nothing was sampled.
+    assert metrics == {"rows": 4, "tokens": tokens, "unsampled": 1, "violations": 0, "unverified": 0}
     assert 0 < seconds <= elapsed
     # Sums over the updates of a step.
     assert step(trainer, store.batch(), store.batch())["rows"] == 8
@@ -233,6 +235,58 @@ def test_a_row_twice_in_the_batch_ends_the_run(store: Store) -> None:
         step(make_trainer(), store.batch())
 
 
+def renamed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A row whose receipts were made anew with these changes."""
+    import torch
+
+    from verl_multiturn.rollout.receipts import Receipts
+
+    receipts = dataclasses.replace(Receipts.from_bytes(row["rollout_receipts"].numpy().tobytes()), **changes)
+    return {**row, "rollout_receipts": torch.from_numpy(np.frombuffer(receipts.to_bytes(), np.uint8).copy())}
+
+
+def test_one_conversation_under_two_names_ends_the_run(store: Store) -> None:
+    from verl_multiturn import CertificateError
+
+    store.rows["u_7_0"], store.tags["u_7_0"] = renamed(store.rows["u_1_0"], session_id=7), store.tags["u_1_0"]
+    with pytest.raises(
+        CertificateError, match=r"1 violations in 5 rows.*\n  request \w+: it is in the batch as 'u_1_0'"
+    ):
+        step(make_trainer(), store.batch())
+    # Its own request, and the same words: a short answer may well come twice.
+    store.rows["u_7_0"] = renamed(store.rows["u_1_0"], session_id=7, request_id="another")
+    assert step(make_trainer(), store.batch())["rows"] == 5
+
+
+def test_receipts_that_were_lost_are_no_conversation_without_a_generation(store: Store) -> None:
+    from verl_multiturn import CertificateError
+
+    row = renamed(store.rows["u_1_0"], generations=[])
+    for name in ("response_mask", "loss_mask", "rollout_log_probs"):
+        row[name] = row[name] * 0
+    row["rollout_versions"] = row["rollout_versions"] * 0 - 1
+    store.rows["u_1_0"] = row
+    with pytest.raises(CertificateError, match=r"row u_1_0\)?: its receipts hold no generation"):
+        step(make_trainer(), store.batch())
+    store.rows["u_1_0"] = renamed(row, invalid=True)
+    assert step(make_trainer(), store.batch())["unsampled"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("old_log_probs", 0.5), ("old_log_probs", -1e30), ("ref_log_prob", 0.5), ("rollout_is_weights", -0.1)],
+)
+def test_numbers_that_cannot_be_end_the_run(store: Store, name: str, value: float) -> None:
+    from verl_multiturn import CertificateError
+
+    for row in store.rows.values():
+        row[name] = -row["rollout_log_probs"] if "weights" in name else row["rollout_log_probs"].clone()
+    assert step(make_trainer(), store.batch())["violations"] == 0
+    store.rows["u_1_0"][name][0] = value
+    with pytest.raises(CertificateError, match=rf"row u_1_0.*turn 0.*{name} is .*, expected a finite number from"):
+        step(make_trainer(), store.batch())
+
+
 def test_verls_padding_rows(store: Store) -> None:
     import torch
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
@@ -276,7 +330,7 @@ def test_what_the_loss_takes_is_finite(store: Store, name: str) -> None:
     from verl_multiturn import CertificateError
 
     for row in store.rows.values():
-        row[name] = row["rollout_log_probs"].clone()
+        row[name] = row["rollout_log_probs"].clone() * (-1 if "weights" in name else 1)
     trainer = make_trainer(critic=name in ("values", "returns"))
     assert step(trainer, store.batch())["violations"] == 0
     row = store.rows["u_2_0"]

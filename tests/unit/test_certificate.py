@@ -19,7 +19,7 @@ from verl_multiturn import CertificateError, Conversation, Generation, Limits, R
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsers import JsonParser
 from verl_multiturn.cli import app
-from verl_multiturn.observe.certificate import Row, repeated, verify
+from verl_multiturn.observe.certificate import Row, repeated, shared, verify
 from verl_multiturn.observe.records import record_of
 from verl_multiturn.observe.verification import verify_record
 from verl_multiturn.rollout.receipts import Receipt, ReceiptingEngine, Receipts
@@ -174,6 +174,41 @@ def test_what_is_tagged_as_padding_must_be_padding(change: dict[str, Any], text:
     assert any(text in violation for violation in found), found
 
 
+@pytest.mark.parametrize(
+    ("name", "honest", "wrong"),
+    [
+        ("old_log_probs", (0.0, -0.5, 0.05, -1e5), (0.0625, 1.0, -1.1e5, -1e30)),
+        ("ref_log_prob", (0.0, -0.5, 0.05, -1e5), (0.0625, 1.0, -1.1e5, -1e30)),
+        ("rollout_is_weights", (0.0, 0.5, 1e9), (-1e-6, -1.0)),
+        ("advantages", (-1e9, 1e9), ()),
+        ("values", (-1e9, 1e9), ()),
+    ],
+)
+def test_what_a_column_of_the_loss_can_be(name: str, honest: tuple[float, ...], wrong: tuple[float, ...]) -> None:
+    sample = literal()
+    for value in (*honest, *wrong):
+        column = np.full(len(MASK), -0.5 if "log" in name else 0.5)
+        column[4] = value
+        found = [str(each) for each in verify(replace(sample.row, loss_inputs={name: column}), sample.receipts)]
+        assert len(found) == (value in wrong), (value, found)
+        if found:
+            assert f"turn 1, token 7: {name} is {column[4]}, expected a finite number from" in found[0]
+
+
+def test_one_conversation_under_two_names() -> None:
+    assert shared({"u_0_0": "r1", "u_1_0": "r2"}) == []
+    (violation,) = shared({"u_0_0": "r1", "u_1_0": "r2", "v_0_0": "r1"})
+    assert str(violation) == "request r1: it is in the batch as 'u_0_0' and as 'v_0_0'"
+
+
+def test_receipts_that_were_lost_do_not_pass_for_those_of_a_conversation_without_a_generation() -> None:
+    row = rebuilt(np.array(PROMPT), np.array([0]), np.array([0]), np.array([0.0], np.float32), np.array([-1]))
+    row = replace(row, uid="u", key="u_0_0")
+    assert verify(row, Receipts("r1", [], "u", 0, invalid=True), filtered=True) == []
+    (violation,) = verify(row, Receipts("r1", [], "u", 0))
+    assert "its receipts hold no generation, and do not say that it is invalid" in str(violation)
+
+
 def test_rows_of_one_name() -> None:
     (violation,) = repeated(["a_0_0", "b_0_0", "a_0_0", "a_1_0", "a_0_0"])
     assert str(violation) == "request of row a_0_0: it is 3 times in the batch"
@@ -239,7 +274,8 @@ async def converse(
     conversation = Conversation(engine, ChatCodec(CharBuilder()), parser, Limits(**settings))
     tools = {"echo": tool or EchoTool()}
     outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools))
-    record = record_of(outcome, Receipts("r1", engine.take("r1"), "u", 2), uid="u", step=1)
+    receipts = Receipts("r1", engine.take("r1"), "u", 2, invalid=not outcome.valid)
+    record = record_of(outcome, receipts, uid="u", step=1)
     assert engine.take("r1") == []
     copied: dict[str, Any] = json.loads(json.dumps(record))
     return copied
@@ -269,7 +305,9 @@ async def test_honest_conversations_raise_no_alarm(
     assert verdict.violations == []
     assert verdict.sampled_tokens == sum(record["mask"])
     sample = sample_of_record(record)
-    assert verify(sample.row, sample.receipts) == []
+    invalid = reason in (StopReason.ENGINE_ERROR, StopReason.PROMPT_TOO_LONG)
+    assert (sample.receipts.invalid, any(sample.row.mask)) == (invalid, not invalid)
+    assert verify(sample.row, sample.receipts, filtered=invalid) == []
 
 
 async def test_a_conversation_that_ran_out_of_time_raises_no_alarm() -> None:

@@ -13,7 +13,8 @@ What holds for a row without violations:
   a sampled turn stands as text does, one after another beyond all that precedes it. Which positions the tokens of an
   image have, and which pixels they stand for, is not proven;
 - whatever else the loss takes is one finite number for each token, masked or not: verl multiplies by the mask, and NaN
-  times 0 is NaN.
+  times 0 is NaN. Logprobs that the trainer computed are logprobs, and importance weights are not negative;
+- a row in which nothing was sampled is marked as invalid: receipts that were lost do not pass for those of such a row.
 
 Tokens after the last generation were given to nobody: they are untrained, and no trained token can see them.
 
@@ -23,7 +24,7 @@ A row of the trainer's own filling has no receipts: it must be what verl fills u
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,12 @@ from verl_multiturn.rollout.receipts import Receipt, Receipts, prompt_hash
 Column = NDArray[Any]
 
 _ROTARY = 4
+
+# A logprob of the trainer's may lie a rounding above 0 (bfloat16 keeps 8 bits). The least likely token of a model has
+# a logprob of some hundreds below 0, thousands where a low temperature multiplies it.
+_LOGPROB = (-1e5, 0.05)
+_BOUNDS = {"old_log_probs": _LOGPROB, "ref_log_prob": _LOGPROB, "rollout_is_weights": (0.0, np.inf)}
+"""What else the loss takes, by verl's names, with the least and the largest number that it can be."""
 
 # verl names its filling after no prompt: `pad` and a hexadecimal UUID.
 _PADDING_UID = re.compile("pad[0-9a-f]{32}")
@@ -113,11 +120,26 @@ def verify(
 
 def repeated(keys: Iterable[str]) -> list[Violation]:
     """A violation for each name that several rows of a batch have."""
-    counts = Counter(keys)
     return [
         Violation(f"of row {key}", None, None, f"it is {count} times in the batch")
-        for key, count in counts.items()
+        for key, count in Counter(keys).items()
         if count > 1
+    ]
+
+
+def shared(request_ids: Mapping[str, str]) -> list[Violation]:
+    """A violation for each conversation that stands under several names in a batch.
+
+    Args:
+        request_ids: that of a row's receipts, by the row's name.
+    """
+    names: dict[str, list[str]] = defaultdict(list)
+    for key, request_id in request_ids.items():
+        names[request_id].append(key)
+    return [
+        Violation(request_id, None, None, f"it is in the batch as {' and as '.join(map(repr, keys))}")
+        for request_id, keys in names.items()
+        if len(keys) > 1
     ]
 
 
@@ -170,6 +192,9 @@ class _Check:
         name = f"{receipts.uid}_{receipts.session_id}_0"
         if row.key is not None and row.key != name:
             self._add(None, None, f"the row is called {row.key!r}, the receipts are of {name!r}")
+        # A record of an older version does not say that it is invalid; a row of a batch has to.
+        if row.key is not None and not self.generations and not receipts.invalid:
+            self._add(None, None, "its receipts hold no generation, and do not say that it is invalid")
 
     def _padding(self, bypass: bool) -> None:
         """verl's filling: a name of its own, one id throughout, one token of response, and nothing of it trained."""
@@ -199,10 +224,12 @@ class _Check:
                 continue  # was compared, number by number
             if not self._length(name, column, self._covered, self.first):
                 continue
-            wrong = np.flatnonzero(~np.isfinite(column))
+            least, largest = _BOUNDS.get(name, (-np.inf, np.inf))
+            wrong = np.flatnonzero(~(np.isfinite(column) & (column >= least) & (column <= largest)))
             if wrong.size:
                 at = self.first + int(wrong[0])
-                self._add(self._turn_of(at), at, f"{name} is {column[wrong[0]]}, expected a finite number")
+                between = f" from {least:g} to {largest:g}" if name in _BOUNDS else ""
+                self._add(self._turn_of(at), at, f"{name} is {column[wrong[0]]}, expected a finite number{between}")
 
     def _whole_rows(self) -> None:
         self._column("input_ids", self.row.input_ids, self.ids, first=0, of="prompt and response")

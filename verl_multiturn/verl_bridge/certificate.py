@@ -17,7 +17,7 @@ import transfer_queue
 from omegaconf import DictConfig
 
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.observe.certificate import Row, Violation, repeated, verify
+from verl_multiturn.observe.certificate import Row, Violation, repeated, shared, verify
 from verl_multiturn.rollout.receipts import Receipts
 from verl_multiturn.verl_bridge.agent_loop import STATS
 from verl_multiturn.verl_bridge.preflight import only_our_loop, settings_of
@@ -31,15 +31,16 @@ _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response
            "rollout_log_probs", "old_log_probs", "advantages"]  # fmt: skip
 _LOSS_INPUTS = ["old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"]
 _CRITIC_INPUTS = ["values", "returns"]
-_METRICS = ("rows", "tokens", "violations", "unverified", "seconds")
+_METRICS = ("rows", "tokens", "unsampled", "violations", "unverified", "seconds")
 _SHOWN = 5
 
 
 class CertificateMixin:
     """Goes before a trainer class of verl.
 
-    Metrics of a step, under `rollout/certificate/`: `rows` and sampled `tokens` that were verified, `violations` in
-    them (always 0 in a log: a step with one is not finished, and the exception says how many), rows `unverified` since
+    Metrics of a step, under `rollout/certificate/`: `rows` and sampled `tokens` that were verified, those of the rows
+    that are `unsampled` (conversations of which no generation is to be had, masked throughout), `violations` in them
+    (always 0 in a log: a step with one is not finished, and the exception says how many), rows `unverified` since
     another agent loop than ours made them, and the `seconds` it took.
     """
 
@@ -97,8 +98,10 @@ class CertificateMixin:
         found = repeated(batch.keys)
         if not found:
             keys = [batch.keys[i] for i in chosen]
+            request_ids: dict[str, str] = {}
             for i, fields in zip(chosen, fetch(keys, batch.partition_id, self._loss_inputs), strict=True):
-                found += self._verify_row(batch.keys[i], batch.tags[i], fields)
+                found += self._verify_row(batch.keys[i], batch.tags[i], fields, request_ids)
+            found += shared(request_ids)
         self._tally["violations"] += len(found)
         if found:
             shown = "\n".join(f"  {violation}" for violation in found[:_SHOWN])
@@ -108,7 +111,10 @@ class CertificateMixin:
                 f"({len(found)} violations in {len(chosen)} rows):\n{shown}{more}"
             )
 
-    def _verify_row(self, key: str, tag: dict[str, Any], fields: dict[str, Any]) -> list[Violation]:
+    def _verify_row(
+        self, key: str, tag: dict[str, Any], fields: dict[str, Any], request_ids: dict[str, str]
+    ) -> list[Violation]:
+        """Verify one row; the request id of its receipts goes into `request_ids`."""
         receipts = Receipts("", [])
         if not tag.get("is_padding", False):
             if not (self._only_ours or _is_ours(fields)):
@@ -120,6 +126,8 @@ class CertificateMixin:
                 receipts = Receipts.from_bytes(fields[_RECEIPTS].tobytes())
             except ValueError as error:
                 return [Violation(f"of row {key}", None, None, str(error))]
+            request_ids[key] = receipts.request_id
+            self._tally["unsampled"] += not any(g.is_generation for g in receipts.generations)
         self._tally["rows"] += 1
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
         row = _row(key, tag, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
