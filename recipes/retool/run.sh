@@ -32,6 +32,9 @@ flags=(
     actor_rollout_ref.rollout.val_kwargs.top_p=0.6
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=8
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=1024
+    # A wrong answer earns something for its turns with calls, as in verl's recipe (there on a scale from -1 to 1).
+    ++reward.custom_reward_function.reward_kwargs.math.wrong_call_credit=0.05
+    ++reward.custom_reward_function.reward_kwargs.math.wrong_call_limit=0.2
     trainer.nnodes=4
     trainer.total_epochs=100 # the original's one: its file repeats each problem a hundred times
     trainer.save_freq=30

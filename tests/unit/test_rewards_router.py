@@ -16,6 +16,7 @@ from tests.scoring import FAILED, KEYS, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, scor
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import Score, Solution, aclose, compute_score, router
 from verl_multiturn.rewards.router import REWARDS, RewardKwargs, find_reward
+from verl_multiturn.rewards.score import RewardOptions, compose
 
 HERE = "tests.unit.test_rewards_router"
 
@@ -154,6 +155,25 @@ async def test_weights() -> None:
         ("", "failed"): (-0.25, 0.0),
         ("", "none"): (-0.25, 0.0),
     }
+
+
+@pytest.mark.parametrize(
+    ("turns_with_calls", "right", "expected"),
+    [(0, False, 0.0), (1, False, 0.05), (3, False, 0.15), (9, False, 0.2), (3, True, 1.0)],
+)
+async def test_calls_soften_a_wrong_answer_as_in_verls_retool(
+    turns_with_calls: int, right: bool, expected: float
+) -> None:
+    call = {"name": "code_interpreter", "arguments": "{}"}
+    turns = [[call, call]] * turns_with_calls + [[]]
+    extra = {"assistant_calls": turns, "assistant_texts": [*["…"] * turns_with_calls, f"#### {42 if right else 41}"]}
+    found = await score("gsm8k", "", "42", extra, gsm8k={"wrong_call_credit": 0.05})
+    assert found[0] == pytest.approx(expected)
+    # verl's own rule, from -1 to 1.
+    verls = 1.0 if right else min(-0.6, -1.0 + 0.1 * turns_with_calls)
+    assert 2 * found[0] - 1 == pytest.approx(verls)
+    late = compose(Score(timed_out=1.0), Solution("gsm8k", (), ((("f", "{}"),),)), RewardOptions(wrong_call_credit=1))
+    assert late["score"] == 0.0
 
 
 async def own(solution: Solution, ground_truth: Any) -> Score:

@@ -104,16 +104,26 @@ class RewardOptions(BaseModel):
     tool_use_bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Added to the score of a right answer when a tool executed at least one call without an error."""
 
+    wrong_call_credit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Added to the score of a wrong answer for each of its turns that called tools: verl's ReTool recipe has 0.1 on a
+    scale from -1 to 1, at most 0.4."""
+
+    wrong_call_limit: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    """The most that `wrong_call_credit` comes to."""
+
 
 def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[str, float]:
     """What `compute_score` returns.
 
     `score` is `value`, less `format_weight` where the format is wrong, plus `tool_use_bonus` where the answer is right
-    and a tool was used. A reward that broke or ran out of time without a verdict gives 0 and takes nothing off.
+    and a tool was used, or `wrong_call_credit` for each turn with calls where it is wrong. A reward that broke or ran
+    out of time without a verdict gives 0, takes nothing off and adds nothing.
     """
     total = score.value
     if not (score.failed or score.timed_out):
         total -= options.format_weight * (1.0 - score.format)
+        if score.acc < 1.0:
+            total += min(options.wrong_call_limit, options.wrong_call_credit * sum(map(bool, solution.calls)))
     if score.acc >= 1.0 and solution.used_tool:
         total += options.tool_use_bonus
     return {
