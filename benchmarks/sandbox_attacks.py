@@ -1,12 +1,16 @@
 """Attacks on the sandbox: programs run by the real `PythonTool`, each with a check that the host is unharmed.
 
-    python -m benchmarks.sandbox_attacks [--only NAME]
+    python -m benchmarks.sandbox_attacks [--only NAME] [--packages] [--without-root]
 
 The host is real prey: a secret in files, in our environment, in a victim process and in another conversation's
 sandbox; listeners on TCP, UDP, a UNIX path and an abstract name; folders that anybody may write to. An attack is
 blocked when the program got nothing (no secret in its answer, no `WON`), the conversation's later cells are answered
 right, and `Host.harm` finds nothing: markers, listeners, victim, other sandbox, signals, mounts, processes, memory.
-Prints each attack that was not blocked; the last line is `{"attacks": n, "blocked": n}`.
+Prints each attack that was not blocked, and the peak memory of each that goes for memory: of the control group that we
+run in, the kernel's own for our sockets and pipes included; where that cannot be read, what the machine had less.
+`--packages` shows the programs the installed packages; `--without-root` runs all of it as a user without rights, when
+started by root in a mount namespace where that user can reach Python and this checkout.
+The last line is `{"attacks": n, "blocked": n, "peak_mb": n}`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -31,21 +36,27 @@ from types import TracebackType
 
 import psutil
 
+from benchmarks.sandbox_hogs import MEMORY, SCARCE, TIME
 from benchmarks.sandbox_programs import ONE_CELL, PRELUDE
 from benchmarks.sandbox_sequences import MANY_CELLS, MANY_CONVERSATIONS
+from verl_multiturn.sandbox import syscalls
 from verl_multiturn.tools.python import PythonTool
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = {
-    "stateful": True, "timeout_s": 6, "memory_mb": 256, "disk_mb": 64, "processes": 32, "output_characters": 200_000,
-    "pool": 1,
+    "stateful": True, "timeout_s": 6, "cpu_s": 3, "memory_mb": 256, "disk_mb": 64, "processes": 32,
+    "output_characters": 200_000, "pool": 1,
 }  # fmt: skip
 MAX_DESCENDANTS = 80
 """The attack's 32 processes, two for each sandbox that is there or being started, the zygote, the victim."""
 MAX_RESIDENT_BYTES = 2 << 30
 """Far below what the memory bombs try, above what that many idle processes have (shared pages count in each)."""
+MAX_PEAK_BYTES = 640 << 20
+"""Of a memory attack that may have 256 MB, 64 MB of files, and what it takes between two looks at it."""
 MAX_LOSS_BYTES = 4 << 30
 """Memory and disk that the whole run may cost the machine, which others use at the same time."""
+_NOBODY = 61_001
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGIO)
 
 
@@ -59,7 +70,11 @@ class Attack:
 
 
 ATTACKS = [
-    *(Attack(name, cells) for programs in (ONE_CELL, MANY_CELLS) for name, cells in programs.items()),
+    *(
+        Attack(name, cells)
+        for programs in (ONE_CELL, MANY_CELLS, MEMORY, TIME, SCARCE)
+        for name, cells in programs.items()
+    ),
     *(Attack(name, cells, apart=True) for name, cells in MANY_CONVERSATIONS.items()),
 ]
 
@@ -226,28 +241,51 @@ class Host:
         self.close()
 
 
+PAUSE_S = 2.5
+"""What `'pause'` among an attack's cells waits, as a conversation does while the model writes."""
+
+
+def memory_in_use() -> tuple[int, bool]:
+    """Bytes that our control group uses; else those that the machine has not to give. And whether it is the group."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for file in (f"memory{path}/memory.usage_in_bytes", f"{path[1:]}/memory.current"):
+                if controllers in ("", "memory") and (found := Path("/sys/fs/cgroup", file)).exists():
+                    return int(found.read_text()), True
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available, False
+
+
 class Watch:
     """The most processes and memory that our descendants had while an attack ran."""
 
     def __init__(self) -> None:
         self.descendants = 0
         self.resident = 0
+        self.peak = 0
+        """Bytes above what was in use at the start."""
+        self._before, self.is_ours = memory_in_use()
 
     async def run(self) -> None:
         ourselves = psutil.Process()
-        while True:
-            found = ourselves.children(recursive=True)
-            self.descendants = max(self.descendants, len(found))
-            resident = 0
-            for process in found:
-                with contextlib.suppress(psutil.Error):
-                    resident += process.memory_info().rss
-            self.resident = max(self.resident, resident)
-            await asyncio.sleep(0.05)
+        for look in itertools.count():
+            self.peak = max(self.peak, memory_in_use()[0] - self._before)
+            if look % 10 == 0:
+                self._count(ourselves.children(recursive=True))
+            await asyncio.sleep(0.005)
+
+    def _count(self, found: list[psutil.Process]) -> None:
+        self.descendants = max(self.descendants, len(found))
+        resident = 0
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                resident += process.memory_info().rss
+        self.resident = max(self.resident, resident)
 
 
-async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: str) -> list[str]:
-    """Why the attack was not blocked; empty when it was."""
+async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: str) -> tuple[list[str], int]:
+    """Why the attack was not blocked, empty when it was; and its peak memory in bytes."""
     head = PRELUDE + host.known()
     conversations = [f"{attack.name}-{i if attack.apart else 0}" for i in range(len(attack.cells))]
     watch = Watch()
@@ -257,7 +295,9 @@ async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: st
         for conversation in dict.fromkeys(conversations):
             await tool.create(conversation)
         for conversation, cell in zip(conversations, attack.cells, strict=True):
-            code = cell if cell.startswith("'honest") else head + cell
+            if cell.startswith("'pause"):
+                await asyncio.sleep(PAUSE_S)
+            code = cell if cell.startswith(("'honest", "'pause")) else head + cell
             answers.append(await ask(tool, conversation, code))
     finally:
         for conversation in dict.fromkeys(conversations):
@@ -272,7 +312,9 @@ async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: st
         problems.append("the other conversation was harmed")
     if watch.descendants > MAX_DESCENDANTS or watch.resident > MAX_RESIDENT_BYTES:
         problems.append(f"there were {watch.descendants} processes with {watch.resident >> 20} MB")
-    return problems + host.harm()
+    if watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # else another program may have taken it
+        problems.append(f"{watch.peak >> 20} MB were used")
+    return problems + host.harm(), watch.peak
 
 
 async def ask(tool: PythonTool, conversation: str, code: str) -> str:
@@ -283,9 +325,11 @@ async def ask(tool: PythonTool, conversation: str, code: str) -> str:
         return f"Error: {error}"
 
 
-async def run_attacks(attacks: list[Attack], isolation: str) -> dict[str, list[str]]:
-    """For each attack why it was not blocked."""
-    tool = PythonTool({**CONFIG, "isolation": isolation})
+async def run_attacks(
+    attacks: list[Attack], isolation: str, packages: bool = False, peaks: dict[str, int] | None = None
+) -> dict[str, list[str]]:
+    """For each attack why it was not blocked; `peaks` gets the peak memory of each."""
+    tool = PythonTool({**CONFIG, "isolation": isolation, "packages": packages})
     failures = {}
     try:
         for attack in attacks:
@@ -293,25 +337,63 @@ async def run_attacks(attacks: list[Attack], isolation: str) -> dict[str, list[s
                 await tool.create("bystander")
                 keep = f"kept = {host.secret!r}\nwith open('kept', 'w') as file: _ = file.write(kept)"
                 await ask(tool, "bystander", keep)
-                failures[attack.name] = await run_attack(tool, host, attack, "bystander")
+                failures[attack.name], peak = await run_attack(tool, host, attack, "bystander")
+                if peaks is not None:
+                    peaks[attack.name] = peak
                 await tool.release("bystander")
     finally:
         await tool.aclose()
     return failures
 
 
+def become_nobody(needed: list[Path]) -> None:
+    """Go on as a user without rights, who can reach `needed` though root's own folders be closed; there is no way back.
+
+    Its mount namespace covers each folder that nobody else may enter with an empty one, and binds what is needed there.
+    """
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", "", _MS_REC | _MS_PRIVATE, "")
+    closed: dict[Path, list[tuple[Path, int]]] = {}
+    for path in sorted({path.resolve() for path in needed}):
+        for parent in reversed(path.parents):
+            if not parent.stat().st_mode & 0o001:
+                closed.setdefault(parent, []).append((path, os.open(path, os.O_PATH)))
+                break
+    for parent, paths in closed.items():
+        syscalls.mount("tmpfs", str(parent), "tmpfs", 0, "mode=755")
+        for path, fd in paths:
+            path.mkdir(parents=True, exist_ok=True)
+            syscalls.mount(f"/proc/self/fd/{fd}", str(path), "", syscalls.MS_BIND, "")
+            os.close(fd)
+    home = tempfile.mkdtemp(prefix="home-of-nobody-")
+    os.chown(home, _NOBODY, _NOBODY)
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our files in /proc belong to root
+    os.environ["HOME"] = home
+
+
 def main() -> None:
     """Run all attacks, then look at the machine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="the attacks whose name begins so")
+    parser.add_argument("--packages", action="store_true", help="with the installed packages in the sandbox")
+    parser.add_argument("--without-root", action="store_true", help="as a user without rights")
     arguments = parser.parse_args()
+    if arguments.without_root and os.geteuid() == 0:
+        become_nobody([Path(sys.prefix), Path(sys.base_prefix), ROOT])
     attacks = [attack for attack in ATTACKS if attack.name.startswith(arguments.only or "")]
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(tempfile.gettempdir()).free
     descriptors = len(os.listdir("/proc/self/fd"))
-    failures = asyncio.run(run_attacks(attacks, "bwrap"))
+    peaks: dict[str, int] = {}
+    failures = asyncio.run(run_attacks(attacks, "bwrap", arguments.packages, peaks))
     for name, problems in failures.items():
         if problems:
             print(f"{name}: NOT BLOCKED: {'; '.join(dict.fromkeys(problems))}")
+    for name in MEMORY:
+        if name in peaks:
+            print(f"{name}: peak memory {peaks[name] >> 20} MB")
     left = psutil.Process().children(recursive=True)
     lost = memory - psutil.virtual_memory().available, disk - shutil.disk_usage(tempfile.gettempdir()).free
     print(
@@ -319,7 +401,9 @@ def main() -> None:
         end="",
     )
     print(f"memory {-lost[0] >> 20:+} MB, disk {-lost[1] >> 20:+} MB")
-    print(json.dumps({"attacks": len(attacks), "blocked": sum(not problems for problems in failures.values())}))
+    blocked = sum(not problems for problems in failures.values())
+    peak_mb = max(peaks.values(), default=0) >> 20
+    print(json.dumps({"attacks": len(attacks), "blocked": blocked, "peak_mb": peak_mb}))
     if left or max(lost) > MAX_LOSS_BYTES:
         sys.exit("the machine is not as it was before")
 

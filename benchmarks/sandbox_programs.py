@@ -211,55 +211,6 @@ while started < 200:
     except RuntimeError: break
     started += 1
 else: won('threads')
-### memory_bomb
-data = []
-while True: data.append(bytearray(16 << 20))
-### memory_bomb_in_c
-libc.mmap.restype, libc.memset.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-for _ in range(400):
-    address = libc.mmap(None, 16 << 20, 3, 0x22, -1, 0)
-    if address in (None, 2 ** 64 - 1): break
-    libc.memset(address, 1, 16 << 20)
-else: won('6 GB')
-### memory_bomb_in_many
-for _ in range(30):
-    if os.fork() == 0: break
-data = []
-while True:
-    try: data.append(os.urandom(1 << 20) * 8)
-    except MemoryError: time.sleep(60)
-### memory_files
-for i in range(200):
-    fd = attempt(os.memfd_create, 'm')
-    if fd is None: break
-    for _ in range(60): os.write(fd, bytes(1 << 20))
-else: won('12 GB')
-### shared_memory
-for i in range(50):
-    if libc.shmget(i + 7, 64 << 20, 0o1666) >= 0: won('shmget')
-from multiprocessing.shared_memory import SharedMemory
-kept = [attempt(SharedMemory, None, True, 50 << 20) for _ in range(20)]
-for memory in filter(None, kept): ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory.buf)), 1, 50 << 20)
-### pipe_buffers
-kept = []
-while len(kept) < 500:
-    try: kept.append(os.pipe())
-    except OSError: break
-    os.set_blocking(kept[-1][1], False)
-    attempt(os.write, kept[-1][1], bytes(1 << 20))
-else: won('pipes')
-### socket_buffers_in_many
-for _ in range(30):
-    if os.fork() == 0: break
-kept = []
-while len(kept) < 120:
-    kept.append(socket.socketpair())
-    for end in kept[-1]:
-        end.setblocking(False)
-        attempt(end.send, bytes(200000))
-time.sleep(1)
-won('3600 sockets')
 ### disk_bomb
 total = 0
 try:

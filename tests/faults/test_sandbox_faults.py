@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +18,30 @@ from benchmarks.sandbox_attacks import ATTACKS, Attack, Host, run_attacks
 from tests.conftest import ROOT, has_ended
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
+from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 
 LIMITS = {"timeout_s": 60, "cpu_s": 1, "memory_mb": 128, "disk_mb": 16, "processes": 16, "pool": 1}
+
+
+BURN = """
+import os, time
+for _ in range(1000):
+    if os.fork() == 0:
+        until = time.process_time() + 0.03
+        while time.process_time() < until: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+"""
+IGNORED = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+NO_ZOMBIES = """
+import ctypes
+class Action(ctypes.Structure):
+    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_ulong * 16), ("flags", ctypes.c_int),
+                ("restorer", ctypes.c_void_p)]
+ctypes.CDLL(None).sigaction(17, ctypes.byref(Action(flags=2)), None)  # SA_NOCLDWAIT
+"""
 
 
 @pytest.fixture
@@ -48,12 +70,34 @@ async def pool() -> AsyncIterator[SandboxPool]:
             "kept = [socket.socketpair() for _ in range(110)]\ntime.sleep(60)",
             "more than 512 files, pipes and sockets",
         ),
+        (f"{IGNORED}\n{BURN}", "after 1 s of CPU time"),
+        (f"{NO_ZOMBIES}\n{BURN}", "after 1 s of CPU time"),
+        (
+            "import socket\nl = socket.socket(socket.AF_UNIX); l.bind('\\0x'); l.listen(4096)\nwhile True:\n"
+            "    s = socket.socket(socket.AF_UNIX); s.setblocking(False); s.connect('\\0x')\n"
+            "    try:\n        while True: s.send(bytes(30000))\n    except OSError: s.close()",
+            "more than 128 MB of memory",
+        ),
+        (
+            "import socket\nkept = [socket.socketpair() for _ in range(9)]\nfor n in range(2000):\n"
+            "    a, b = socket.socketpair(); socket.send_fds(kept[n % 9][0], [b'x'], [a.fileno()])\n"
+            "    a.close(); b.close()\n    if n == 200: import time; time.sleep(60)",
+            "more than 128 MB of memory",
+        ),
+        (
+            "import socket\nkept = []\nfor n in range(99):\n"
+            "    r = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); r.bind(f'\\0{n}'); kept.append(r)\n"
+            "    for _ in range(9):\n        s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            "        s.sendto(bytes(100000), f'\\0{n}'); s.close()\nimport time; time.sleep(60)",
+            "more than 128 MB of memory",
+        ),
         ("import os; os._exit(7)", "exit code 7"),
         ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV"),
         ("import os; os.closerange(0, 99)", "exit code 1"),
     ],
-    ids=["cpu", "cpu of many", "cpu of the dead", "memory of many", "flood", "sockets", "exit", "crash", "closed"],
-)
+    ids=["cpu", "cpu of many", "cpu of the dead", "memory of many", "flood", "sockets", "cpu of ignored children",
+         "cpu without zombies", "unaccepted", "in flight", "datagrams", "exit", "crash", "closed"],
+)  # fmt: skip
 async def test_what_ends_a_sandbox_is_said(pool: SandboxPool, code: str, stopped: str) -> None:
     result = await (await pool.acquire()).run(code)
     assert stopped in str(result.stopped)
@@ -68,6 +112,14 @@ async def test_what_ends_a_sandbox_is_said(pool: SandboxPool, code: str, stopped
         ("for i in range(3): open(f'f{i}', 'wb').write(bytes(10 << 20))", "No space left on device"),
         ("for i in range(10 ** 5): open(f'f{i}', 'w').close()", "No space left on device"),
         ("kept = [open('/dev/null') for _ in range(300)]", "Too many open files"),
+        ("import mmap; mmap.mmap(-1, 20 << 20)", "File too large"),
+        (
+            "import ctypes, os; c = ctypes.CDLL(None, use_errno=True)\n"
+            "c.mmap(None, 4096, 3, 0x21, -1, 0), os.strerror(ctypes.get_errno())",
+            "(-1, 'Operation not permitted')",
+        ),
+        ("import mmap, os; mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)", "No such device"),
+        ("open('/proc/self/oom_score_adj', 'w').write('0')", "Read-only file system"),
         ("import os\nwhile True:\n    if os.fork() == 0: import time; time.sleep(60)", "Resource temporarily"),
         (
             "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=[60], daemon=True).start()",
@@ -100,6 +152,61 @@ async def test_cells_have_their_cpu_time_each(pool: SandboxPool) -> None:
     burn = "import time\nwhile time.process_time() < {}: pass\n'done'"
     for total_s in (0.7, 1.4, 1.5):
         assert (await sandbox.run(burn.format(total_s))).output == "'done'\n"
+
+
+async def test_children_that_were_waited_for_count_once(pool: SandboxPool) -> None:
+    result = await (await pool.acquire()).run(BURN.replace("1000", "15") + "'done'")
+    assert (result.output, result.stopped) == ("'done'\n", None)
+
+
+async def _stopped(sandbox: Sandbox) -> psutil.Process:
+    """The worker of the only sandbox that ran a cell, once its supervisor has stopped it."""
+    worker = psutil.Process(await _named("worker"))
+    async with asyncio.timeout(60):
+        while worker.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return worker
+
+
+NAMED = "import ctypes, signal; libc = ctypes.CDLL(None); libc.prctl(15, b'worker')\n"
+
+
+async def test_between_calls_nothing_runs_that_nobody_watches(pool: SandboxPool) -> None:
+    sandbox = await pool.acquire()
+    await sandbox.run(NAMED + "ran = []\nsignal.signal(14, lambda *_: ran.append(1))\nsignal.setitimer(0, 1)")
+    worker = await _stopped(sandbox)
+    await asyncio.sleep(1.2)  # beyond the timer
+    assert worker.status() == psutil.STATUS_STOPPED
+    assert (await sandbox.run("1 + 1")).output == "2\n"
+    assert (await sandbox.run("ran")).output == "[1]\n"
+
+
+async def test_code_that_forges_its_end_is_stopped(pool: SandboxPool) -> None:
+    sandbox = await pool.acquire()
+    forge = """
+import os, sys
+found, frame = set(), sys._getframe()
+while frame := frame.f_back:
+    found |= {value[:16] for value in frame.f_locals.values() if isinstance(value, bytes)}
+for nonce in found: os.write(3, nonce)
+while True: pass
+"""
+    assert (await sandbox.run(NAMED + forge)).stopped is None
+    await _stopped(sandbox)
+
+
+async def test_who_is_woken_is_watched_again(pool: SandboxPool) -> None:
+    """As by a timer of its own, which can send SIGCONT."""
+    burn = "def burn(*_):\n    while True: pass\nfor number in (18, 24): signal.signal(number, burn)"  # SIGXCPU too
+    sandbox = await pool.acquire()
+    assert (await sandbox.run(NAMED + burn)).stopped is None
+    worker = await _stopped(sandbox)
+    async with asyncio.timeout(60):
+        while sandbox.stopped is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.01)
+    assert sandbox.stopped == "the code was stopped after 1 s of CPU time"
 
 
 async def test_code_in_the_background_is_watched_between_calls(pool: SandboxPool) -> None:
@@ -155,6 +262,7 @@ def _comm(process: psutil.Process) -> str:
 PARENT = """
 import asyncio, sys
 from verl_multiturn.sandbox.pool import SandboxPool
+from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 
 async def main():
@@ -203,7 +311,7 @@ def test_there_are_attacks_enough() -> None:
 QUICK = (
     "read_", "write_outside", "tcp", "udp", "unix", "abstract", "ptrace", "process_", "signal_", "namespaces", "mounts",
     "daemon_outlives_the_conv", "keys", "foreign", "frames", "stolen", "second", "pickles", "exit", "files_for",
-    "sockets_",
+    "sockets_", "shared_memory_", "huge", "inotify", "asynchronous", "out_of", "leases", "message", "pipe_and", "rule",
 )  # fmt: skip
 
 
@@ -211,6 +319,24 @@ async def test_attacks_are_blocked() -> None:
     attacks = [attack for attack in ATTACKS if attack.name.startswith(QUICK)]
     assert len(attacks) > 30
     assert {name: problems for name, problems in (await run_attacks(attacks, "bwrap")).items() if problems} == {}
+
+
+async def test_attacks_are_blocked_where_the_packages_are_seen() -> None:
+    attacks = [attack for attack in ATTACKS if attack.name.startswith(WITHOUT_ROOT)]
+    found = await run_attacks(attacks, "bwrap", packages=True)
+    assert {name: problems for name, problems in found.items() if problems} == {}
+
+
+WITHOUT_ROOT = ("out_of_memory", "leases", "shared_memory_of", "sockets_in", "write_python", "signal_o", "write_id")
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROOT)
+def test_attacks_are_blocked_for_a_user_without_rights(name: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.sandbox_attacks", "--without-root", "--packages", "--only", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=250)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["blocked"] == last["attacks"] > 0, done.stdout
 
 
 @pytest.mark.parametrize(

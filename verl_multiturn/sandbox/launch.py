@@ -32,7 +32,7 @@ from typing import Any
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.sandbox.settings import SandboxSettings
 
-_GUEST_MODULES = ("__init__", "syscalls", "seccomp", "confine", "cell", "supervisor", "zygote")
+_GUEST_MODULES = ("__init__", "syscalls", "seccomp", "confine", "cell", "mapping", "usage", "supervisor", "zygote")
 _GUEST_ROOT = "/opt"
 _HOME = "/tmp"
 _FIRST_USER, _USERS = 2_130_706_432, 65_535  # beyond the ranges that distributions and container engines hand out
@@ -256,8 +256,10 @@ def bwrap_arguments(settings: SandboxSettings) -> list[str]:
     for name in ("bin", "lib", "lib32", "lib64"):
         if os.path.islink(f"/{name}"):
             arguments += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-    for device in ("null", "zero", "full", "random", "urandom"):
+    for device in ("null", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    # /dev/full reads like /dev/zero, and cannot be mapped: a shared mapping of zeros is memory that nothing counts.
+    arguments += ["--dev-bind", "/dev/full", "/dev/zero"]
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         arguments += ["--symlink", target, f"/dev/{name}"]
     arguments += ["--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", _HOME, "/dev/shm"]

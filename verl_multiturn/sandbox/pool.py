@@ -13,7 +13,8 @@ conversation; a one-shot call is a sandbox that is killed after one cell. So two
 writable file, no socket and no variable, only read-only files and what the zygote had loaded.
 
 What remains: it is one kernel. Conversations can notice each other through load and through locks on read-only files
-that both see; their address spaces have one layout; kernel memory other than pipes and sockets is bounded by time only.
+that both see; their address spaces have one layout; kernel memory other than pipes and sockets is bounded by time only;
+what grows between two looks of the supervisor, 20 ms apart, is seen at the second one (docs/tools.md).
 
 Invariants:
 - a conversation never gets a sandbox that ran code before;

@@ -2,8 +2,11 @@
 
 The namespaces already take the privileges away; the filter makes the kernel's surface smaller (bugs in io_uring, bpf,
 nested user namespaces), closes what namespaces do not cover (vsock reaches a hypervisor from any network namespace; the
-keyrings of a user are shared), and stops memory that no limit counts (memfd, System V). Everything else is allowed:
-Python's packages need many calls. A refused call fails with EPERM; a foreign architecture's call ends the process.
+keyrings of a user are shared), stops memory that no limit counts (memfd, System V, shared anonymous mappings), and
+keeps what a user or the host has few of (inotify instances, AIO events, huge pages, leases on files). Everything else
+is allowed: Python's packages need many calls. A refused call fails with EPERM, and the caller can go on without:
+`shutil` copies without `sendfile`, `tail -f` polls without inotify. `sync` succeeds and does nothing, since nothing
+here is on a disk. A foreign architecture's call ends the process.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # files by handle, watches of whole mounts, quotas
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "acct": (163, 89), "nfsservctl": (180, 42),
+    # what the user or the host has few of
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
     # the kernel itself
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "kexec_load": (246, 104),
@@ -39,8 +44,13 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # keys, and memory that no limit counts
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "memfd_create": (319, 279),
     "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "landlock_create_ruleset": (444, 444),
+    # each hands on references to whole pages, at the price of a byte in a socket's buffer
+    "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71),
 }  # fmt: skip
+_DOES_NOTHING = ((162, 81), (306, 267))  # sync, syncfs: of all the host's disks
 _CLONE, _CLONE3, _IOCTL, _SOCKET, _PERSONALITY = (56, 220), (435, 435), (16, 29), (41, 198), (135, 92)
+_MMAP, _FCNTL, _SETSOCKOPT, _PRCTL = (9, 222), (72, 25), (54, 208), (157, 167)
 # Calls whose first argument is a process: the supervisor, pid 1, may have the same user.
 # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr, prlimit64
 _ON_A_PROCESS = ((142, 118), (144, 119), (203, 122), (314, 274), (302, 261))
@@ -52,6 +62,12 @@ _NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6: those that a network namespace confines
 _PERSONALITIES = (0, 0xFFFFFFFF)  # Linux, and the question which one it is
+# An anonymous mapping that is shared stays whole in memory while a page of it is mapped, and counts as that page.
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+# F_SETLEASE holds up who opens the file to write, F_NOTIFY is inotify's elder; pipes keep the size that is counted.
+_FILE_COMMANDS = (1024, 1026, 1031)  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
+_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE: sockets too keep the size that is counted
+_CORE_SCHEDULING = 62  # PR_SCHED_CORE: a core whose other thread must idle
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
@@ -85,6 +101,8 @@ def program(machine: str) -> bytes:
         number = numbers[column]
         if number is not None:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(errno.EPERM))]
+    for call in _DOES_NOTHING:
+        code += [(_EQUAL, 0, 1, call[column]), (_RETURN, 0, 0, _refuse(0))]
     # Without clone3, whose flags a filter cannot see, the C library falls back to clone.
     code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
     code += _by_argument(_CLONE[column], 0, [(_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _refuse(errno.EPERM))])
@@ -93,6 +111,15 @@ def program(machine: str) -> bytes:
     code += _by_argument(_SOCKET[column], 0, families)
     personalities = [*_when_equal(_PERSONALITIES, _ALLOW), (_RETURN, 0, 0, _refuse(errno.EPERM))]
     code += _by_argument(_PERSONALITY[column], 0, personalities)
+    code += _by_argument(_MMAP[column], 3, [
+        (_ANY_BIT, 0, 1, _MAP_HUGETLB), (_RETURN, 0, 0, _refuse(errno.EPERM)),
+        (_ANY_BIT, 0, 2, _MAP_ANONYMOUS), (_ANY_BIT, 0, 1, _MAP_SHARED), (_RETURN, 0, 0, _refuse(errno.EPERM)),
+    ])  # fmt: skip
+    code += _by_argument(_FCNTL[column], 1, _when_equal(_FILE_COMMANDS, _refuse(errno.EPERM)))
+    code += _by_argument(_PRCTL[column], 0, _when_equal((_CORE_SCHEDULING,), _refuse(errno.EPERM)))
+    sizes = [(_EQUAL, 1, 0, _SOL_SOCKET), (_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _ARGUMENTS + 16)]
+    sizes += _when_equal(_BUFFER_SIZES, _refuse(errno.EPERM))
+    code += _by_argument(_SETSOCKOPT[column], 1, sizes)
     for process_call in _ON_A_PROCESS:
         code += _by_argument(process_call[column], 0, _when_equal((_SUPERVISOR,), _refuse(errno.EPERM)))
     for target_call, a_process in _ON_A_TARGET:

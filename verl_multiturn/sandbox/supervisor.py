@@ -23,10 +23,11 @@ import time
 from typing import Any, NoReturn
 
 from . import cell, confine, syscalls
+from .usage import FILE_BYTES, SampledTime, Usage, open_files, proportional_bytes, sockets
 
 DONE = b"done"
 MAX_OPEN_FILES = 512
-"""Of all processes of a sandbox: pipes and sockets hold memory that nothing else counts, up to 0.4 MB each."""
+"""Of all processes of a sandbox."""
 _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _FAILED = b"!"
@@ -39,9 +40,8 @@ _OWN_NAMESPACES = (
     | syscalls.CLONE_NEWCGROUP
 )
 _INODES_PER_MB = 64
-_ENDED = (FileNotFoundError, ProcessLookupError)
-"""What reading a process's files raises when it has ended. Any other error ends the sandbox: who cannot see it all
-cannot watch over it."""
+_OUR_SOCKETS = 2
+"""Of a sandbox's network namespace: both ends of the channel between supervisor and worker."""
 
 
 def run(
@@ -87,6 +87,13 @@ def _isolate(spec: dict[str, Any]) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
+def _seal() -> None:
+    """Nothing in /proc can be written to any more, such as `oom_score_adj`; the worker has set its identity there."""
+    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
+    flags |= syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("proc", "/proc", "", flags, "")
+
+
 def _work(task: socket.socket, output_fd: int, spec: dict[str, Any], filters: bytes, number: int) -> NoReturn:
     confine.keep_open(task.detach(), output_fd)
     channel = socket.socket(fileno=confine.TASK_FD)
@@ -125,20 +132,35 @@ class _Supervisor:
         self._closed = False
         """Whether the worker's socket is closed: it has ended, or is about to."""
         self._cpu_before_s = 0.0
+        self._sampled = SampledTime()
+        self._sampled_before_s = 0.0
         self._next_check = 0.0
         self._alone = False
-        """Whether the worker waits for a cell and nothing else is there: then there is nothing to watch."""
-        self._free_bytes = _Usage.of(["self"]).resident
+        """Whether the worker waits for a cell, or is stopped, and nothing else is there: then there is nothing to
+        watch until the next cell, or until it goes on by itself."""
+        self._told_to_stop = False
+        self._free_bytes = Usage.of(["self"]).resident
         """What the zygote's pages may count for, beside the code's own."""
+        # What its buffer holds, and a message that comes last; `SO_SNDBUF` is refused.
+        self._socket_bytes = 2 * task.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def watch(self) -> NoReturn:
         self._task.setblocking(False)
-        self._poll.register(self._control, select.POLLIN)
-        self._poll.register(self._task, select.POLLIN)
+        for file in (self._control, self._task, self._woken):
+            self._poll.register(file, select.POLLIN)
         while True:
-            tick_s = _IDLE_TICK_S if self._nonce is None else _TICK_S
+            # At random moments, so that nobody can be elsewhere whenever we look.
+            tick_s = (_IDLE_TICK_S if self._nonce is None else _TICK_S) * (0.5 + os.urandom(1)[0] / 256)
             for fd, _ in self._poll.poll(None if self._alone else tick_s * 1000):
-                self._on_control() if fd == self._control.fileno() else self._on_task()
+                if fd == self._control.fileno():
+                    self._on_control()
+                elif fd == self._woken:
+                    os.read(fd, 4096)
+                    self._be_watchful()
+                else:
+                    self._on_task()
             if not self._alone and (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + tick_s
                 self._check()
@@ -148,12 +170,17 @@ class _Supervisor:
         if not packet:
             self._end("closed")
         self._nonce = packet[: cell.NONCE_BYTES]
-        self._alone, self._next_check = False, time.monotonic() + _TICK_S
-        self._cpu_before_s = self._usage().cpu_s
-        limit_s = int(_Usage.of([str(self._worker)]).cpu_s) + 1 + self._spec["cpu_s"]
+        self._be_watchful()
+        self._next_check = time.monotonic() + _TICK_S
+        usage = self._usage()
+        self._cpu_before_s, self._sampled_before_s = usage.cpu_s, self._sampled.seconds
+        limit_s = int(Usage.of([str(self._worker)]).cpu_s) + 1 + self._spec["cpu_s"]
         try:
             # The soft limit: the hard one could not be raised for the next cell. `_check` holds if the code raises it.
             resource.prlimit(self._worker, resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
+            if self._told_to_stop:
+                self._told_to_stop = False
+                os.kill(self._worker, signal.SIGCONT)  # also when it has not stopped yet
             self._task.send(packet)
         except OSError:  # it died, or reads no cells any more
             self._check()
@@ -166,13 +193,18 @@ class _Supervisor:
             packet = b""
         if not packet:  # closed, most likely by its end: `_check` will find it
             self._poll.unregister(self._task)
-            self._closed, self._alone, self._next_check = True, False, 0.0
+            self._closed, self._next_check = True, 0.0
+            self._be_watchful()
         elif self._nonce == _STARTED and packet.startswith(_FAILED):
             self._end(f"setup {packet[1:].decode(errors='replace')}")
         elif packet == self._nonce:
+            if self._nonce == _STARTED:
+                if self._spec["namespaces"]:
+                    _seal()
+                self._usage()  # what is done for the first time takes longer: not when a call waits for it
+                self._alone = True  # it has run nothing yet
             self._nonce = None
             _tell(self._control, DONE)
-            self._alone = self._is_alone(self._usage())
 
     def _check(self) -> None:
         while True:
@@ -188,72 +220,57 @@ class _Supervisor:
         usage = self._usage()
         if usage.tasks > self._spec["processes"]:
             self._end("processes")
-        if usage.cpu_s - self._cpu_before_s > self._spec["cpu_s"]:
+        limit_s = self._spec["cpu_s"]
+        if usage.cpu_s - self._cpu_before_s > limit_s:
             self._end("cpu")
-        if _open_files(usage.processes) > MAX_OPEN_FILES:
+        if self._sampled.seconds - self._sampled_before_s > SampledTime.limit_s(limit_s):
+            self._end("cpu")
+        files = open_files(list(usage.states))
+        if files > MAX_OPEN_FILES:
             self._end("files")
-        allowed = self._spec["memory"] + self._free_bytes
-        if usage.resident > allowed and _proportional_bytes(usage.processes) > allowed:
+        if self._holds_too_much(usage, files):
             self._end("memory")
-        self._alone = self._is_alone(usage)
+        if self._nonce is None and not self._closed and usage.tasks <= 1:
+            self._rest(usage)
 
-    def _is_alone(self, usage: _Usage) -> bool:
-        return self._nonce is None and not self._closed and usage.tasks <= 1
+    def _holds_too_much(self, usage: Usage, files: int) -> bool:
+        allowed: int = self._spec["memory"] + self._free_bytes - files * FILE_BYTES
+        if self._spec["namespaces"]:
+            allowed -= max(0, sockets() - _OUR_SOCKETS) * self._socket_bytes
+        # What is swapped out is in no process's resident memory; it was mapped.
+        mapped = usage.virtual - self._spec["zygote_memory"] * max(1, len(usage.states))
+        if usage.resident <= allowed and mapped <= allowed:
+            return False
+        return proportional_bytes(list(usage.states)) > allowed
 
-    def _usage(self) -> _Usage:
+    def _rest(self, usage: Usage) -> None:
+        """Stop the worker, which is all that there is: a signal's handler could do anything when nobody watches."""
         if not self._spec["namespaces"]:
-            return _Usage.of([str(self._worker)])
-        return _Usage.of([name for name in os.listdir("/proc") if name.isdigit() and name != "1"])
+            self._alone = True
+            return
+        if set(usage.states.values()) != {b"T"}:
+            self._told_to_stop = True
+            os.kill(self._worker, signal.SIGSTOP)
+            return
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # comes when it goes on: a timer can have sent it SIGCONT
+        self._alone = set(self._usage().states.values()) == {b"T"}
+        if not self._alone:
+            self._be_watchful()
+
+    def _be_watchful(self) -> None:
+        self._alone = False
+        if self._told_to_stop:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _usage(self) -> Usage:
+        if not self._spec["namespaces"]:
+            return Usage.of([str(self._worker)])
+        usage = Usage.of([name for name in os.listdir("/proc") if name.isdigit() and name != "1"])
+        self._sampled.look(usage)
+        return usage
 
     def _end(self, reason: str) -> NoReturn:
         _tell(self._control, f"end {reason}".encode())
         if not self._spec["namespaces"]:
             os.killpg(0, signal.SIGKILL)
         os._exit(0)
-
-
-class _Usage:
-    """What some processes, and the children that we waited for, use."""
-
-    def __init__(self) -> None:
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.cpu_s = children.ru_utime + children.ru_stime
-        self.tasks = 0
-        self.resident = 0
-        self.processes: list[str] = []
-
-    @classmethod
-    def of(cls, processes: list[str]) -> _Usage:
-        usage = cls()
-        for process in processes:
-            try:
-                with open(f"/proc/{process}/stat", "rb") as file:
-                    content = file.read()
-            except _ENDED:
-                continue
-            # proc(5); the second field, a name, may hold anything.
-            fields = content[content.rindex(b")") + 2 :].split()
-            usage.cpu_s += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-            usage.tasks += int(fields[17])
-            usage.resident += int(fields[21]) * resource.getpagesize()
-            usage.processes.append(process)
-        return usage
-
-
-def _open_files(processes: list[str]) -> int:
-    count = 0
-    for process in processes:
-        with contextlib.suppress(*_ENDED):
-            count += len(os.listdir(f"/proc/{process}/fd"))
-    return count
-
-
-def _proportional_bytes(processes: list[str]) -> int:
-    """The memory of some processes, a page that several share counted once."""
-    total = 0
-    for process in processes:
-        with contextlib.suppress(*_ENDED), open(f"/proc/{process}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith(b"Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total

@@ -23,7 +23,7 @@ import socket
 import sys
 from typing import Any
 
-from . import cell, seccomp, supervisor, syscalls
+from . import cell, mapping, seccomp, supervisor, syscalls
 
 
 def main(channel_fd: int, spec_json: str) -> None:
@@ -47,6 +47,7 @@ def main(channel_fd: int, spec_json: str) -> None:
         spec["zygote_memory"] = int(statm.read().split()[0]) * resource.getpagesize()
     with open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # short of memory, the kernel shall not look elsewhere
+    mapping.install()
     cell.warm_up()
     _hide_the_runner()
     gc.collect()
