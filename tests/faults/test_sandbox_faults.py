@@ -66,8 +66,8 @@ async def pool() -> AsyncIterator[SandboxPool]:
         ),
         ("while True: print('x' * 10000)", "it printed more than 8 MB"),
         (
-            "import os, socket, time\nfor _ in range(4):\n    if os.fork() == 0: break\n"
-            "kept = [socket.socketpair() for _ in range(110)]\ntime.sleep(60)",
+            "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\n"
+            "kept = [os.pipe() for _ in range(110)]\ntime.sleep(60)",
             "more than 512 files, pipes and sockets",
         ),
         (f"{IGNORED}\n{BURN}", "after 1 s of CPU time"),
@@ -95,7 +95,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
         ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV"),
         ("import os; os.closerange(0, 99)", "exit code 1"),
     ],
-    ids=["cpu", "cpu of many", "cpu of the dead", "memory of many", "flood", "sockets", "cpu of ignored children",
+    ids=["cpu", "cpu of many", "cpu of the dead", "memory of many", "flood", "pipes", "cpu of ignored children",
          "cpu without zombies", "unaccepted", "in flight", "datagrams", "exit", "crash", "closed"],
 )  # fmt: skip
 async def test_what_ends_a_sandbox_is_said(pool: SandboxPool, code: str, stopped: str) -> None:
