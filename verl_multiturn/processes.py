@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.tasks import finish
+from verl_multiturn.tasks import Alarms, done_within, ended, finish
 
 _ANSWER_BYTES = 2**24
 
@@ -69,8 +69,7 @@ class WorkerPool:
             reusable = False
             try:
                 await worker.wait_until_ready()
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await worker.ask(request)
+                answer = await self._answer(worker, request)
                 reusable = not answer.get("worn")
                 return answer
             except TimeoutError:
@@ -83,6 +82,20 @@ class WorkerPool:
                 else:
                     worker.kill()
                     await worker.wait()
+
+    async def _answer(self, worker: _Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+        asking = asyncio.ensure_future(worker.ask(request))
+        try:
+            if await done_within(asking, Alarms(self._timeout_s)):
+                return asking.result()
+            raise TimeoutError
+        finally:
+            asking.cancel()  # it must let go of the socket before that is closed
+            cancelled = await ended(asking)
+            if not asking.cancelled():
+                asking.exception()
+            if cancelled is not None:
+                raise cancelled
 
     async def _take(self) -> _Worker:
         while self._idle:

@@ -1,9 +1,15 @@
-"""What asyncio lacks: waiting for what cannot be cancelled, and keeping what nobody waits for."""
+"""What asyncio lacks: waiting for what cannot be cancelled, keeping what nobody waits for, and time limits that leave
+out the time for which somebody else held up the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def ended(awaited: asyncio.Future[Any]) -> asyncio.CancelledError | None:
@@ -41,3 +47,75 @@ def _forget(awaited: asyncio.Future[Any]) -> None:
     _kept.discard(awaited)
     if not awaited.cancelled():
         awaited.exception()  # looked at, so that nobody reports it as never retrieved
+
+
+async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results, in order; the first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+_LOOK_S = 0.25
+_LATE_S = 0.02
+
+
+class Alarms:
+    """Wakes whoever waits longer than a time that is the same for all: one timer instead of one for each call.
+
+    The loop's own timers are a heap, whose upkeep costs as much as all else that a call of a quick tool needs.
+
+    Time in which the loop stood still is not waiting time: who is awaited could not go on either. It is measured by how
+    late the timer rings, four times a second, so that of a longer standstill a quarter of a second is still counted.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._set: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
+        self._stood_s = 0.0
+
+    def add(self, woken: asyncio.Future[None]) -> None:
+        """Wake a future `after_s` from now, unless it is done by then."""
+        waiting = self._set
+        while waiting and waiting[0][1].done():
+            waiting.popleft()
+        loop = woken.get_loop()
+        waiting.append((loop.time() - self._stood_s + self.after_s, woken))
+        if self._timer is None:
+            self._wind(loop)
+
+    def _wind(self, loop: asyncio.AbstractEventLoop) -> None:
+        look_s = min(_LOOK_S, self.after_s / 4)
+        self._rings_at = min(self._set[0][0] + self._stood_s, loop.time() + look_s)
+        self._timer = loop.call_at(self._rings_at, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        if (late_s := now - self._rings_at) > _LATE_S:
+            self._stood_s += late_s
+        waiting = self._set
+        while waiting and (waiting[0][1].done() or waiting[0][0] <= now - self._stood_s):
+            wake(waiting.popleft()[1])
+        self._timer = None
+        if waiting:
+            self._wind(loop)
+
+
+def wake(woken: asyncio.Future[None], _: object = None) -> None:
+    """End a future that somebody waits for, unless it has ended."""
+    if not woken.done():
+        woken.set_result(None)
+
+
+async def done_within(awaited: asyncio.Future[Any], alarms: Alarms) -> bool:
+    """Wait for the end of a future, no longer than the alarms let; whether it has ended."""
+    woken: asyncio.Future[None] = awaited.get_loop().create_future()
+    awaited.add_done_callback(partial(wake, woken))
+    alarms.add(woken)
+    await woken
+    return awaited.done()

@@ -181,8 +181,11 @@ async def test_a_model_that_takes_no_images(processors: dict[str, Any]) -> None:
     runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
     with pytest.raises(ConfigError, match="data row 5: an image in a message"):
         await roll(runner, [image(picture(28, 2, 2)), text("?")], [])
-    with pytest.raises(ToolContractError, match="tool 'look' returned an image, and the model takes none"):
-        await roll(runner, "?", [ToolResponse("x", image=[picture(28, 2, 2)])])
+    engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>"), tokenizer.encode("Well.<|im_end|>")])
+    runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
+    outcome, _, _ = await roll(runner, "?", [ToolResponse("x", image=[picture(28, 2, 2)])])
+    assert outcome.stop_reason is StopReason.FINISHED
+    assert outcome.messages[3]["content"] == "x\n[an image that this model cannot be shown]"
 
 
 async def test_rows_as_verl_and_parquet_have_them(processors: dict[str, Any], tmp_path: Path) -> None:

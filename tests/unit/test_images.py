@@ -1,5 +1,6 @@
 """Images in messages and their placeholders, without a model."""
 
+import io
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,15 @@ import pytest
 from PIL import Image
 
 from verl_multiturn import ConfigError, EngineError, ScriptedEngine, ToolContractError
-from verl_multiturn.chat.images import Vision, as_they_are, images_of, load_images, tool_content, with_images
+from verl_multiturn.chat.images import (
+    CANNOT_BE_SHOWN,
+    Vision,
+    as_they_are,
+    images_of,
+    load_images,
+    tool_content,
+    with_images,
+)
 from verl_multiturn.observe.certificate import Row, verify
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.receipts import ReceiptingEngine, Receipts
@@ -82,8 +91,14 @@ async def test_what_a_tool_shows() -> None:
 
     told = await tool_content("look", "Red.", [red], refuses)
     assert told == "Red.\nError: the image cannot be shown: too narrow"
-    with pytest.raises(ToolContractError, match="tool 'look' returned an image, and the model takes none"):
-        await tool_content("look", "Red.", [red], None)
+    assert await tool_content("look", "Red.", [red, None, red], None) == f"Red.\n{CANNOT_BE_SHOWN}\n{CANNOT_BE_SHOWN}"
+    assert await tool_content("look", "", ["cat.png"], None) == CANNOT_BE_SHOWN
+
+    async def refuses_the_file(messages: Any) -> list[Any]:
+        raise OSError(f"cannot identify image file {io.BytesIO()!r}")
+
+    told = await tool_content("look", "", [red], refuses_the_file)
+    assert told == "Error: the image cannot be shown: cannot identify image file <_io.BytesIO object>"
     with pytest.raises(ToolContractError, match=r"list of PIL images, got 'cat\.png'"):
         await tool_content("look", "Red.", ["cat.png"], as_they_are)
 

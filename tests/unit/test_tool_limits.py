@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.conftest import EchoTool
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.processes import WorkerPool
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.runtime import CallStatus, ToolSession
@@ -262,3 +264,68 @@ async def test_a_contract_error_of_the_tool_itself_raises() -> None:
     async with session(Gates(5), EchoTool({"execute": ToolContractError("wrong")})) as opened:
         with pytest.raises(ToolContractError, match="wrong"):
             await opened.execute([HI])
+
+
+def hold_up(seconds: float) -> None:
+    """What a tool does that blocks: nothing else runs meanwhile."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+class InSteps(EchoTool):
+    """Waits several times, some 0.05 s in all; once begun, another one holds up the loop."""
+
+    def __init__(self, blocked_s: float) -> None:
+        super().__init__()
+        self.blocked_s = blocked_s
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        if self.blocked_s:
+            asyncio.get_running_loop().call_later(0.01, hold_up, self.blocked_s)
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(int)
+        return "in time"
+
+
+async def test_a_call_is_not_late_because_another_one_held_up_the_loop() -> None:
+    tool = limited(InSteps(0.9), timeout_s=0.6)
+    async with session(Gates(60), tool) as opened:
+        (result,) = await opened.execute([HI])
+    assert (result.status, result.text) == (CallStatus.OK, "in time")
+
+
+async def test_a_call_that_hangs_is_late_though_the_loop_is_held_up() -> None:
+    tool = limited(EchoTool({"execute": "hang"}), timeout_s=0.2)
+    loop = asyncio.get_running_loop()
+    async with session(Gates(60), tool) as opened:
+        for after_s in (0.01, 0.1, 0.5):
+            loop.call_later(after_s, hold_up, 0.15)
+        (result,) = await opened.execute([HI])
+    assert result.status is CallStatus.TIMEOUT
+
+
+async def test_the_queue_is_not_left_because_another_one_held_up_the_loop() -> None:
+    tool = limited(InSteps(0.6), concurrency=1, queue_timeout_s=0.4)
+    gates = Gates(60)
+    async with session(gates, tool, "a") as first, session(gates, tool, "b") as second:
+        (one,), (two,) = await asyncio.gather(first.execute([HI]), second.execute([HI]))
+    assert (one.status, two.status) == (CallStatus.OK, CallStatus.OK)
+
+
+async def test_a_worker_process_is_not_late_because_another_one_held_up_the_loop(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import socket, time\n"
+        "lines = socket.socket(fileno=0).makefile('rw')\n"
+        "print('{}', file=lines, flush=True)\n"
+        "for line in lines:\n"
+        "    time.sleep(0.1)\n"
+        "    print('{\"a\": 1}', file=lines, flush=True)\n"
+    )
+    pool = WorkerPool(script, {}, timeout_s=0.4, processes=1)
+    await pool.ask({})  # it has started
+    asyncio.get_running_loop().call_later(0.01, hold_up, 0.6)
+    assert await pool.ask({}) == {"a": 1}
+    await pool.close()

@@ -21,6 +21,8 @@ Message = dict[str, Any]
 ReadImages = Callable[[Sequence[Message]], Awaitable[Sequence[Any]]]
 """Loads and resizes the images of messages, in their order; raises whatever it likes for one that it cannot read."""
 
+CANNOT_BE_SHOWN = "[an image that this model cannot be shown]"
+
 Result = TypeVar("Result")
 
 
@@ -102,18 +104,16 @@ async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadIm
     """What a tool's message holds: its images, then its text; an image that cannot be shown is told of instead.
 
     Args:
-        read: None where the model takes no images.
+        read: None where the model takes no images; then it is told of each.
 
     Raises:
-        ToolContractError: the model takes no images, or these are none.
+        ToolContractError: these are none.
     """
     given = [image for image in images if image is not None]
     if not given:
         return text
-    if read is None:
-        raise ToolContractError(
-            f"tool {tool!r} returned an image, and the model takes none; return text, or use a vision-language model"
-        )
+    if read is None:  # what a server answers depends on the arguments, which are the model's
+        return "\n".join([text, *[CANNOT_BE_SHOWN] * len(given)]).lstrip("\n")
     if strange := [image for image in given if not is_pil(image)]:
         raise ToolContractError(f"tool {tool!r}: `image` must be a list of PIL images, got {show(strange[0])}")
     blocks = [{"type": "image", "image": image} for image in given]

@@ -14,9 +14,9 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from verl_multiturn.tasks import keep
+from verl_multiturn.tasks import Alarms, done_within, keep
 from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.invoke import TASK_PREFIX, Alarms, CallAnswer, is_coroutine_method
+from verl_multiturn.tools.invoke import TASK_PREFIX, CallAnswer, is_coroutine_method
 from verl_multiturn.tools.limits import limits_of
 from verl_multiturn.tools.registry import METHODS, schema_of
 
@@ -65,6 +65,7 @@ class Gate:
         self._shared = shared if total is not None else None
         self._free = here if total is None or shared is not None else min(here, total)
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._queue_alarms = Alarms(self.limits.queue_timeout_s)
         self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
 
     def try_enter(self) -> bool:
@@ -84,11 +85,8 @@ class Gate:
         budget = self.limits.queue_timeout_s
         until = loop.time() + budget
         busy = BusyError(f"the tool is busy, no call could start within {budget:g} s; call it again")
-        try:
-            async with asyncio.timeout(budget):
-                await self._wait()
-        except TimeoutError:
-            raise busy from None
+        if not await self._wait():
+            raise busy
         if self._shared is None:
             return None
         limit, lease = self.limits.concurrency_total or 1, None
@@ -101,19 +99,21 @@ class Gate:
             if lease is None:
                 self._hand_on()
 
-    async def _wait(self) -> None:
-        """Take a slot of this process, first come, first served."""
+    async def _wait(self) -> bool:
+        """Take a slot of this process, first come, first served; whether there was one in time."""
         if self._free > 0:
             self._free -= 1
-            return
+            return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await turn
+            return await done_within(turn, self._queue_alarms)
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came together with the cancellation
+            if turn.done():  # it came together with the cancellation
                 self._hand_on()
             raise
+        finally:
+            turn.cancel()  # nothing, where it came
 
     def _hand_on(self) -> None:
         while self._waiting:

@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.tasks import Alarms, wake
 from verl_multiturn.tools.base import ToolResponse
 
 logger = logging.getLogger(__name__)
@@ -53,34 +53,6 @@ class CallAnswer:
     """Whether the text lost its middle to `response_characters`."""
 
 
-class Alarms:
-    """Wakes whoever waits longer than a time that is the same for all: one timer instead of one for each call.
-
-    The loop's own timers are a heap, whose upkeep costs as much as all else that a call of a quick tool needs.
-    """
-
-    def __init__(self, after_s: float) -> None:
-        self.after_s = after_s
-        self._set: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, woken: asyncio.Future[None]) -> None:
-        """Wake a future `after_s` from now, unless it is done by then."""
-        waiting = self._set
-        while waiting and waiting[0][1].done():
-            waiting.popleft()
-        loop = woken.get_loop()
-        waiting.append((loop.time() + self.after_s, woken))
-        if self._timer is None:
-            self._timer = loop.call_later(self.after_s, self._ring, loop)
-
-    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        waiting, now = self._set, loop.time()
-        while waiting and (waiting[0][1].done() or waiting[0][0] <= now):
-            _wake(waiting.popleft()[1])
-        self._timer = loop.call_at(waiting[0][0], self._ring, loop) if waiting else None
-
-
 class Invocation:
     """A method at work.
 
@@ -101,7 +73,7 @@ class Invocation:
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
         """To be awaited once: done when the method has ended, or the time is up; then `result` says which."""
         woken: asyncio.Future[None] = self._task.get_loop().create_future()
-        self._task.add_done_callback(partial(_wake, woken))
+        self._task.add_done_callback(partial(wake, woken))
         alarms.add(woken)
         return woken
 
@@ -129,11 +101,6 @@ class Invocation:
         self._threads.append(thread)
         returned = await asyncio.shield(thread)
         return await _awaited(returned) if inspect.isawaitable(returned) else returned
-
-
-def _wake(woken: asyncio.Future[None], _: object = None) -> None:
-    if not woken.done():
-        woken.set_result(None)
 
 
 def is_coroutine_method(method: Any) -> bool:

@@ -15,23 +15,22 @@ import asyncio
 import copy
 import logging
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from verl_multiturn.chat.parsers import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
-from verl_multiturn.tasks import finish, keep
+from verl_multiturn.tasks import Alarms, finish, gather, keep
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.gate import BusyError, Gate, Gates
-from verl_multiturn.tools.invoke import Alarms, CallAnswer, Invocation, TimedOutError, read_answer, read_reward, shorten
+from verl_multiturn.tools.invoke import CallAnswer, Invocation, TimedOutError, read_answer, read_reward, shorten
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # The grace beyond a request's budget: for calls that were given up to end, and for `release`.
 _ABANDONED_S = 5.0
@@ -139,7 +138,7 @@ class ToolSession:
                 bound = bind_kwargs(gate.tool, method, given, self._request_id)
                 self._kwargs[name, method] = copy_kwargs(bound, name, method, self._request_id)
         try:
-            await _all([self._create(gate) for gate in self._gates.values()])
+            await gather([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # released whatever happened, then raised
             await self._release_all()
             raise
@@ -168,7 +167,7 @@ class ToolSession:
             checked.append(ready)
         self._executed += running
         runs = [self._run(*ready) for ready in checked if not isinstance(ready, CallResult)]
-        ran = [await runs[0]] if len(runs) == 1 else await _all(runs)  # one needs no task of its own
+        ran = [await runs[0]] if len(runs) == 1 else await gather(runs)  # one needs no task of its own
         answered = ran
         if len(ran) < len(checked):
             answers = iter(ran)
@@ -360,16 +359,6 @@ class ToolSession:
         for remaining in left:
             keep(remaining)
         return left
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results, in order; the first failure cancels the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _result(
