@@ -1,6 +1,6 @@
 """Every reward beside the original that it stands for.
 
-    python -m benchmarks.reward_parity
+    python -m benchmarks.reward_parity [REWARD ...]
 
 Whatever differs is printed. A difference is stated when its case names a row of the table of differences in
 `docs/rewards.md`; one that is not, or that is stated and is none, ends the command with status 1. The last line is one
@@ -16,12 +16,21 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from benchmarks.parity import Compared, mathematics, sql
+from benchmarks.parity import Compared, mathematics, programs, sql, texts
 from verl_multiturn.rewards import aclose
 
 DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
 Compare = Callable[[bool], AsyncIterator[Compared]]
-REWARDS: dict[str, Compare] = {"math": mathematics.compare, "sql": sql.compare}
+REWARDS: dict[str, Compare] = {
+    "gsm8k": texts.gsm8k,
+    "math": mathematics.compare,
+    "qa": texts.qa,
+    "sql": sql.compare,
+    "code": programs.compare,
+    "tool_n1": texts.tool_n1,
+    "otc": texts.otc,
+    "reasoning_gym": texts.reasoning_gym,
+}
 
 
 async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:
@@ -62,8 +71,9 @@ def summarize(compared: list[Compared], docs: str) -> dict[str, int]:
 
 def main() -> int:
     docs = DOCS.read_text(encoding="utf-8")
-    compared = asyncio.run(compare_all(list(REWARDS)))
-    for name in REWARDS:
+    names = sys.argv[1:] or list(REWARDS)
+    compared = asyncio.run(compare_all(names))
+    for name in names:
         of_reward = [case for case in compared if case.reward == name]
         print(f"{name}: {len(of_reward)} cases, {sum(case.agrees for case in of_reward)} agree")
     for case in compared:

@@ -3,8 +3,11 @@ installed (verl's, Math-Verify's, reasoning_gym's), and elsewhere beside a reimp
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_multiturn.rewards import compute_score
@@ -41,10 +44,32 @@ async def score(
 ) -> float:
     """Our score of a conversation, as verl's reward worker asks for it. A verifier that failed or ran out of time is
     told apart from a wrong answer: it gives -9."""
+    response = "".join(texts)
     extra_info = {
         "assistant_texts": list(texts),
         "assistant_calls": [[{"name": name, "arguments": arguments} for name, arguments in turn] for turn in calls],
         "call_statuses": [],
     }
-    found = await compute_score(data_source, "", ground_truth, extra_info, **options)
+    found = await compute_score(data_source, response, ground_truth, extra_info, **options)
     return -9.0 if found["failed"] or found["timed_out"] else found["score"]
+
+
+def of_verl(path: str) -> Any:
+    """A module of verl's `utils/reward_score`, without importing verl, which takes a while and a GPU stack.
+
+    Raises:
+        ModuleNotFoundError: verl is not installed here.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("verl is not installed here: its rewards are the originals")
+    file = Path(next(iter(spec.submodule_search_locations)), "utils", "reward_score", path)
+    name = "of_verl_" + path.removesuffix(".py").replace("/", "_").removesuffix("___init__")
+    if name not in sys.modules:
+        folder = [str(file.parent)] if file.name == "__init__.py" else None
+        found = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
+        assert found is not None
+        assert found.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from benchmarks.parity import Compared, score
+from benchmarks.parity import Compared, of_verl, score
 
 PAIRS: dict[str, list[list[str]]] = json.loads(Path(__file__).with_name("math_pairs.json").read_text())
 
@@ -33,6 +33,34 @@ TEXTS = [
 ]
 
 
+SIGNS, VALUE, LONG = "signs without a value", "equal, and written otherwise", "a long text after the answer"
+# ToRL's normaliser takes signs off before it compares texts.
+TORL = [("5.", "5"), ("90°", "90"), (r"10\%", "10"), ("10", r"10\%"), (r"90^\circ", "90"), (r"\$5", "5"), ("5.1", "5")]
+# ReTool's reward is verl's `math_dapo.py`, which compares the text of the box.
+RETOOL = [
+    (r"so \boxed{42}", "42", ""),
+    (r"so \boxed{41}", "42", ""),
+    (r"\boxed{41} or \boxed{42}", "42", ""),
+    ("so 42", "42", ""),
+    (r"so \boxed{42", "42", ""),
+    (r"so \boxed{\frac{84}{2}}", "42", VALUE),
+    (r"so \boxed{042}", "42", VALUE),
+    (r"so \boxed{42}" + " as was to be shown" * 10, "42", LONG),
+]
+
+
+def torl_says(answer: str, gold: str) -> float:
+    """1.0 when both are the same text without degrees, percent, dollar signs and a full stop at the end, or equal to
+    Math-Verify."""
+    signs = ("^{\\circ}", "^\\circ", "°", "\\%", "%", "\\$", "$", " ")
+    stripped = []
+    for text in (answer, gold):
+        for sign in signs:
+            text = text.replace(sign, "")
+        stripped.append(text.removesuffix("."))
+    return float(stripped[0] == stripped[1]) or math_verify_says(rf"\boxed{{{gold}}}", rf"\boxed{{{answer}}}")
+
+
 async def compare(quick: bool) -> AsyncIterator[Compared]:
     """Every pair, and what is read out of a text; `quick`: half of the algebra, where SymPy works hardest."""
     pairs = PAIRS["algebra"][:20] if quick else PAIRS["math_verify"] + PAIRS["algebra"]
@@ -42,6 +70,14 @@ async def compare(quick: bool) -> AsyncIterator[Compared]:
     for text, gold, stated in TEXTS:
         said = math_verify_says(rf"\boxed{{{gold}}}", text)
         yield Compared("math", f"{gold}  |  {text}", await _score(text, gold), said, stated)
+    for answer, gold in TORL:
+        yield Compared("math", f"ToRL: {answer}", await _score(rf"\boxed{{{answer}}}", gold), torl_says(answer, gold))
+    said = math_verify_says(r"\boxed{5}", r"\boxed{5.}")
+    yield Compared("math", "Math-Verify: 5.", await _score(r"\boxed{5.}", "5"), said, SIGNS)
+    retool = of_verl("math_dapo.py")
+    for text, gold, stated in RETOOL:
+        right = float(retool.compute_score(text, gold, strict_box_verify=True)["acc"])
+        yield Compared("math", f"ReTool: {text[:40]}", await _score(text, gold), right, stated)
 
 
 async def _score(text: str, gold: str) -> float:

@@ -6,7 +6,9 @@ What the rows of a source may look like:
 
 - xLAM (`query`, `tools` and `answers`, the last two as JSON text): one step;
 - ToolACE (`system` with the tools as a JSON list, `conversations` of `from` and `value`, calls written as
-  `[name(key="value")]`): each turn that calls tools becomes a step, with what was said before it in the prompt.
+  `[name(key="value")]`): each turn that calls tools becomes a step, with what was said before it in the prompt;
+- Tool-N1's own files (`prompt` and `reward_model`, as its `toolcall_preprocess.py` writes them): one step, the prompt
+  as it is.
 
 Steps whose calls cannot be read, or name no tool of theirs, are left out and counted.
 """
@@ -27,8 +29,9 @@ from verl_multiturn.errors import ConfigError
 SOURCE = "Salesforce/xlam-function-calling-60k,Team-ACE/ToolACE"
 Call = dict[str, Any]
 Message = dict[str, Any]
-Step = tuple[list[Call], list[Message], list[Call]]
-"""Tools, the conversation so far, and the calls that come next."""
+Step = tuple[list[Call] | None, list[Message], list[Call]]
+"""Tools (None where the conversation has its system message with them), the conversation so far, and the calls that
+come next."""
 
 SYSTEM = """You call functions to do what the user asks for. These are the functions, one on a line:
 <tools>
@@ -46,6 +49,8 @@ _NAME = re.compile(r"\s*([^()\[\]{}'\"=,]+?)\s*\(")
 
 def row(step: Step, data_source: str = "tool_n1", **extra_info: Any) -> Row:
     tools, messages, calls = step
+    if tools is None:
+        return make_row(data_source, messages, calls, ability="tool_calling", **extra_info)
     listed = "\n".join(json.dumps({"type": "function", "function": tool}, ensure_ascii=False) for tool in tools)
     prompt = [{"role": "system", "content": SYSTEM.format(tools=listed)}, *messages]
     return make_row(data_source, prompt, calls, ability="tool_calling", **extra_info)
@@ -62,10 +67,16 @@ def steps_of(entry: Mapping[str, Any]) -> Iterator[Step | None]:
         yield checked((tools, [{"role": "user", "content": entry["query"]}], calls))
     elif "system" in entry and "conversations" in entry:
         yield from _toolace_steps(entry)
+    elif "prompt" in entry and "reward_model" in entry:
+        truth = _json(entry["reward_model"]["ground_truth"])
+        truth = _json(truth)  # some of its files hold JSON text of JSON text
+        named = [call for call in truth if isinstance(call, Mapping)] if isinstance(truth, list) else []
+        step = checked((named, [dict(message) for message in entry["prompt"]], truth))
+        yield None if step is None else (None, *step[1:])
     else:
         raise ConfigError(
             f"a row of the source has the columns {sorted(entry)}; expected query, tools and answers, or system and "
-            "conversations; convert it first"
+            "conversations, or prompt and reward_model; convert it first"
         )
 
 

@@ -36,6 +36,26 @@ def test_a_row_of_xlam_is_one_step() -> None:
     assert row["data_source"] == "tool_n1"
 
 
+@pytest.mark.parametrize("wrap", [json.dumps, lambda calls: json.dumps(json.dumps(calls)), list], ids=range(3))
+def test_a_row_that_tool_n1_publishes_keeps_its_prompt(wrap: Any) -> None:
+    calls = [{"name": "Market Trends API", "arguments": {"country": "us"}}]
+    prompt = [{"role": "system", "content": "# Tool\n…"}, {"role": "user", "content": "Trends, please."}]
+    entry = {
+        "data_source": "toolcall",
+        "prompt": prompt,
+        "ability": "toolcall",
+        "reward_model": {"style": "rule", "ground_truth": wrap(calls)},
+        "extra_info": {"split": "train", "index": 0, "prompt_type": "qwen"},
+    }
+    tool_n1 = script("tool_n1")
+    (row,) = tool_n1.rows_of([entry], "/data/toolcall.parquet", "train")
+    assert row["prompt"] == prompt
+    assert json.loads(row["reward_model"]["ground_truth"]) == calls
+    assert row["data_source"] == "tool_n1/toolcall"
+    broken = {**entry, "reward_model": {"ground_truth": '[{"name": "x"}]'}}
+    assert tool_n1.rows_of([broken], "/data/toolcall.parquet", "train") == []
+
+
 def test_each_source_of_tool_n1_keeps_its_name() -> None:
     rows = script("tool_n1").rows_of([TOOLACE], "Team-ACE/ToolACE", "test")
     assert {row["data_source"] for row in rows} == {"tool_n1/toolace"}

@@ -12,6 +12,7 @@ import pytest
 from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
+from verl_multiturn.rewards.code import same_output
 from verl_multiturn.rewards.code_cells import decode, encode
 
 
@@ -63,6 +64,58 @@ PROGRAMS: list[tuple[str, Numbers]] = [
 async def test_standard_input_and_output() -> None:
     for text, expected in PROGRAMS:
         assert await score("taco", text, json.dumps(SUMS)) == expected, text[:200]
+
+
+OUTPUTS = [
+    ("0.333333", "0.3333333333333333", True),
+    ("1", "1.0", True),
+    ("1.0 2 x", "1 2.0 x", True),
+    ("+5", "5", True),
+    ("1e3", "1000", True),
+    ("0.3", "0.3333333333333333", False),
+    ("100000000000000000001", "100000000000000000000", False),
+    ("1.5", "-1.5", False),
+    ("nan", "NaN", False),
+    ("1_0", "10.0", False),
+    ("1\n2", "1 2", False),
+    ("2\n1", "1\n2", False),
+    ("1 2", "1", False),
+    ("9" * 5_000 + ".0", "9" * 5_000, False),
+    ("", "0", False),
+]
+
+
+def test_which_outputs_are_the_same() -> None:
+    for output, expected, same in OUTPUTS:
+        assert same_output(output, expected) is same, (output, expected)
+
+
+async def test_a_program_may_call_itself_deeply() -> None:
+    program = "def f(n): return n and 1 + f(n - 1)\nprint(f(20_000))"
+    assert await score("taco", block(program), {"inputs": [""], "outputs": ["20000"]}) == RIGHT
+
+
+async def test_imports_that_a_program_forgot() -> None:
+    method = (
+        "class Solution:\n    def least(self, nums: List[int]) -> int:\n        return heappop(nums) + math.floor(0.5)"
+    )
+    assert await score("apps", block(method), {"fn_name": "least", "inputs": [[[1, 2]]], "outputs": [1]}) == RIGHT
+    assert (
+        await score(
+            "taco", block("print(Counter(input()).most_common(1)[0][1])"), {"inputs": ["aab"], "outputs": ["2"]}
+        )
+        == RIGHT
+    )
+    own = "def floor(x): return 7\nmath = 1\nprint(floor(2.5), math)"
+    assert await score("taco", block(own), {"inputs": [""], "outputs": ["7 1"]}) == RIGHT
+    assert (
+        await score(
+            "taco",
+            block("from __future__ import annotations\nx: List = [1]\nprint(*x)"),
+            {"inputs": [""], "outputs": ["1"]},
+        )
+        == RIGHT
+    )
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(99)"])

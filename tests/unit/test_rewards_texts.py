@@ -9,6 +9,7 @@ import pytest
 
 from tests.scoring import NO_ANSWER, RIGHT, RIGHT_UNFORMATTED, WRONG, WRONG_UNFORMATTED, Numbers, score
 from verl_multiturn import ConfigError
+from verl_multiturn.rewards import compute_score
 from verl_multiturn.rewards.formats import has_one, last_block, last_boxed, last_tag, thinks_first
 from verl_multiturn.rewards.qa import f1, normalize
 
@@ -72,7 +73,13 @@ ANSWERS: dict[str, Numbers] = {
     "<answer>City of Light</answer>": RIGHT,
     "<think>Lyon? <answer>Lyon</answer></think><answer>Paris</answer>": RIGHT,
     "<answer>Lyon</answer><answer>Paris</answer>": RIGHT_UNFORMATTED,
-    "<answer><answer>Paris</answer>": RIGHT_UNFORMATTED,
+    "<answer><answer>Paris</answer>": WRONG_UNFORMATTED,
+    "<answer>Paris</answer>" * 11: (0.25, 1.0, 0.0, 1.0, 0.0, 0.0),
+    # As in Search-R1, also in a thought, closed or not.
+    "<think>hm <answer>Paris</answer>": RIGHT_UNFORMATTED,
+    "<think>hm <answer>Paris</answer></think>": RIGHT_UNFORMATTED,
+    "<think><answer>Paris</answer></think>Lyon": RIGHT_UNFORMATTED,
+    "<think><answer>Paris</answer></think><answer>Lyon</answer>": WRONG,
     "<answer>Paris</answer></answer>": RIGHT_UNFORMATTED,
     "<answer>Paris</answer><answer>Lyon</answer>": WRONG_UNFORMATTED,
     "<answer>Paris, Lyon</answer>": WRONG,
@@ -84,7 +91,6 @@ ANSWERS: dict[str, Numbers] = {
     "<answer>Paris": NO_ANSWER,
     "Paris</answer>": NO_ANSWER,
     "</answer>Paris<answer>": NO_ANSWER,
-    "<think><answer>Paris</answer>": NO_ANSWER,
     "<answer>" * 10_000: NO_ANSWER,
 }
 
@@ -95,6 +101,11 @@ GOLD = ["Paris", "the City of Light"]
 @pytest.mark.parametrize("truth", [{"target": GOLD}, GOLD, json.dumps(GOLD), json.dumps({"target": GOLD})], ids=repr)
 async def test_questions(truth: Any) -> None:
     assert {text: await score("searchR1_nq", text, truth) for text in ANSWERS} == ANSWERS
+
+
+async def test_an_answer_before_the_last_turn_counts() -> None:
+    turns = {"assistant_texts": ["<answer>Paris</answer> Let me look.", "I am not sure."]}
+    assert await score("searchR1_nq", "", GOLD, turns) == RIGHT_UNFORMATTED
 
 
 async def test_f1_is_the_score_and_exact_match_the_accuracy() -> None:
@@ -177,6 +188,20 @@ WRITTEN: dict[str, Numbers] = {
 async def test_tool_calls_that_nobody_parsed() -> None:
     for text, expected in WRITTEN.items():
         assert await score("tool_n1", text, [CALL], {"assistant_calls": None}) == expected, text
+
+
+async def test_what_is_written_counts_before_what_a_parser_makes_of_it() -> None:
+    """Missing arguments are `{}` to a parser, and a text of JSON is an object."""
+    written = '<think>hm</think><tool_call>{"name": "weather", "arguments": %s}</tool_call>'
+    arguments = json.dumps(CALL["arguments"])
+    for text, expected in (
+        (written % arguments, RIGHT),
+        (written % json.dumps(arguments), NO_ANSWER),
+        ('<think>hm</think><tool_call>{"name": "weather"}</tool_call>', NO_ANSWER),
+    ):
+        extra_info = {"assistant_texts": ["<think>hm</think>"], "assistant_calls": called(("weather", arguments))[:1]}
+        found = await compute_score("toolcall", text, [CALL], extra_info)
+        assert tuple(found.values()) == expected, text
 
 
 async def test_no_call_where_none_is_asked_for() -> None:

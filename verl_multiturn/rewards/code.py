@@ -18,7 +18,11 @@ import ast
 import asyncio
 import base64
 import builtins
+import functools
+import importlib
 import json
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +45,12 @@ _MOST_CHARACTERS = 50_000
 """Of a program, and of what it returns from one call."""
 _CHUNK_BYTES = 48_000
 _OUTPUT_CHARACTERS = 4_000_000
+_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
+# In this order: a later one's name counts. The modules' own names count before those in them.
+_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing"),
+)
 
 
 class CodeOptions(RewardOptions):
@@ -154,24 +164,25 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
 
 
 async def _run_pairs(judge: _Judge, program: str, tests: _Tests, tally: _Tally, all_or_nothing: bool) -> None:
+    forgotten = forgotten_imports(program)
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         sandbox = await judge.sandbox()
         try:
             await _upload(sandbox, _as_text(given))
-            result = await sandbox.run(f"run_program({program!r})")
+            result = await sandbox.run(f"run_program({program!r}, {forgotten!r})")
         finally:
             sandbox.kill()
         tally.late = tally.late or _is_late(result)
         # One that exits after it has printed everything is right as well.
         ended = result.stopped is None or result.stopped.startswith("the Python process ended")
-        if ended and _lines(result.output) == _lines(_as_text(expected)):
+        if ended and same_output(result.output, _as_text(expected)):
             tally.passed += 1
         elif all_or_nothing:
             return
 
 
 async def _run_asserts(judge: _Judge, program: str, codes: list[str], tally: _Tally, all_or_nothing: bool) -> None:
-    first = f"define({program!r})"
+    first = f"define({program!r}, {forgotten_imports(program)!r})"
     runner: Sandbox | None = None
     referee = await judge.sandbox()
     try:
@@ -235,6 +246,54 @@ async def _upload(sandbox: Sandbox, text: str) -> None:
         _expect(await sandbox.run(code))
 
 
+def same_output(output: str, expected: str) -> bool:
+    """Whether a program printed what it should: the same lines, or the same words on each, numbers by value.
+
+    Numbers that are not both whole may differ by 1e-5 of the expected one, as in verl's `prime_code`: 0.333333 is 1/3,
+    and 1 is 1.0.
+    """
+    printed, wanted = _lines(output), _lines(expected)
+    if printed == wanted:
+        return True
+    return len(printed) == len(wanted) and all(map(_same_words, printed, wanted))
+
+
+def _same_words(line: str, expected: str) -> bool:
+    words, wanted = line.split(), expected.split()
+    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+
+
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
+        return True
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
+        return False
+    if word.lstrip("+-").isdigit() and expected.lstrip("+-").isdigit():
+        return int(word) == int(expected)
+    return math.isclose(float(word), float(expected), rel_tol=1e-5, abs_tol=1e-8)
+
+
+def forgotten_imports(program: str) -> str:
+    """Imports for what a program names of the standard modules that programs are written against (`List`, `heapq`): as
+    in verl's `prime_code`, which imports them all. What the program itself imports or defines takes their place."""
+    try:
+        named = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""  # it does not run anyway
+    return "\n".join(_exports()[name] for name in sorted(named) if name in _exports())
+
+
+@functools.cache
+def _exports() -> dict[str, str]:
+    """The line that imports a name."""
+    lines: dict[str, str] = {}
+    for module in _MODULES:
+        exported = importlib.import_module(module)
+        public = getattr(exported, "__all__", [name for name in vars(exported) if not name.startswith("_")])
+        lines |= {name: f"from {module} import {name}" for name in public if not hasattr(builtins, name)}
+    return lines | {module: f"import {module}" for module in _MODULES}
+
+
 def _lines(output: str) -> list[str]:
     """The lines that a judge compares: without blanks at their ends, nor empty lines at the end of all."""
     return [line.rstrip() for line in output.rstrip().split("\n")]
@@ -246,11 +305,15 @@ def _as_text(value: Any) -> str:
 
 
 def _call_tests(tests: _Tests) -> list[str]:
-    """APPS wraps some expected values in a list."""
-    return [
-        f"value = {tests.fn_name}(*{arguments!r})\nassert same(value, {value!r}) or same([value], {value!r})"
-        for arguments, value in zip(tests.inputs, tests.outputs, strict=True)
-    ]
+    """APPS wraps some expected values in a list; PRIME's data have the arguments as JSON, one on a line, and the value
+    as JSON too."""
+    codes = []
+    for arguments, value in zip(tests.inputs, tests.outputs, strict=True):
+        if isinstance(arguments, str):
+            arguments, value = [json.loads(line) for line in arguments.split("\n")], json.loads(value)
+        call = f"{tests.fn_name}(*{arguments!r})"
+        codes.append(f"value = {call}\nassert same(value, {value!r}) or same([value], {value!r})")
+    return codes
 
 
 def _free_names(code: str) -> list[str]:
@@ -263,9 +326,9 @@ def _read(ground_truth: Any, data_source: str) -> _Tests:
     try:
         raw = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
         tests = _Tests.model_validate(raw)
-        for code in tests.assert_case:
+        for code in _call_tests(tests) if tests.fn_name else tests.assert_case:
             compile(code, "<test>", "exec")
-    except (ValidationError, ValueError, SyntaxError) as error:
+    except (ValidationError, ValueError, TypeError, SyntaxError) as error:
         raise ConfigError(f"ground_truth of {data_source!r}: no tests: {error}") from None
     if len(tests.inputs) != len(tests.outputs) or bool(tests.inputs) == bool(tests.assert_case):
         raise ConfigError(

@@ -14,6 +14,8 @@ from typing import Any
 MARK = "\x00result "
 """Before what a cell answers; everything before the last one was printed by the program."""
 _DEPTH = 100
+_RECURSION = 600_000
+"""What programs may count on, as in verl's `prime_code`."""
 _answers = -1
 
 
@@ -67,24 +69,32 @@ def decode(encoded: Any) -> Any:
     return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(decode, content))
 
 
-def run_program(source: str) -> None:
-    """Run a program on the file `.stdin`; nothing but what it prints to standard output is seen."""
+def run_program(source: str, imports: str = "") -> None:
+    """Run a program on the file `.stdin`; nothing but what it prints to standard output is seen.
+
+    Args:
+        imports: what it forgot to import.
+    """
     _silence(2)
     given = os.open(".stdin", os.O_RDONLY | os.O_CREAT)
     os.dup2(given, 0)
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115  # as long as the process
     main = sys.modules["__main__"].__dict__
+    exec(imports, main)
+    sys.setrecursionlimit(_RECURSION)
     exec(compile(source, "<program>", "exec", dont_inherit=True), main)
 
 
-def define(source: str) -> None:
-    """Run a program for its functions; nothing that it prints is seen."""
+def define(source: str, imports: str = "") -> None:
+    """Run a program for its functions, as `run_program` does; nothing that it prints is seen."""
     global _answers
     _answers = os.dup(1)
     _silence(1)
     _silence(2)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
+    exec(imports, module.__dict__)
+    sys.setrecursionlimit(_RECURSION)
     exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
 
 

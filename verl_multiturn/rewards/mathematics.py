@@ -1,7 +1,9 @@
-r"""Mathematics: the last `\boxed{…}` against the ground truth, by `math_verify` (huggingface/Math-Verify)."""
+r"""Mathematics: the last `\boxed{…}` against the ground truth, by `math_verify` (huggingface/Math-Verify), or when
+both are the same text but for signs like `°` and `%`."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
@@ -11,6 +13,8 @@ from verl_multiturn.rewards.verifiers import VerifierOptions, verify
 
 _MOST_CHARACTERS = 1_000
 """Of an answer; a longer one is wrong."""
+
+_NO_VALUE = re.compile(r"\s|\\[ ,;!]|\\?\$|\\?%|°|\^\{?\s*(?:\\circ|\\degree)\s*\}?|\\degree(?![a-zA-Z])")
 
 
 class MathOptions(VerifierOptions):
@@ -36,5 +40,17 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
         return Score()
     if len(answer) > _MOST_CHARACTERS:
         return Score.of(False)
+    if bare(answer) == bare(gold):
+        return Score.of(True)
     value = await verify("math_verify", {"gold": gold, "answer": answer}, options)
     return Score.of(value == 1.0)
+
+
+def bare(text: str) -> str:
+    """A text without what says nothing about its value: blanks, a dollar sign, degrees, percent, a full stop.
+
+    ToRL's normaliser, like those of MATH and of Qwen2.5-Math, takes them off both sides: `5.`, `90°` and `10%` are 5,
+    90 and 10. Math-Verify does so with some of them.
+    """
+    text = _NO_VALUE.sub("", text)
+    return text.rstrip(".") or text

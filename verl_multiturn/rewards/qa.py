@@ -13,12 +13,14 @@ from collections import Counter
 from typing import Any, Literal
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import has_one, last_tag
+from verl_multiturn.rewards.formats import has_one
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MOST_CHARACTERS = 10_000
+_MOST_TAGS = 10
+"""A text with more of them is worth a quarter, as in verl's version of Search-R1's reward."""
 
 
 class QaOptions(RewardOptions):
@@ -37,14 +39,29 @@ async def reward(solution: Solution, ground_truth: Any, options: QaOptions) -> S
     """
     golds = _gold_answers(ground_truth, solution.data_source)
     formatted = has_one(solution.answer, "answer")
-    answer = last_tag(solution.answer, "answer")
+    said = "\n".join(solution.texts)
+    answer = _last_answer(said)
     if not answer:
         return Score(format=float(formatted))
     if len(answer) > _MOST_CHARACTERS:
         return Score.of(False, formatted)
     right = any(normalize(answer) == normalize(gold) for gold in golds)
     value = float(right) if options.metric == "em" else max(f1(answer, gold) for gold in golds)
+    if max(said.count("<answer>"), said.count("</answer>")) > _MOST_TAGS:
+        value /= 4
     return Score(value, float(right), float(formatted), answered=1.0)
+
+
+def _last_answer(text: str) -> str | None:
+    """The last `<answer>…</answer>` as Search-R1 reads it: in whatever turn, in a thought or after it, and from the
+    first `<answer>` that nothing has closed yet."""
+    found, position = None, 0
+    while (start := text.find("<answer>", position)) >= 0:
+        end = text.find("</answer>", start)
+        if end < 0:
+            break
+        found, position = text[start + len("<answer>") : end].strip(), end + len("</answer>")
+    return found
 
 
 def normalize(text: str) -> str:

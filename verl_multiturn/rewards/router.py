@@ -54,7 +54,7 @@ ROUTES: dict[str, str] = {
     **dict.fromkeys(
         ["taco*", "apps*", "codecontests*", "codeforces*", "livecodebench*", "mbpp*", "humaneval*"], "code"
     ),
-    **dict.fromkeys(["tool_n1*", "tool-n1*"], "tool_n1"),
+    **dict.fromkeys(["tool_n1*", "tool-n1*", "toolcall*"], "tool_n1"),
     "reasoning_gym/*": "reasoning_gym",
 }
 """Patterns of `data_source`, in lower case, and the reward of each; the first that matches counts."""

@@ -28,6 +28,7 @@ class Solution:
             read. Empty for a row of another agent loop.
         statuses: how each call ended, as in `tools/runtime.py`.
         extra_info: the row's own, and what the agent loop left.
+        response: all that was decoded, with the calls as they are written, and tools' output.
     """
 
     data_source: str
@@ -35,6 +36,7 @@ class Solution:
     calls: tuple[tuple[tuple[str, str], ...], ...] = ()
     statuses: tuple[str, ...] = ()
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    response: str = ""
 
     @classmethod
     def of_row(cls, data_source: str, solution_str: str, extra_info: Mapping[str, Any] | None) -> Solution:
@@ -48,6 +50,7 @@ class Solution:
             tuple(tuple((str(call["name"]), str(call["arguments"])) for call in turn) for turn in calls),
             tuple(str(status) for status in extra_info.get("call_statuses") or ()),
             extra_info,
+            solution_str,
         )
 
     @property

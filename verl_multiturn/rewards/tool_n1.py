@@ -14,6 +14,8 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.formats import thinks_first
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
+_OPENING = "<tool_call>"
+
 
 class ToolN1Options(RewardOptions):
     require_think: bool = True
@@ -23,8 +25,9 @@ class ToolN1Options(RewardOptions):
 async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) -> Score:
     """Whether the calls of the first turn are the ground truth's.
 
-    Calls are what the agent loop parsed. A turn without any, as of a conversation that has no tools, is read here:
-    JSON, a call or a list of them, in `<tool_call>…</tool_call>`.
+    Calls are read in what the model wrote: JSON, a call or a list of them, in `<tool_call>…</tool_call>`. What a parser
+    makes of a call is more than was written (arguments that are missing become `{}`, a text of JSON becomes an
+    object), so it counts only where the model's format is another one.
 
     Args:
         ground_truth: `[{"name": …, "arguments": {…}}, …]`, or JSON text of that.
@@ -36,7 +39,8 @@ async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) 
     first = solution.texts[0] if solution.texts else ""
     thought = thinks_first(first) if options.require_think else True
     parsed = solution.calls[0] if solution.calls else ()
-    calls = _parsed_calls(parsed) if parsed else _written_calls(first)
+    written = solution.response if len(solution.texts) == 1 and _OPENING in solution.response else first
+    calls = _written_calls(written) if _OPENING in written or not parsed else _parsed_calls(parsed)
     answered = bool(calls) or not gold
     formatted = thought and calls is not None
     right = formatted and calls == gold
@@ -56,8 +60,8 @@ def _written_calls(text: str) -> Counter[str] | None:
     calls: list[Any] = []
     rest = text.rpartition("</think>")[2]
     try:
-        while "<tool_call>" in rest:
-            inside, closed, rest = rest.partition("<tool_call>")[2].partition("</tool_call>")
+        while _OPENING in rest:
+            inside, closed, rest = rest.partition(_OPENING)[2].partition("</tool_call>")
             if not closed:
                 return None
             value = json.loads(inside)
