@@ -194,10 +194,15 @@ def verify(
     files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` or the quickstart wrote (JSONL).")],
 ) -> None:
     """Verify recorded conversations against what the engine returned; one line for each violation."""
-    records = tokens = violations = 0
+    records = tokens = violations = torn = 0
     for path in files:
         try:
             for line, verdict in verify_file(path):
+                if verdict is None:
+                    torn += 1
+                    note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
+                    console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
+                    continue
                 records += 1
                 tokens += verdict.sampled_tokens
                 violations += len(verdict.violations)
@@ -206,6 +211,7 @@ def verify(
         except MultiTurnError as error:
             _fail(str(error))
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
+    summary += f", {torn} torn lines" if torn else ""
     console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
     if violations:
         raise typer.Exit(1)

@@ -13,6 +13,8 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
+from verl_multiturn.observe.records import parse_line, read_records
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
 
@@ -33,12 +35,12 @@ class StepRecords:
 
     def calls_per_trajectory(self, step: int) -> float:
         for path in self._folder.glob("*.jsonl"):
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 file.seek(self._positions[path])
                 while (line := file.readline()).endswith("\n"):
                     self._positions[path] = file.tell()
-                    record = json.loads(line)
-                    if record["temperature"] > 0:
+                    record = parse_line(line)
+                    if record is not None and record["temperature"] > 0:
                         self._calls[record["step"]].append(len(record["calls"]))
         return mean(self._calls[step]) if self._calls[step] else 0.0
 
@@ -47,9 +49,10 @@ def merge_records(out: Path) -> list[dict[str, Any]]:
     """All conversations of the run, in order of their steps, as `trajectories.jsonl`."""
     records = []
     for path in sorted((out / "records").glob("*.jsonl")):
-        records += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records += read_records(path)
     records.sort(key=lambda record: record["step"])
-    with (out / "trajectories.jsonl").open("w", encoding="utf-8") as file:
+    # A lone surrogate, which a model can write, is no UTF-8; its escape is JSON.
+    with (out / "trajectories.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return records
 

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.observe.records import read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
@@ -44,11 +45,7 @@ class Run:
 
     @staticmethod
     def read(out: Path) -> Run:
-        records = [
-            json.loads(line)
-            for path in sorted((out / "records").glob("*.jsonl"))
-            for line in path.read_text(encoding="utf-8").splitlines()
-        ]
+        records = [record for path in sorted((out / "records").glob("*.jsonl")) for record in read_records(path)]
         config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
         # Where our start-up check puts the run's tools.
         tools = OmegaConf.select(config, "actor_rollout_ref.rollout.custom.multiturn.tool_config_path")

@@ -344,11 +344,22 @@ async def test_verify_command(tmp_path: Path) -> None:
     assert f"no 3 records, {3 * (len(CALL) + 4)} sampled tokens, 1 violations" in done.output
 
 
+async def test_verify_goes_on_past_a_torn_line(tmp_path: Path) -> None:
+    line = json.dumps(await converse([CALL, "ok"])) + "\n"
+    path = tmp_path / "x.jsonl"
+    path.write_text(line + line[:200] + "\n" + line[:100] + line + line + line[:50])
+    done = CliRunner().invoke(app, ["verify", str(path)])
+    assert done.exit_code == 0
+    for number in (2, 3, 5):
+        assert f"{path}:{number}: not verified: a torn line" in done.output
+    assert f"ok 2 records, {2 * (len(CALL) + 4)} sampled tokens, 0 violations, 3 torn lines" in done.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty"),
-        ("not json\n", ":1: not JSON"),
+        ("", "holds no record"),
+        ("not json\n", "holds no record"),
         ("[1]\n", ":1: expected an object, got list"),
         ('{"x": 1}\n', ":1: no record of a conversation: KeyError: 'ids'"),
         (None, "cannot be read"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.observe.certificate import Row, Violation, verify
+from verl_multiturn.observe.records import parse_line
 from verl_multiturn.rollout.receipts import Receipts
 
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
@@ -57,28 +57,28 @@ def verify_record(record: Mapping[str, Any]) -> Verdict:
     return Verdict(sum(len(g.ids) for g in receipts.generations), verify(row, receipts))
 
 
-def verify_file(path: Path) -> Iterator[tuple[int, Verdict]]:
-    """Verify a JSONL file; line numbers from 1.
+def verify_file(path: Path) -> Iterator[tuple[int, Verdict | None]]:
+    """Verify a JSONL file; line numbers from 1, and None for a torn line, as a process that was killed leaves.
 
     Raises:
-        CertificateError: the file cannot be read, holds no record, or a line is none.
+        CertificateError: the file cannot be read, holds no record, or a line is JSON and none.
     """
-    empty = True
+    found = False
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
-                empty = False
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise CertificateError(f"{path}:{number}: not JSON: {error}") from error
+                record = parse_line(line)
+                if record is None:
+                    yield number, None
+                    continue
+                found = True
                 if not isinstance(record, dict):
                     raise CertificateError(f"{path}:{number}: expected an object, got {type(record).__name__}")
                 try:
                     yield number, verify_record(record)
                 except CertificateError as error:
                     raise CertificateError(f"{path}:{number}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
-    if empty:
-        raise CertificateError(f"{str(path)!r} is empty; expected one record a line")
+    if not found:
+        raise CertificateError(f"{str(path)!r} holds no record; expected one a line, as JSON")
