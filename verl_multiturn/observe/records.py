@@ -90,7 +90,7 @@ class RecordWriter:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON; NaN, which JSON lacks, becomes its name, and a key that is no text its repr."""
+    """Return a record as one line of JSON; NaN becomes its name, a key that is no text its `repr`."""
     try:
         return json.dumps(record, default=show, allow_nan=False) + "\n"
     except (TypeError, ValueError):
