@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,24 @@ class Place:
     added: Callable[[str, str], list[Message]]
     authored: bool = False
     """Whether the message is one in which an author may write a call, or a thought, as the model does."""
+    schemas: Callable[[str, str], list[dict[str, Any]]] | None = None
+    """Schemas of tools that hold the text, in the place of messages."""
+
+
+def _described(function: dict[str, Any], **argument: Any) -> list[dict[str, Any]]:
+    """A tool as an MCP server might describe it."""
+    parameters = {"type": "object", "properties": {"word": {"type": "string", **argument}}, "required": ["word"]}
+    return [{"type": "function", "function": {"name": "search", "parameters": parameters, **function}}]
+
+
+def _renamed(left: str, right: str) -> list[dict[str, Any]]:
+    properties = {left + right: {"type": "string", "description": "d"}, "y": {"type": "integer", "description": "d"}}
+    parameters = {"type": "object", "properties": properties, "required": ["y"]}
+    return [{"type": "function", "function": {"name": "search", "description": "d", "parameters": parameters}}]
+
+
+def _asks(_: str, __: str) -> list[Message]:
+    return [_said("user", "q")]
 
 
 # Those without messages before them are data rows.
@@ -98,6 +116,10 @@ PLACES = [
     Place("system and user", [], lambda a, b: [_said("system", a), _said("user", b)]),
     Place("assistant and user", [], lambda a, b: [_said("user", "q"), _said("assistant", a), _said("user", b)]),
     Place("two users", [], lambda a, b: [_said("user", a), _said("user", b)]),
+    Place("tool description", [], _asks, schemas=lambda a, b: _described({"description": a + b})),
+    Place("argument", [], _asks, schemas=lambda a, b: _described({"description": "d"}, description=a, enum=[b, "y"])),
+    Place("argument's name", [], _asks, schemas=_renamed),
+    Place("other key", [], _asks, schemas=lambda a, b: _described({"description": "d"}, description="d", **{a + b: b})),
 ]
 
 
@@ -109,6 +131,8 @@ class ControlTokens:
     """What no text of a tool or a user may bring in."""
     authored: dict[int, str]
     """What no text of a row's system and assistant messages may bring in."""
+    tags: tuple[str, ...] = ()
+    """What the template writes around answers of tools and the tokenizer has no token for; as `outside`."""
 
 
 def control_tokens(made: Family) -> ControlTokens:
@@ -133,7 +157,16 @@ def control_tokens(made: Family) -> ControlTokens:
     opening = made.tokenizer.encode(probes[0].partition(WORDS[2])[0], add_special_tokens=False)
     opened_by_special = [index for index in opening if index in added][-1] in special
     turns = {} if opened_by_special else {index: text for index, text in written.items() if text not in REASONING}
-    return ControlTokens({**written, **special, **marks}, {**turns, **special})
+    tags = _plain_tags(probes, set(added.values()))
+    return ControlTokens({**written, **special, **marks}, {**turns, **special}, tags)
+
+
+def _plain_tags(probes: Sequence[str], tokens: Collection[str]) -> tuple[str, ...]:
+    """The tags beside the answers of tools that are no tokens."""
+    tag = r"<[^<>\s]+>"
+    beside = re.compile(rf"((?:{tag}\s*)*)(?:{WORDS[2]}|{WORDS[3]})((?:\s*{tag})*)")
+    sides = (side for text in probes[1:] for both in beside.findall(text) for side in both)
+    return tuple(sorted({each for side in sides for each in re.findall(tag, side)} - set(tokens)))
 
 
 def _probe(made: Family, *messages: Message) -> str:
@@ -173,10 +206,11 @@ class Trial:
         self._tokenizer = family.tokenizer
         self._codec = make_codec(family)
         self._trusted = self._codec.trusted if guarded else list
+        self._trusted_schemas = self._codec.trusted_schemas if guarded else list
         (end,) = self._tokenizer.encode(family.end_tokens[0], add_special_tokens=False)
         self._ids = [*self._tokenizer.encode("ok", add_special_tokens=False), end]
         self._control = control_tokens(family)
-        self.tokens = list(self._control.outside.values())
+        self.tokens = [*self._control.outside.values(), *self._control.tags]
         self._honest = {place.name: self._controls(place, "x", "x") for place in PLACES if self._takes(place)}
         self._places = [place for place in PLACES if place.name in self._honest]
 
@@ -198,11 +232,11 @@ class Trial:
         left, right = text[: len(text) // 2], text[len(text) // 2 :]
         for place in self._places:
             score.benign += 1
-            plain = place.added(left, right)
+            plain, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
             try:
-                trusted = self._trusted(plain)
+                trusted = self._trusted(plain), self._trusted_schemas(schemas)
                 # The same messages give the same ids.
-                if trusted != plain and self._ids_of(place, trusted) != self._ids_of(place, plain):
+                if trusted != (plain, schemas) and self._ids_of(place, *trusted) != self._ids_of(place, plain, schemas):
                     score.differing.append((place.name, text))
             except REFUSALS:
                 score.raised.append((place.name, text))
@@ -220,22 +254,28 @@ class Trial:
 
     def _takes(self, place: Place) -> bool:
         try:
-            ids = self._ids_of(place, place.added(*WORDS[:2]))
+            schemas = place.schemas(*WORDS[:2]) if place.schemas else []
+            ids = self._ids_of(place, place.added(*WORDS[:2]), schemas)
         except REFUSALS:
             return False
         shown = self._tokenizer.decode(ids)
         # A template that cannot take parts prints them as Python or JSON would.
-        return all(word in shown for word in WORDS[:2]) and "'type'" not in shown and '"type"' not in shown
+        as_data = not schemas and ("'type'" in shown or '"type"' in shown)
+        return all(word in shown for word in WORDS[:2]) and not as_data
 
-    def _ids_of(self, place: Place, messages: list[Message]) -> list[int]:
+    def _ids_of(self, place: Place, messages: list[Message], schemas: list[dict[str, Any]]) -> list[int]:
         if not place.before:
-            return self._codec.initial(messages, [])
+            return self._codec.initial(messages, schemas)
         return self._codec.observation(place.before, messages, self._ids, []).observation
 
-    def _controls(self, place: Place, left: str, right: str) -> list[int]:
-        """The control tokens of a message that says this, in their order."""
+    def _controls(self, place: Place, left: str, right: str) -> list[int | str]:
+        """The control tokens of a message or schema that says this, in their order, then the tags that are none."""
         control = self._control.authored if place.authored else self._control.outside
-        return [index for index in self._ids_of(place, self._trusted(place.added(left, right))) if index in control]
+        schemas = self._trusted_schemas(place.schemas(left, right)) if place.schemas else []
+        ids = self._ids_of(place, self._trusted(place.added(left, right)), schemas)
+        tags = () if place.authored else self._control.tags
+        shown = self._tokenizer.decode(ids) if tags else ""
+        return [*(index for index in ids if index in control), *(tag for tag in tags for _ in range(shown.count(tag)))]
 
 
 def measure(name: str, hostile: Sequence[str] | None = None, kind: Sequence[str] | None = None) -> Score:

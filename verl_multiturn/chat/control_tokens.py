@@ -69,9 +69,12 @@ class Firewall:
 
     Args:
         placeholders: more control tokens, of every role: texts that a processor puts an image's tokens for.
+        tags: more of them in the text of tools and users: what the template writes around answers, token or not.
     """
 
-    def __init__(self, tokenizer: ControlTokenizer, placeholders: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: ControlTokenizer, placeholders: Collection[str] = (), tags: Collection[str] = ()
+    ) -> None:
         added = dict(tokenizer.added_tokens_decoder)
         special = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
         special |= {
@@ -90,7 +93,8 @@ class Firewall:
         marks = {token.content: index for index, token in added.items() if re.search(r"[^\w\s]", token.content)}
         marks = {token: index for token, index in marks.items() if token != tokenizer.unk_token or token in special}
         self._special = _Tokens(special)
-        self._all = _Tokens({**marks, **special})
+        plain = {tag: added_ids.get(tag, _NO_ID) for tag in tags}
+        self._all = _Tokens({**plain, **marks, **special})
         self._tokenizer = tokenizer
 
     def count(self, ids: Sequence[int], role: str = "tool") -> int:
@@ -116,6 +120,10 @@ class Firewall:
         if self._forged(spaced, tokens):
             raise ConfigError(f"the tokenizer makes a control token of {text!r:.200}, which cannot be prevented")
         return spaced
+
+    def clean_schema(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """A tool's schema with all its text cleaned, like the text of a tool."""
+        return {key: self._clean_value(value, "tool") for key, value in schema.items()}
 
     def clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with all its text cleaned; a role that is none of the usual ones is text too."""

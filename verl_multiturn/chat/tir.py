@@ -29,7 +29,6 @@ from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilde
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rollout.limits import Side
 
 TIR = "tir"
 """The value of `rollout.multi_turn.format`."""
@@ -151,14 +150,14 @@ class TirCodec(ChatCodec):
         return super().initial(messages, [])
 
     def trusted(self, messages: Sequence[Message]) -> list[Message]:
-        firewall = self._firewall
-        if firewall is None or any(message.get("role") != "tool" for message in messages):
+        if any(message.get("role") != "tool" for message in messages):
             return super().trusted(messages)
         # An observation: there is no template beside it, and `observation` looks at what is.
-        return [firewall.clean_message(message) for message in messages]
+        unfenced = [{**message, "content": _unfenced(message["content"])} for message in messages]
+        return [self._firewall.clean_message(message) for message in unfenced] if self._firewall else unfenced
 
-    def clip(self, text: str, tokens: int, side: Side) -> tuple[str, bool]:
-        return super().clip(_unfenced(text), tokens, side)
+    def harmless(self, text: str) -> str:
+        return super().harmless(_unfenced(text))
 
     def observation(
         self,

@@ -43,6 +43,7 @@ class CallStats(NamedTuple):
     attempts: int
     cached: bool
     truncated: bool
+    altered: bool
     queue_s: float
     seconds: float
     reward: float
@@ -68,6 +69,7 @@ def stats_of(outcome: Outcome) -> Stats:
                 call.attempts,
                 call.cached,
                 call.truncated,
+                call.altered,
                 call.queue_s,
                 call.seconds,
                 call.reward,
@@ -181,6 +183,7 @@ def _rates_and_times(calls: Sequence[CallStats], statuses: Iterable[CallStatus])
     counts["cached"] = sum(call.cached for call in calls)
     counts["retried"] = sum(call.attempts > 1 for call in calls)
     counts["truncated"] = sum(call.truncated for call in calls)
+    counts["altered"] = sum(call.altered for call in calls)
     waited = [call.queue_s for call in calls if call.attempts or call.status == CallStatus.OVERLOADED]
     return {
         **{f"{what}_rate": count / max(1, len(calls)) for what, count in counts.items()},

@@ -38,6 +38,7 @@ def record_of(outcome: Outcome, receipts: Receipts, **extra: Any) -> dict[str, A
                 "text": call.text,
                 "reward": call.reward,
                 "metrics": call.metrics,
+                "altered": call.altered,
                 "seconds": round(call.seconds, 6),
             }
             for call in outcome.calls

@@ -144,7 +144,8 @@ class Conversation:
             outcome.messages,
         )
         # The prompt first: whatever happens to the tools, the trajectory has one.
-        outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, session.schemas))
+        shown = await codec.render(codec.trusted_schemas, session.schemas)
+        outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown))
         if outcome.trajectory.prompt_length > self._limits.prompt_length:
             outcome.error = (
                 f"the prompt has {outcome.trajectory.prompt_length} tokens with its tools' schemas, and may have "
@@ -158,7 +159,7 @@ class Conversation:
         deadline = asyncio.timeout(self._limits.wall_clock_s)
         try:
             async with deadline, session:
-                reason = await self._turns(request, outcome, session)
+                reason = await self._turns(request, outcome, session, shown)
                 outcome.tool_rewards = await session.calc_rewards()
                 outcome.extra_fields = session.extra_fields
         except TimeoutError:
@@ -166,7 +167,7 @@ class Conversation:
                 raise
         # A conversation that was over when the time ran out (during calc_reward or release) ended by itself.
         outcome.trajectory.seal(reason or StopReason.WALL_CLOCK)
-        self._compare(outcome, session.schemas)
+        self._compare(outcome, shown)
         return outcome
 
     def _compare(self, outcome: Outcome, schemas: Sequence[dict[str, Any]]) -> None:
@@ -185,7 +186,14 @@ class Conversation:
                 difference,
             )
 
-    async def _turns(self, request: Request, outcome: Outcome, session: ToolSession) -> StopReason:
+    async def _turns(
+        self, request: Request, outcome: Outcome, session: ToolSession, shown: Sequence[dict[str, Any]]
+    ) -> StopReason:
+        """Run turn after turn.
+
+        Args:
+            shown: the tools' schemas as the model is shown them.
+        """
         trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits
         schemas = session.schemas
         malformed_in_a_row = 0
@@ -219,7 +227,9 @@ class Conversation:
             said = [await self._tool_message(result) for result in results[:-1]]
             said.append(await self._tool_message(results[-1], limits.reminder(trajectory.turns)))
             added = await self._codec.render(self._codec.trusted, said)
-            increment = await self._codec.render(self._codec.observation, messages, added, trajectory.ids, schemas)
+            for result, message, trusted in zip(results, said, added, strict=True):
+                result.altered |= message["content"] != trusted["content"]
+            increment = await self._codec.render(self._codec.observation, messages, added, trajectory.ids, shown)
             if not limits.fits_observation(trajectory.response_length, len(increment)):
                 return StopReason.RESPONSE_LENGTH
             messages.extend(added)
@@ -288,6 +298,8 @@ class Conversation:
             text = limits.truncate(text)
             cut = text != result.text
         else:
+            text = self._codec.harmless(text)
+            result.altered = text != result.text
             text, cut = self._codec.clip(text, limits.observation_length, limits.tool_response_truncate_side)
         result.truncated |= cut
         read = self._read_images if self._codec.vision is not None else None

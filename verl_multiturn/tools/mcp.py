@@ -87,6 +87,9 @@ def _chosen(listed: Sequence[types.Tool], settings: McpSettings, where: str) -> 
 class McpTool(BaseTool):
     """One tool of a server. It has no state per conversation, and takes no kwargs of a row."""
 
+    schema_of_others = True
+    """Its names are the server's, not this run's author's."""
+
     def __init__(self, server: Server, remote_name: str, schema: ToolSchema) -> None:
         super().__init__({}, schema)
         self.server = server

@@ -73,6 +73,9 @@ class CallResult:
     cached: bool = False
     truncated: bool = False
     """Whether the model got to read less than the tool answered."""
+    altered: bool = False
+    """Whether zero-width spaces were put into what the model got to read, because it held control tokens: a model that
+    copies it writes them, too."""
 
 
 class ToolSession:

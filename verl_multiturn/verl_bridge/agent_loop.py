@@ -32,7 +32,7 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.watch import LoopWatch
-from verl_multiturn.verl_bridge.codec import make_chat
+from verl_multiturn.verl_bridge.codec import check_names, make_chat
 from verl_multiturn.verl_bridge.engine import VerlEngine
 from verl_multiturn.verl_bridge.images import image_reader, plain_dict
 from verl_multiturn.verl_bridge.parsers import make_parser, stop_ids
@@ -192,6 +192,9 @@ def build_runner(
         )
     chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs, None, ignored, processor, mm_kwargs, text_mode)
     vision = chat.codec.vision
+    tools = load_run_tools(path, multi_turn.get("function_tool_path"))
+    if not text_mode:
+        check_names(chat.codec, tools.values())
     limits = Limits(
         prompt_length=rollout_config.prompt_length,
         response_length=rollout_config.response_length,
@@ -225,7 +228,7 @@ def build_runner(
             check=None if mode == "disable" or text_mode else chat.check,
             read_images=read_images,
         ),
-        tools=load_run_tools(path, multi_turn.get("function_tool_path")),
+        tools=tools,
         records=RecordWriter(settings.record_dir) if settings.record_dir else None,
         prompt_length=rollout_config.prompt_length,
         stop_ids=sorted(

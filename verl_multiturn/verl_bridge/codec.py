@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from verl.utils.tokenizer.chat_template import initialize_turn_separator
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, VLContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_multiturn.chat.answer_tags import answer_tags
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
-from verl_multiturn.chat.template import Rule, Template, examine_template
+from verl_multiturn.chat.shown_schemas import must_stay
+from verl_multiturn.chat.template import SCHEMA, Rule, Template, examine_template
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.registry import schema_of
@@ -83,8 +85,11 @@ def make_chat(
     # verl's builders for a known family restore the separator after a turn; its default ones lose it.
     loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
     separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
-    firewall = Firewall(tokenizer, vision.texts if vision is not None else ())
+    unguarded = ChatCodec(builder, ends, separator, vision=vision)
+    tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends[0])
+    firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
     codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
+    codec.forget_schemas(SCHEMA, ends[0])
     asked = "q7z"  # found again in no template
     messages = [{"role": "user", "content": asked}]
     prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
@@ -166,9 +171,29 @@ def prompt_measure(
         if takes_images:
             messages = asyncio.run(load_images(messages, read, "its prompt"))
         schemas = [schema_of(tool).as_dict() for tool in request.tools.values()]
-        return len(chat.codec.initial(chat.codec.trusted(messages), schemas))
+        return len(chat.codec.initial(chat.codec.trusted(messages), chat.codec.trusted_schemas(schemas)))
 
     return measure
+
+
+def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
+    """Refuse tools with names, of their own, of arguments or of listed values, that no model could write: the template
+    would show them with their control tokens broken.
+
+    An MCP server's are not the author's: a model that calls by such a name is told that there is none.
+
+    Raises:
+        ConfigError: a tool has such a name.
+    """
+    for tool in tools:
+        schemas = [schema_of(tool).as_dict()]
+        names = zip(must_stay(schemas), must_stay(codec.trusted_schemas(schemas)), strict=True)
+        changed = next((name for name, shown in names if name != shown), None)
+        if changed is not None and not getattr(tool, "schema_of_others", False):
+            raise ConfigError(
+                f"tool {tool.name!r}: {changed!r} in its schema is a control token of the model's, or becomes one in "
+                "the chat template, and no model could write it in a call; give it another name"
+            )
 
 
 def model_end_ids(tokenizer: Any) -> list[int]:

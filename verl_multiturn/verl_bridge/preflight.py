@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,14 @@ from ray._private.utils import get_num_cpus
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.import_utils import resolve_config_path
 
+from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.adapters import check_adapters
-from verl_multiturn.verl_bridge.codec import examine_model
+from verl_multiturn.verl_bridge.codec import check_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.parsers import check_format
 from verl_multiturn.verl_bridge.score_checks import check_scores
@@ -101,7 +103,9 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
         if multi_turn.format == TIR:
             rollout.skip_tokenizer_init = False  # SGLang stops at a text only where it has a tokenizer
         if path or function_path:
-            _check_code_tool(multi_turn.format, load_run_tools(path, function_path))
+            tools = load_run_tools(path, function_path)
+            _check_code_tool(multi_turn.format, tools)
+            _check_tool_names(config, tools)
         if function_path:  # the workers may have another working folder
             multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
         if path:
@@ -120,6 +124,25 @@ def _check_code_tool(tool_format: str, tools: Mapping[str, Any]) -> None:
             f"rollout.multi_turn.format={TIR}: none of the tools {sorted(tools)} requires a string `code` and "
             "nothing else; add one that runs code, as in tool_configs/python.yaml"
         )
+
+
+def _check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
+    """Refuse tools with names that no model could write; looked at where the model lies on this machine."""
+    model, multi_turn = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
+    path = Path(model.get("tokenizer_path") or model.path).expanduser()
+    names = [name for tool in tools.values() for name in must_stay(schema_of(tool).as_dict())]
+    # Letters and digits are no control token.
+    plain = all(re.fullmatch(r"[\w .-]*", name) for name in names)
+    if plain or multi_turn.format == TIR or not (path / "config.json").is_file():
+        return
+    _, chat = load_chat(
+        str(path),
+        plain_dict(config.data.get("apply_chat_template_kwargs")),
+        custom_chat_template=model.get("custom_chat_template"),
+        trust_remote_code=config.data.get("trust_remote_code"),
+        mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+    )
+    check_names(chat.codec, tools.values())
 
 
 def _check_void_turns(config: DictConfig, settings: MultiTurnSettings) -> None:
