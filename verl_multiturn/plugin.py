@@ -73,7 +73,7 @@ def register() -> None:
         sys.meta_path.insert(0, _AfterTrainers)
 
 
-def _is_trainer() -> bool:
+def is_trainer() -> bool:
     """Whether this process is a run of one of verl's `main_*` trainers."""
     return any("verl.trainer.main_" in part or "verl/trainer/main_" in part for part in sys.orig_argv)
 
@@ -89,7 +89,7 @@ except Exception as error:  # whatever it is, verl would hide it; printed here, 
         file=sys.stderr,
     )
     traceback.print_exc()
-    if _is_trainer():
+    if is_trainer():
         # Not an Exception: verl would swallow it and train without the plugin.
         raise SystemExit(1) from error
     raise

@@ -26,18 +26,12 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from start_up import StartUp
 from summary import ACCURACY, REWARD, StepRecords, summarize
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 _MARK = "VERL_MULTITURN_RUN"
-# Lines of the trainer's log that say how far the start-up is.
-_PHASES = {
-    "Started a local Ray": "Ray is up; loading data and model",
-    "actor and ref model engine initialized": "FSDP is up; starting SGLang",
-    "LLMServerManager:": "SGLang is up; validating the untrained model",
-    "Initial validation metrics": "training",
-}
 
 
 def trainer_command(args: argparse.Namespace) -> list[str]:
@@ -157,21 +151,24 @@ def follow(path: Path) -> Iterator[str]:
         yield ""
 
 
-def watch(trainer: subprocess.Popen[bytes], args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+def watch(
+    trainer: subprocess.Popen[bytes], args: argparse.Namespace, console: Console, start_up: StartUp
+) -> list[dict[str, Any]]:
     """Show the run while it lasts; the metrics of every logged step."""
     metrics: list[dict[str, Any]] = []
     log, logged = follow(args.out / "train.log"), follow(args.out / "metrics.jsonl")
     records = StepRecords(args.out / "records")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("starting Ray", total=args.steps)
+        bar = progress.add_task(start_up.doing, total=args.steps)
         running = True
         while running:
             running = trainer.poll() is None
             for line in iter(lambda: next(log), ""):
-                for sign, phase in _PHASES.items():
-                    if sign in line:
-                        progress.update(bar, description=phase)
+                start_up.see(line)
+            if not start_up.is_over:
+                start_up.look_for_conversations(args.out / "records")
+                progress.update(bar, description=start_up.doing)
             for line in iter(lambda: next(logged), ""):
                 entry = json.loads(line)
                 metrics.append(entry)
@@ -208,6 +205,7 @@ def main() -> int:
     args = parse_arguments()
     console = Console()
     started = time.time()
+    start_up = StartUp(started)
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     prepare = [sys.executable, str(HERE / "prepare_data.py"), str(args.out / "data"), "--seed", str(args.seed)]
@@ -235,7 +233,7 @@ def main() -> int:
             trainer = subprocess.Popen(
                 trainer_command(args), stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
-        metrics = watch(trainer, args, console)
+        metrics = watch(trainer, args, console, start_up)
     except KeyboardInterrupt:
         console.print("interrupted; stopping every process of the run")
         return 130
@@ -249,7 +247,7 @@ def main() -> int:
         console.print("\n".join(lines[-40:]), markup=False, highlight=False)
         console.print(f"the trainer ended with exit status {trainer.returncode}; whole log: {args.out / 'train.log'}")
         return trainer.returncode if trainer.returncode > 0 else 1
-    summarize(args.out, metrics, args.seed, started, console)
+    summarize(args.out, metrics, args.seed, started, start_up.seconds, console)
     return 0
 
 

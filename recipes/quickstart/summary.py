@@ -57,7 +57,14 @@ def merge_records(out: Path) -> list[dict[str, Any]]:
     return records
 
 
-def summarize(out: Path, metrics: list[dict[str, Any]], seed: int, started: float, console: Console) -> dict[str, Any]:
+def summarize(
+    out: Path,
+    metrics: list[dict[str, Any]],
+    seed: int,
+    started: float,
+    start_up_seconds: dict[str, float],
+    console: Console,
+) -> dict[str, Any]:
     """Write `summary.json`, `trajectories.jsonl` and `curve.png`, and print the table."""
     steps = [entry for entry in metrics if REWARD in entry["data"]]
     validations = [(entry["step"], entry["data"][ACCURACY]) for entry in metrics if ACCURACY in entry["data"]]
@@ -84,6 +91,7 @@ def summarize(out: Path, metrics: list[dict[str, Any]], seed: int, started: floa
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
         "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds,
         "steps": len(steps),
+        "start_up_seconds": start_up_seconds,
         "train_seconds": round(step_seconds, 1),
         "total_seconds": round(time.time() - started, 1),
     }

@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
+
 logger = logging.getLogger(__name__)
 
 DETECTED = "VERL_MULTITURN_CPU_DETECTED"
@@ -22,10 +24,20 @@ STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 # registered FSDP for "cuda" only, with this variable as its own override.
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "VERL_ENGINE_DEVICE": "cuda", "VERL_PLATFORM": "cpu"}
 
+# What verl and SGLang warn of in every process where there is no accelerator: engines and kernels that need one.
+_SILENT = (
+    "verl.workers.engine",
+    "sglang.srt.layers.quantization.awq.awq",
+    "sglang.srt.layers.quantization.gguf",
+    "sglang.srt.layers.attention.fla.utils",
+)
+
 # Read by processes that are started from here on, and the user's own values win.
 _SPEED = {
     # Ray gives its workers one thread each where nothing is said; trainer and engine take turns with all cores.
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    # TransferQueue's own default is 8, and where there are fewer cores it warns at every call.
+    "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),
     # Keep freed memory: giving every large tensor back to the system and faulting it in again costs more than the sums.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
@@ -77,6 +89,8 @@ def activate() -> None:
     os.environ.update(environment())
     for name, value in _SPEED.items():
         os.environ.setdefault(name, value)
+    filters = [os.environ.get("PYTHONWARNINGS"), *(f"ignore::UserWarning:{module}" for module in _SILENT)]
+    os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys(",".join(filter(None, filters)).split(",")))
     if str(STAND_INS) not in sys.path:
         sys.path.append(str(STAND_INS))
 

@@ -7,7 +7,9 @@ import os
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.cpu.activate import DETECTED
+from verl_multiturn.cpu.forkserver import forkserver
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.plugin import is_trainer
 from verl_multiturn.verl_bridge.preflight import cluster_address
 
 # What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
@@ -63,3 +65,6 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
+        executable = "ray_kwargs.ray_init.runtime_env.py_executable"
+        if is_trainer() and OmegaConf.select(config, executable) is None:
+            OmegaConf.update(config, executable, forkserver().executable, force_add=True)
