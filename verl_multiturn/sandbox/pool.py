@@ -33,6 +33,7 @@ import weakref
 from collections import deque
 from types import TracebackType
 
+from verl_multiturn.sandbox.groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -154,9 +155,12 @@ class _Zygote:
         """Start what is waited for, and `spare` sandboxes beside it."""
         wanted = len(self._waiting) + (self._settings.pool if spare is None else spare)
         while len(self._starting) < _STARTING and len(self._starting) + len(self._ready) < wanted:
+            group = make_group(self._settings)
             try:
-                sandbox = Sandbox(self._settings, next(self._numbers), self._on_change)
+                sandbox = Sandbox(self._settings, next(self._numbers), self._on_change, group)
             except OSError as error:  # no descriptor is left: those who have one will give it back
+                if group is not None:
+                    group.remove()
                 self._refuse(f"cannot start a sandbox: {error}")
                 return
             self._sandboxes[sandbox.number] = sandbox
@@ -263,8 +267,10 @@ class _Zygote:
     def _end(self, sandboxes: list[Sandbox]) -> None:
         """Kill what has not ended by itself."""
         self._launch.close()
-        if not self._loop.is_closed():
-            for sandbox in sandboxes:
+        for sandbox in sandboxes:
+            if self._loop.is_closed():
+                sandbox.remove_group()
+            else:
                 sandbox.set_gone()
 
     def _let_go(self, reason: str) -> list[Sandbox]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verl_multiturn.sandbox.cell import NONCE_BYTES, PACKET_BYTES
+from verl_multiturn.sandbox.groups import Group
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -44,6 +45,7 @@ class Sandbox:
         settings: its limits.
         number: its name between the parent and the zygote.
         on_change: called when it is ready, and when it has ended.
+        group: its control group, where there is one.
 
     Attributes:
         number: as given.
@@ -51,10 +53,17 @@ class Sandbox:
         is_ready: whether it takes cells.
     """
 
-    def __init__(self, settings: SandboxSettings, number: int, on_change: Callable[[Sandbox], None]) -> None:
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        number: int,
+        on_change: Callable[[Sandbox], None],
+        group: Group | None = None,
+    ) -> None:
         self._settings = settings
         self.number = number
         self._on_change = on_change
+        self._group = group
         self._loop = asyncio.get_running_loop()
         self._output = Output(settings.output_characters)
         self._done: asyncio.Future[None] | None = None
@@ -76,11 +85,13 @@ class Sandbox:
     @property
     def guest_fds(self) -> list[int]:
         """What the zygote is sent."""
-        return [self._their_control.fileno(), self._their_output_fd]
+        return [self._their_control.fileno(), self._their_output_fd, *(self._group.fds if self._group else [])]
 
     def close_guest_fds(self) -> None:
         """The zygote has them, or never will."""
         self._their_control.close()
+        if self._group is not None:
+            self._group.close_fds()
         if self._their_output_fd >= 0:
             os.close(self._their_output_fd)
             self._their_output_fd = -1
@@ -138,7 +149,13 @@ class Sandbox:
             if self.stopped is None:
                 self._on_control()
         self.kill("the sandbox is lost: it ended without a word")
+        self.remove_group()
         self._gone.set()
+
+    def remove_group(self) -> None:
+        """None of its processes is left in there."""
+        if self._group is not None:
+            self._group.remove()
 
     def _on_control(self) -> None:
         try:

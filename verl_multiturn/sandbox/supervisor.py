@@ -23,7 +23,7 @@ import time
 from typing import Any, NoReturn
 
 from . import cell, confine, syscalls
-from .usage import FILE_BYTES, SampledTime, Usage, open_files, proportional_bytes, sockets
+from .usage import FILE_BYTES, SampledTime, Usage, field, open_files, proportional_bytes, sockets
 
 DONE = b"done"
 MAX_OPEN_FILES = 512
@@ -45,7 +45,13 @@ _OUR_SOCKETS = 2
 
 
 def run(
-    control: socket.socket, output_fd: int, spec: dict[str, Any], filters: bytes, number: int, foreign: list[int]
+    control: socket.socket,
+    output_fd: int,
+    spec: dict[str, Any],
+    filters: bytes,
+    number: int,
+    foreign: list[int],
+    group_fds: tuple[int, ...] = (),
 ) -> NoReturn:
     """Be the supervisor of sandbox `number` until it ends.
 
@@ -55,6 +61,7 @@ def run(
         spec: see `launch.guest_spec`; the zygote adds `zygote_memory`, the bytes of its own address space.
         filters: see `seccomp.program`.
         foreign: open files of the zygote that this fork of it gives up.
+        group_fds: see `groups.Group`; none where there is no control group.
     """
     try:
         os.setsid()
@@ -67,10 +74,10 @@ def run(
         task, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         worker = os.fork()
         if worker == 0:
-            _work(theirs, output_fd, spec, filters, number)
+            _work(theirs, output_fd, spec, filters, number, group_fds)
         theirs.close()
         os.close(output_fd)
-        _Supervisor(control, task, worker, spec).watch()
+        _Supervisor(control, task, worker, spec, group_fds).watch()
     except OSError as error:
         _tell(control, f"end setup {error}".encode())
     finally:
@@ -94,7 +101,16 @@ def _seal() -> None:
     syscalls.mount("proc", "/proc", "", flags, "")
 
 
-def _work(task: socket.socket, output_fd: int, spec: dict[str, Any], filters: bytes, number: int) -> NoReturn:
+def _work(
+    task: socket.socket,
+    output_fd: int,
+    spec: dict[str, Any],
+    filters: bytes,
+    number: int,
+    group_fds: tuple[int, ...],
+) -> NoReturn:
+    for fd in group_fds[:1]:
+        os.write(fd, b"0")  # join it
     confine.keep_open(task.detach(), output_fd)
     channel = socket.socket(fileno=confine.TASK_FD)
     try:
@@ -122,11 +138,19 @@ def _tell(control: socket.socket, packet: bytes) -> None:
 class _Supervisor:
     """Hands cells to the worker, says when one is over, and ends the sandbox that takes more than it may."""
 
-    def __init__(self, control: socket.socket, task: socket.socket, worker: int, spec: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        task: socket.socket,
+        worker: int,
+        spec: dict[str, Any],
+        group_fds: tuple[int, ...],
+    ) -> None:
         self._control = control
         self._task = task
         self._worker = worker
         self._spec = spec
+        self._group_fds = group_fds
         self._poll = select.poll()
         self._nonce: bytes | None = _STARTED
         self._closed = False
@@ -215,6 +239,8 @@ class _Supervisor:
             if pid == 0:
                 break
             if pid == self._worker:
+                if self._group_fds and field(self._group_fds[2], b"oom_kill"):
+                    self._end("memory")
                 code = os.waitstatus_to_exitcode(status)
                 self._end("cpu" if code == -signal.SIGXCPU else f"signal {-code}" if code < 0 else f"exit {code}")
         usage = self._usage()
@@ -223,7 +249,8 @@ class _Supervisor:
         limit_s = self._spec["cpu_s"]
         if usage.cpu_s - self._cpu_before_s > limit_s:
             self._end("cpu")
-        if self._sampled.seconds - self._sampled_before_s > SampledTime.limit_s(limit_s):
+        sampled_s = self._sampled.seconds - self._sampled_before_s
+        if not self._group_fds and sampled_s > SampledTime.limit_s(limit_s):
             self._end("cpu")
         files = open_files(list(usage.states))
         if files > MAX_OPEN_FILES:
@@ -235,7 +262,7 @@ class _Supervisor:
 
     def _holds_too_much(self, usage: Usage, files: int) -> bool:
         allowed: int = self._spec["memory"] + self._free_bytes - files * FILE_BYTES
-        if self._spec["namespaces"]:
+        if self._spec["namespaces"] and not self._group_fds:  # a group counts them itself
             allowed -= max(0, sockets() - _OUR_SOCKETS) * self._socket_bytes
         # What is swapped out is in no process's resident memory; it was mapped.
         mapped = usage.virtual - self._spec["zygote_memory"] * max(1, len(usage.states))
@@ -266,7 +293,10 @@ class _Supervisor:
         if not self._spec["namespaces"]:
             return Usage.of([str(self._worker)])
         usage = Usage.of([name for name in os.listdir("/proc") if name.isdigit() and name != "1"])
-        self._sampled.look(usage)
+        if self._group_fds:
+            usage.cpu_s = field(self._group_fds[1], b"usage_usec") / 1e6
+        else:
+            self._sampled.look(usage)
         return usage
 
     def _end(self, reason: str) -> NoReturn:

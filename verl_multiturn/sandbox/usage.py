@@ -116,6 +116,12 @@ def _running(process: str) -> float:
     return count
 
 
+def field(fd: int, name: bytes) -> int:
+    """Return the number after a name in an open file of a control group."""
+    words = os.pread(fd, 4096, 0).split()
+    return int(words[words.index(name) + 1])
+
+
 def open_files(processes: list[str]) -> int:
     count = 0
     for process in processes:

@@ -3,7 +3,8 @@
 It runs trusted code only and never reads what a conversation sends: code and output travel through descriptors that
 it hands on and closes. So a fork of it holds nothing of another conversation.
 
-Packets from the parent: `spawn N` with a control socket and a pipe for the output, `kill N`. Packets to the parent:
+Packets from the parent: `spawn N` with a control socket, a pipe for the output and the files of a
+control group if there is one, `kill N`. Packets to the parent:
 `ready`, `failed REASON`, and `gone N` once no process of sandbox N is left (without namespaces: of its process group).
 
 Imports the standard library only.
@@ -87,7 +88,7 @@ class _Zygote:
                 if fd != self._channel.fileno():
                     self._gone(fd)
                     continue
-                packet, fds, _, _ = socket.recv_fds(self._channel, 64, 2)
+                packet, fds, _, _ = socket.recv_fds(self._channel, 64, 5)
                 if not packet:
                     return
                 verb, number = packet.split()
@@ -105,7 +106,7 @@ class _Zygote:
                 self._wait(process)
             _remove(self._spec["home"])
 
-    def _spawn(self, number: int, control_fd: int, output_fd: int) -> None:
+    def _spawn(self, number: int, control_fd: int, output_fd: int, *group_fds: int) -> None:
         control = socket.socket(fileno=control_fd)
         try:
             if self._spec["namespaces"]:
@@ -115,7 +116,7 @@ class _Zygote:
             process = os.fork()
             if process == 0:
                 ours = [self._channel.detach(), self._own_pid_namespace, *self._supervisors]
-                supervisor.run(control, output_fd, self._spec, self._filters, number, ours)
+                supervisor.run(control, output_fd, self._spec, self._filters, number, ours, group_fds)
             try:
                 fd = os.pidfd_open(process)
             except OSError:
@@ -130,7 +131,8 @@ class _Zygote:
             self._poll.register(fd, select.POLLIN)
         finally:
             control.close()
-            os.close(output_fd)
+            for fd in (output_fd, *group_fds):
+                os.close(fd)
 
     def _kill(self, number: int) -> None:
         for fd, (candidate, process) in self._supervisors.items():

@@ -1,0 +1,128 @@
+"""Control groups (cgroup v2) for sandboxes, where we may make some: then the kernel counts and limits by itself.
+
+A group's `memory.max` holds for all memory, of processes, files, pipes, sockets and the kernel's notes about them;
+`pids.max` for processes and threads; `cpu.stat` counts the time of children that nobody waited for, too. Where there
+is no such group the supervisor counts as well as it can (`usage.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from verl_multiturn.sandbox.settings import SandboxSettings
+
+_LOG = logging.getLogger(__name__)
+_NEEDED = {"memory", "pids"}
+_PREFIX = "verl-multiturn"
+_KERNEL_BYTES = 16 * 2**20
+"""For what the kernel itself keeps of a sandbox: page tables, names, open files."""
+_numbers = itertools.count()
+
+
+class Group:
+    """The group of one sandbox.
+
+    Attributes:
+        fds: to join it, to read its processor time, and to read what its limits did; for the supervisor.
+    """
+
+    def __init__(self, parent: Path, settings: SandboxSettings) -> None:
+        self._folder = parent / f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self.fds: list[int] = []
+        os.mkdir(self._folder)
+        try:
+            most = (settings.memory_mb + settings.disk_mb) * 2**20 + _KERNEL_BYTES
+            for name, value in (("memory.max", most), ("memory.oom.group", 1), ("pids.max", settings.processes)):
+                (self._folder / name).write_text(str(value))
+            with contextlib.suppress(OSError):  # a kernel without swap has no such file
+                (self._folder / "memory.swap.max").write_text("0")
+            for name, mode in (
+                ("cgroup.procs", os.O_WRONLY),
+                ("cpu.stat", os.O_RDONLY),
+                ("memory.events", os.O_RDONLY),
+            ):
+                self.fds.append(os.open(self._folder / name, mode | os.O_CLOEXEC))
+        except OSError:
+            self.remove()
+            raise
+
+    def close_fds(self) -> None:
+        """The supervisor has them, or never will."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def remove(self) -> None:
+        """Its processes are gone."""
+        self.close_fds()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
+
+
+def make_group(settings: SandboxSettings) -> Group | None:
+    """Return a new group, where that is possible."""
+    parent = find_parent() if settings.isolation == "bwrap" else None
+    if parent is None:
+        return None
+    try:
+        return Group(parent, settings)
+    except OSError as error:
+        _LOG.warning("no control group for a sandbox: %s; its supervisor counts alone", error)
+        return None
+
+
+@functools.cache
+def find_parent(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """Return the nearest group, ours or one above, below which we may make groups that limit memory and processes."""
+    try:
+        own = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    if own is None:
+        return None
+    folder = root / own[1]
+    for candidate in [folder, *folder.parents]:
+        if not candidate.is_relative_to(root):
+            break
+        if _gives_limits(candidate) and _can_be_joined(candidate):
+            _remove_left_over(candidate)
+            _LOG.info("sandboxes get control groups below %s", candidate)
+            return candidate
+    return None
+
+
+def _gives_limits(folder: Path) -> bool:
+    try:
+        given = set((folder / "cgroup.subtree_control").read_text().split())
+    except OSError:
+        return False
+    return given >= _NEEDED and os.access(folder, os.W_OK)
+
+
+def _can_be_joined(parent: Path) -> bool:
+    """Whether a process of ours may go into a group below it, tried out."""
+    folder = parent / f"{_PREFIX}-{os.getpid()}-probe"
+    try:
+        os.mkdir(folder)
+        command = ["sh", "-c", 'echo 0 > "$1"', "sh", str(folder / "cgroup.procs")]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _remove_left_over(parent: Path) -> None:
+    """Groups of processes that were killed."""
+    for folder in parent.glob(f"{_PREFIX}-*-*"):
+        owner = folder.name.split("-")[2]
+        if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
