@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -318,12 +319,16 @@ def test_the_end_of_the_loop_ends_the_server(stdio_workshop: Tools, new_loop: An
     assert children() == before
 
 
-def test_a_frozen_server_ends_with_a_worker_that_is_killed() -> None:
+@pytest.mark.parametrize("started_by", ["itself", "a shell"])
+def test_a_frozen_server_ends_with_a_worker_that_is_killed(started_by: str) -> None:
     program = f"""
 import asyncio
 from verl_multiturn.tools.mcp import mcp_tools
 
-tools = {{t.name: t for t in mcp_tools({{"command": "python", "args": [{WORKSHOP!r}, "stdio"]}}, "here")}}
+command = ["python", {WORKSHOP!r}, "stdio"]
+if {started_by!r} == "a shell":  # which stays, as the one that npx starts
+    command = ["sh", "-c", {shlex.join([sys.executable, WORKSHOP, "stdio"])!r} + "; true"]
+tools = {{t.name: t for t in mcp_tools({{"command": command[0], "args": command[1:]}}, "here")}}
 
 async def main():
     print((await tools["pid"].execute("r1", {{}})).text, flush=True)

@@ -1,8 +1,12 @@
-"""`concurrency_total`: the keeper's own rules, and the slots of two worker processes of a real Ray."""
+"""What workers of a real Ray do together: `concurrency_total`, its keeper's own rules, and the end of their tools."""
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -83,3 +87,52 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
             with contextlib.suppress(ray.exceptions.RayError):
                 if await workers[0].call.remote(1) == 1:
                     break
+
+
+def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    from verl_multiturn.verl_bridge.closing import ClosingMixin
+
+    class Worker:
+        """Uses tools on its loop, as an agent loop worker does."""
+
+        async def use(self, name: str, folder: Path) -> None:
+            from verl_multiturn.verl_bridge.closing import close_at_end
+
+            class Tool:
+                def __init__(self, how: str) -> None:
+                    self.how = how
+                    self.loop = asyncio.get_running_loop()
+
+                async def aclose(self) -> None:
+                    await asyncio.sleep(0.01)
+                    assert asyncio.get_running_loop() is self.loop
+                    (folder / f"{name} {self.how}").touch()
+                    if self.how == "raises":
+                        raise RuntimeError("boom")
+
+            close_at_end({how: Tool(how) for how in ("closes", "raises")} | {"plain": object()})
+
+    remote = ray.remote(num_cpus=0)(Worker)
+    asked, dropped = remote.remote(), remote.remote()
+    ray.get([asked.use.remote("asked", tmp_path), dropped.use.remote("dropped", tmp_path)])
+
+    class Trainer:
+        def fit(self, agent_loop_manager: Any) -> None:
+            raise KeyError("training failed")
+
+    class Ours(ClosingMixin, Trainer):
+        pass
+
+    with pytest.raises(KeyError, match="training failed"):
+        Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["asked closes", "asked raises"]
+    del dropped  # Ray ends it, and its atexit functions run
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    ray.kill(asked)
+    with pytest.raises(KeyError):
+        Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))  # a worker that is dead hides no failure

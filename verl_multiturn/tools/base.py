@@ -81,6 +81,9 @@ class BaseTool:
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the conversation: give back what `create` took. Runs exactly once for every `create` that began."""
 
+    async def aclose(self) -> None:
+        """Close what all conversations share, a connection for example; called once when the worker ends."""
+
 
 def is_foreign(tool: Any) -> bool:
     """Whether a tool was written for another loop than ours, whose habits it has."""

@@ -45,13 +45,7 @@ _LONGEST_BACKOFF_S = 10.0
 _GIVEN_UP = 8
 _PATIENCE_S = 1.0
 
-# A server must not outlive a worker that is killed: it may hang in a call, and never see that its input has ended.
-_LAUNCHER = (
-    "import ctypes, os, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"  # PR_SET_PDEATHSIG
-    "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])\n"
-)
+_GUARD = Path(__file__).with_name("mcp_guard.py")
 
 
 class McpSettings(BaseModel):
@@ -366,7 +360,7 @@ def _server_parameters(settings: McpSettings, where: str) -> StdioServerParamete
         raise ConfigError(f"{where}.command: there is no program {command!r}; install it, or give its full path")
     arguments: list[str] = list(settings.args)
     if sys.platform == "linux":
-        arguments = ["-I", "-S", "-c", _LAUNCHER, str(os.getpid()), command, *arguments]
+        arguments = ["-I", "-S", str(_GUARD), str(os.getpid()), command, *arguments]
         command = sys.executable
     return StdioServerParameters(command=command, args=arguments, env=env, cwd=there)
 

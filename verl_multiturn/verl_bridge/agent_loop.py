@@ -32,6 +32,7 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.watch import LoopWatch
+from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.codec import check_names, make_chat
 from verl_multiturn.verl_bridge.engine import VerlEngine
 from verl_multiturn.verl_bridge.images import image_reader, plain_dict
@@ -270,6 +271,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
             )
             self._runners[server_manager] = runner
             LoopWatch().start()  # as long as the worker lives
+            close_at_end(runner.tools)
         self._runner = runner
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:

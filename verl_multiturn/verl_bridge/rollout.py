@@ -28,6 +28,7 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.receipts import Receipts
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.agent_loop import CertifiedOutput, Runner, build_runner
+from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.engine import VerlEngine
 from verl_multiturn.verl_bridge.images import takes_images
 from verl_multiturn.verl_bridge.preflight import settings_of
@@ -116,13 +117,15 @@ class AsyncSGLangRollout(ServerAdapter):
                 f"generate_sequences takes no vision-language models (model_type {model_type!r}), its batches have no "
                 "image features; use the agent loop multiturn_agent"
             )
-        return build_runner(
+        runner = build_runner(
             self.config,
             model.tokenizer,
             await self._make_engine(),
             model_type,
             dict(meta_info.get("apply_chat_template_kwargs", {})),
         )
+        close_at_end(runner.tools)
+        return runner
 
     async def _make_engine(self) -> Engine:
         """The engine of this replica: its SGLang server."""

@@ -13,6 +13,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_multiturn.verl_bridge.certificate import CertificateMixin
+from verl_multiturn.verl_bridge.closing import ClosingMixin
 from verl_multiturn.verl_bridge.groups import GroupsMixin
 from verl_multiturn.verl_bridge.metrics import MetricsMixin
 from verl_multiturn.verl_bridge.otc import OtcMixin
@@ -21,10 +22,11 @@ from verl_multiturn.verl_bridge.updates import UpdatesMixin
 from verl_multiturn.verl_bridge.void_turns import VoidTurnsMixin
 
 
-class _Ours(CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, UpdatesMixin, MetricsMixin):
+class _Ours(CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, UpdatesMixin, MetricsMixin, ClosingMixin):
     """What goes before each of verl's trainers. Of a batch that was sampled, in this order: Optimal Tool Calls change
     scores, rows with void turns leave the loss, advantages are computed without invalid rows, the certificate looks at
-    all of it, updates without a trained token are skipped; the metrics come at the end of a step."""
+    all of it, updates without a trained token are skipped; the metrics come at the end of a step. When training has
+    ended, the workers' tools are closed."""
 
 
 @register_trainer(f"{OUR_TRAINER}sync")
