@@ -88,7 +88,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         "trainer.experiment_name": "quickstart",
         "trainer.total_training_steps": args.steps,
         "trainer.total_epochs": 1000,
-        "trainer.save_freq": -1,
+        "trainer.save_freq": args.steps,  # the trained model, at the end
         "trainer.test_freq": max(1, args.steps // 4),
         "trainer.val_before_train": True,
         "trainer.default_local_dir": out / "checkpoints",
