@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
+_OF_THE_STACK = re.compile(r"^pytestmark = .*pytest\.mark\.(stack|engine)\b", re.MULTILINE)
 END = 0x110000
 """Id that ends a turn in `CharTokenizer`; no character has it."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files and folders that are all of verl's stack out of a run without it: to read them takes its imports."""
+    if "not stack" not in config.option.markexpr:
+        return None
+    files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
+    marked = [bool(_OF_THE_STACK.search(path.read_text())) for path in files if path.suffix == ".py"]
+    return True if marked and all(marked) else None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let no test import verl's stack that is not marked so."""
+    found = {"verl", "ray", "sglang"} & set(sys.modules)
+    if "not stack" in session.config.option.markexpr and found:
+        pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
 
 
 class CharTokenizer:

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import make_schema
+from tests.unit import test_validate
 from verl_multiturn import BaseTool, ConfigError, Request
+from verl_multiturn.tools.kwargs import tools_of_row
 from verl_multiturn.verl_bridge.rows import make_request
 
 pytestmark = pytest.mark.stack
@@ -44,3 +46,16 @@ def test_tool_selection_narrows() -> None:
 def test_a_row_that_needs_kwargs_and_has_none_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="data row 7: need_tools_kwargs is set"):
         request({"need_tools_kwargs": True, "index": 7})
+
+
+@pytest.mark.parametrize(("extra_info", "said"), test_validate.ROWS)
+def test_the_run_takes_what_validate_passes(extra_info: Any, said: str) -> None:
+    row, tools = test_validate.as_verl_hands_it_over(extra_info), test_validate.TOOLS
+    if said:
+        with pytest.raises(ConfigError) as caught:
+            make_request(row, tools, {}, "r1")
+        assert str(caught.value).startswith("data row ?: ")
+        assert said in str(caught.value)
+    else:
+        made = make_request(row, tools, {}, "r1")
+        assert (made.tools, made.tools_kwargs) == tools_of_row(row, tools, "row")

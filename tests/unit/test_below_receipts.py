@@ -18,6 +18,8 @@ from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.verl_bridge.engine import VerlEngine
 
+pytestmark = pytest.mark.stack
+
 # The pieces of text that ids 0 … stand for; ids are positions.
 TEXTS = ["x", "\n", "```", "out", "put", "```output", "`", "<image>", "<im", "age>", "A\n```outputB", " "]
 IMAGE, FILM = 20, 21
