@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import itertools
 import json
@@ -372,6 +373,7 @@ def become_nobody(needed: list[Path]) -> None:
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our files in /proc belong to root
     os.environ["HOME"] = home
+    atexit.register(shutil.rmtree, home)
 
 
 def main() -> None:
