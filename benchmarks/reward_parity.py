@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from benchmarks.parity import Compared, mathematics, programs, sql, texts
+from benchmarks.parity import Compared, judged, mathematics, programs, sql, texts
 from verl_multiturn.rewards import aclose
 
 DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
@@ -25,6 +25,7 @@ REWARDS: dict[str, Compare] = {
     "gsm8k": texts.gsm8k,
     "math": mathematics.compare,
     "qa": texts.qa,
+    "judge": judged.compare,
     "sql": sql.compare,
     "code": programs.compare,
     "tool_n1": texts.tool_n1,

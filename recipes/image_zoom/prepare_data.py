@@ -89,6 +89,7 @@ def row(entry: dict[str, Any], file: Path, tools: Path | None, tool: bool = True
         system=system_text(tools, ending) if tool else f"{SYSTEM} {ending}",
         ability="vision",
         tools_kwargs={TOOL: {"create_kwargs": {"image": str(file.resolve())}}} if tool else None,
+        question=question.replace("<image>", "").strip(),
     )
     return {**made, "images": [str(file.resolve())]}
 

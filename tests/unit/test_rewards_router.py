@@ -41,7 +41,7 @@ ROUTED = {
     "searchR1_nq": "qa",
     "searchR1_hotpotqa": "qa",
     "searchR1_bamboogle": "qa",
-    "deepeyes/vstar": "qa",
+    "deepeyes/vstar": "judge",
     "skyrl_sql": "sql",
     "spider": "sql",
     "bird-dev": "sql",

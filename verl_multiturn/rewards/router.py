@@ -16,10 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards import code, gsm8k, gym, mathematics, qa, sql, tool_n1
+from verl_multiturn.rewards import code, gsm8k, gym, judge, mathematics, qa, sql, tool_n1
 from verl_multiturn.rewards.code import CodeOptions
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
+from verl_multiturn.rewards.judge import JudgeOptions
 from verl_multiturn.rewards.mathematics import MathOptions
 from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
@@ -35,6 +36,7 @@ REWARDS: dict[str, Reward] = {
     "gsm8k": gsm8k.reward,
     "math": mathematics.reward,
     "qa": qa.reward,
+    "judge": judge.reward,
     "sql": sql.reward,
     "code": code.reward,
     "tool_n1": tool_n1.reward,
@@ -49,7 +51,8 @@ ROUTES: dict[str, str] = {
         "math",
     ),
     **dict.fromkeys(["searchr1_*", "nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique"], "qa"),
-    **dict.fromkeys(["bamboogle", "deepeyes/*"], "qa"),
+    "bamboogle": "qa",
+    "deepeyes/*": "judge",
     **dict.fromkeys(["skyrl_sql*", "skyrl-sql*", "synsql*", "spider*", "bird*", "sql*"], "sql"),
     **dict.fromkeys(
         ["taco*", "apps*", "codecontests*", "codeforces*", "livecodebench*", "mbpp*", "humaneval*"], "code"
@@ -78,6 +81,7 @@ class RewardKwargs(BaseModel):
     gsm8k: Gsm8kOptions = Gsm8kOptions()
     math: MathOptions = MathOptions()
     qa: QaOptions = QaOptions()
+    judge: JudgeOptions = JudgeOptions()
     sql: SqlOptions = SqlOptions()
     code: CodeOptions = CodeOptions()
     tool_n1: ToolN1Options = ToolN1Options()
