@@ -214,6 +214,9 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert ran.stdout.split() == list(list_recipes())
+    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # of `scripted_rollout`
+    for path in [*chat.glob("*.json"), *chat.glob("*.jinja")]:
+        assert (installed / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     shipped = installed / "verl_multiturn" / "shipped"
     for folder in ("recipes", "tool_configs"):
         here = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
