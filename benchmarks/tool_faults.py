@@ -2,13 +2,13 @@
 
     python -m benchmarks.tool_faults [--conversations 2000] [--seed 0]
 
-Each conversation has two tools, and a model that is made to call them with the name of a fault as the argument: 18
+Each conversation has two tools, and a model that is made to call them with the name of a fault as the argument: 25
 kinds in `execute`, others in `create`, `calc_reward` and `release`, in the engine, and by cancelling the conversation
 from outside. 64 run at once. What is checked, for each: that it ended, by itself and within its wall clock plus the
 stated grace and 2 s, with a trajectory that the independent verifier accepts and an output that verl takes; after all
 of them: that every `create` was met by one `release`, and that no task, thread of ours, process, file descriptor or
-temporary folder is left. A tool that returns the wrong type is its author's mistake and has to raise
-`ToolContractError`; such conversations are in groups of their own. The last line is one JSON object.
+temporary folder is left, and that no row was changed. A tool that returns the wrong type is its author's mistake and
+has to raise `ToolContractError`; such conversations are in groups of their own. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from PIL import Image
 from transformers import AutoTokenizer
 
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
@@ -52,11 +53,31 @@ TIMEOUT_S = 0.2
 EXECUTE = (
     "hang", "sleep", "raise", "exit", "cancels_itself", "big", "invalid_utf8", "child_killed", "fork", "leaks_thread",
     "sync_hang", "ignores_cancellation", "blocks_loop", "odd_metrics", "oserror", "recursion", "stop_iteration",
-    "drips",
+    "drips", "unspeakable", "far_unspeakable", "unspeakable_metrics", "nan_reward", "huge_reward",
+    "big_metrics", "image",
 )  # fmt: skip
-LIFECYCLE = ("hang", "raise", "cancels_itself", "sleep")
+LIFECYCLE = ("hang", "raise", "cancels_itself", "sleep", "unspeakable")
 ENGINE = ("raises", "no_ids", "bad_logprobs", "too_long")
+BIG = {"many": [0] * 1_000_000, "text": "x" * 10_000_000}
 CALLS = ("no_such_tool", "bad_json", "bad_arguments")
+
+
+class Unspeakable(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+    __repr__ = __str__
+
+
+class FarUnspeakable(BaseException):
+    """As the other, and no `except Exception` catches it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
 
 
 class Tally:
@@ -67,6 +88,8 @@ class Tally:
         self.created: Counter[str] = Counter()
         self.released: Counter[str] = Counter()
         self.after_release = 0
+        self.shared: dict[str, list[str]] = {"notes": []}
+        """Of every row; each tool writes into what it gets of it."""
 
 
 class FaultyTool(BaseTool):
@@ -89,13 +112,14 @@ class FaultyTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         self.tally.after_release += self.tally.released[f"{self.name} {instance_id}"]
-        fault = parameters["fault"]
+        fault = parameters.pop("fault")
+        kwargs["shared"]["notes"].append(instance_id)
         self.tally.faults[f"execute {fault}"] += bool(fault)
         return await getattr(self, f"do_{fault or 'nothing'}")()
 
     async def calc_reward(self, instance_id: str, fault: str = "", **kwargs: Any) -> float:
         await self.misbehave("calc_reward", fault)
-        return 1.0
+        return float("nan") if fault == "sleep" else 1.0
 
     async def release(self, instance_id: str, fault: str = "", **kwargs: Any) -> None:
         self.tally.released[f"{self.name} {instance_id}"] += 1
@@ -113,6 +137,8 @@ class FaultyTool(BaseTool):
             raise RuntimeError(f"{method} fails")
         elif fault == "cancels_itself":
             raise asyncio.CancelledError
+        elif fault == "unspeakable":
+            raise Unspeakable
 
     async def do_nothing(self) -> ToolResponse:
         return ToolResponse("ok")
@@ -187,6 +213,27 @@ class FaultyTool(BaseTool):
             await asyncio.sleep(0.01)
         return "done"
 
+    async def do_unspeakable(self) -> None:
+        raise Unspeakable
+
+    async def do_far_unspeakable(self) -> None:
+        raise FarUnspeakable
+
+    async def do_unspeakable_metrics(self) -> Any:
+        return "ok", 0.0, {"odd": Unspeakable(), "deep": [{"er": Unspeakable()}]}
+
+    async def do_nan_reward(self) -> Any:
+        return "ok", float("nan"), {}
+
+    async def do_huge_reward(self) -> Any:
+        return "ok", 10**400, {"huge": 10**5000}
+
+    async def do_big_metrics(self) -> Any:
+        return "ok", 0.0, BIG
+
+    async def do_image(self) -> Any:
+        return ToolResponse("a picture", image=[Image.new("RGB", (8, 8))])
+
     async def do_wrong_type(self) -> Any:
         return 42
 
@@ -240,7 +287,7 @@ class Plan:
         choose = random.Random(f"{seed} {index}")
         self.author_error = index // GROUP % 50 == 49
         self.cancel_after_s = choose.uniform(0, 0.5) if not self.author_error and choose.random() < 0.03 else None
-        self.kwargs: dict[str, dict[str, dict[str, str]]] = {"one": {}, "two": {}}
+        self.kwargs: dict[str, dict[str, dict[str, Any]]] = {"one": {}, "two": {}}
         self.script: list[str] = []
         for _ in range(6):
             calls = [
@@ -268,6 +315,9 @@ class Suite:
         self.tally = Tally()
         self.engine = FaultyEngine(tokenizer, self.tally)
         self.plans = [Plan(i, seed) for i in range(conversations)]
+        for plan in self.plans:
+            for methods in plan.kwargs.values():
+                methods["execute_kwargs"] = {"shared": self.tally.shared}
         rollout = make_config(8192).actor_rollout_ref.rollout
         rollout.multi_turn.max_parallel_calls = 4
         rollout.multi_turn.max_tool_response_length = 200
@@ -361,6 +411,7 @@ async def measure(conversations: int, seed: int) -> dict[str, Any]:
         leaks["temporary folders"] = len(os.listdir(root))
         leaks["creates without one release"] = len(tally.created - tally.released) + len(tally.released - tally.created)
         leaks["calls after release"] = tally.after_release
+        leaks["what tools wrote into their rows"] = len(tally.shared["notes"])
     finally:
         shutil.rmtree(root)
     print(f"faults: {dict(sorted(tally.faults.items()))}")

@@ -70,10 +70,12 @@ class Alarms:
 
     Time in which the loop stood still is not waiting time: who is awaited could not go on either. It is measured by how
     late the timer rings, four times a second, so that of a longer standstill a quarter of a second is still counted.
+    Where a time limit is a promise to somebody else, such as the grace of a conversation, it is not `is_fair`.
     """
 
-    def __init__(self, after_s: float) -> None:
+    def __init__(self, after_s: float, *, is_fair: bool = True) -> None:
         self.after_s = after_s
+        self._is_fair = is_fair
         self._set: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
@@ -96,7 +98,7 @@ class Alarms:
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        if (late_s := now - self._rings_at) > _LATE_S:
+        if (late_s := now - self._rings_at) > _LATE_S and self._is_fair:
             self._stood_s += late_s
         waiting = self._set
         while waiting and (waiting[0][1].done() or waiting[0][0] <= now - self._stood_s):

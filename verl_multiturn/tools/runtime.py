@@ -341,7 +341,7 @@ class ToolSession:
             return 0.0 if method == "calc_reward" else None
         invocation = self._start(gate, method, instance_id)
         try:
-            await invocation.ended(gate.alarms if timeout_s == gate.timeout_s else Alarms(timeout_s))
+            await invocation.ended(gate.alarms if method != "release" else Alarms(timeout_s, is_fair=False))
             return invocation.result()
         except (TimedOutError, asyncio.CancelledError):
             self._give_up(gate, invocation)
