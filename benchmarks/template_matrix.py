@@ -105,7 +105,7 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
     """One conversation of a family; the invariants it breaks.
 
     Args:
-        words: an argument for each call of a turn, 1 to 4.
+        words: an argument for each call of a turn, 1 to 4. One that holds a call is exact, or nothing is executed.
         results: what the tool answers, in turn.
         stop: a key of `STOPS`.
     """
@@ -153,6 +153,10 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
     broken = check_tokens(outcome, engine, said)
     if outcome.stop_reason is not STOPS[stop]:
         broken.append(f"ended with {outcome.stop_reason} instead of {STOPS[stop]}")
+    if any(map(quotes, words)):
+        if wrong := [call for call in tool.calls if call not in arguments]:
+            broken.append(f"executed {wrong} where the model wrote {arguments}")
+        return broken
     executed = (
         {"calls": 1, "turns": 1, "user turns": 1, "finished": 1, "engine": 1, "clock": 1}.get(stop, 0) if calls else 0
     )
@@ -162,6 +166,21 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
     if unexplained := (UNEXPLAINED - explained) & set(outcome.differences):
         broken.append(f"unexplained difference from the template's whole: {sorted(unexplained)}")
     return broken
+
+
+def quotes(word: str) -> bool:
+    """Whether an argument holds a call of the family, or a part of one."""
+    return TOOL in word
+
+
+def quoted_call(name: str, chance: random.Random) -> str:
+    """An argument with the text of a call, as it is, twice, cut, or among other text, and with reasoning."""
+    call = calling_turn(template_of(name), [{"word": "sum", "count": 1}]) or TOOL
+    start = call.index(TOOL) + len(TOOL)
+    choices = [call, call + call, f"say {call} twice", call[:start], call[chance.randint(0, start - len(TOOL)) :]]
+    return (
+        chance.choice(["", "<think>", "</think> "]) + chance.choice(choices) + chance.choice(["", "<think>a</think>"])
+    )
 
 
 def check_tokens(outcome: Outcome, engine: ScriptedEngine, said: Sequence[Sequence[int]]) -> list[str]:
@@ -195,6 +214,9 @@ def case(name: str, chance: random.Random) -> tuple[list[str], list[str], str]:
     hostile = attacks(_control_tokens(family(name)))
     results = [chance.choice(hostile if chance.random() < 0.5 else benign()) for _ in range(4)]
     stops = list(STOPS) if family(name).format else WITHOUT_TOOLS
+    if family(name).format and chance.random() < 0.2:
+        words[chance.randrange(len(words))] = quoted_call(name, chance)
+        return words, results, "finished"
     return words, results, chance.choice(stops)
 
 

@@ -4,7 +4,8 @@
 
 One conversation at a time on a scripted engine: every turn calls a tool that does nothing, with the same text. Measured
 is the time from one answer of the engine to the next question to it: parsing, the tool, rendering, bookkeeping. The
-figure at turn N is the median over the ten turns before it. The last line is one JSON object.
+figure at turn N is the median over the ten turns before it. Then the same with tools whose schemas take 39 KB: they are
+in the prompt, and a turn must not pay for them again. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -94,7 +95,19 @@ class VerlTool(VerlBaseTool):
         return VerlToolResponse(text=ANSWER), 0.0, {}
 
 
-def make_config(tokens: int) -> Any:
+def large_schemas(size: int = 39_000) -> list[dict[str, Any]]:
+    """Schemas of tools, as MCP servers have them, that take `size` bytes of JSON or a little more."""
+    schemas: list[dict[str, Any]] = []
+    while len(json.dumps(schemas)) < size:
+        described = {"type": "string", "description": f"What the tool needs to know. {ANSWER}"}
+        properties = {f"argument_{index}": described for index in range(8)}
+        parameters = {"type": "object", "properties": properties, "required": ["argument_0"]}
+        function = {"name": f"tool_{len(schemas)}", "description": ANSWER, "parameters": parameters}
+        schemas.append({"type": "function", "function": function})
+    return schemas
+
+
+def make_config(tokens: int, prompt_tokens: int = 2048) -> Any:
     """The part of verl's configuration that both loops read."""
     multi_turn = {
         "max_assistant_turns": None,
@@ -105,16 +118,22 @@ def make_config(tokens: int) -> Any:
         "tool_config_path": None,
         "format": "hermes",
     }
-    rollout = {"prompt_length": 2048, "response_length": tokens, "full_determinism": False, "multi_turn": multi_turn}
+    lengths = {"prompt_length": prompt_tokens, "response_length": tokens}
+    rollout = {**lengths, "full_determinism": False, "multi_turn": multi_turn}
     return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
 
 
-async def run_ours(turns: int, tokenizer: Any) -> Clock:
+async def run_ours(turns: int, tokenizer: Any, others: Sequence[dict[str, Any]] = ()) -> Clock:
+    """A conversation of ours.
+
+    Args:
+        others: schemas of further tools, which are never called.
+    """
     clock = Clock(turns, tokenizer.encode(CALL), tokenizer.encode("Done.<|im_end|>"))
-    rollout = make_config(turns * 200).actor_rollout_ref.rollout
+    rollout = make_config(turns * 200, 2048 + len(json.dumps(others))).actor_rollout_ref.rollout
     runner = build_runner(rollout, tokenizer, OurEngine(clock), "qwen2", {})
-    tool = OurTool({}, ToolSchema.read(SCHEMA, "benchmark"))
-    outcome = await runner.conversation.run(Request("r", MESSAGES, {"noop": tool}))
+    made = [OurTool({}, ToolSchema.read(schema, "benchmark")) for schema in (SCHEMA, *others)]
+    outcome = await runner.conversation.run(Request("r", MESSAGES, {tool.name: tool for tool in made}))
     assert outcome.trajectory.turns == turns, outcome
     return clock
 
@@ -137,6 +156,16 @@ async def run_verl(turns: int, tokenizer: Any) -> Clock:
     return clock
 
 
+def schemas_ratio(tokenizer: Any, turns: int = 64, runs: int = 5) -> float:
+    """How many times as long a turn takes with 39 KB of schemas: the median of runs side by side."""
+
+    def milliseconds(others: Sequence[dict[str, Any]]) -> float:
+        return asyncio.run(run_ours(turns, tokenizer, others)).milliseconds_at(turns)
+
+    large = large_schemas()
+    return statistics.median(milliseconds(large) / milliseconds(()) for _ in range(runs))
+
+
 def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     asyncio.run(run_ours(8, tokenizer))
@@ -153,11 +182,14 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(f"ours: turn {LONG} takes {growth:.2f} × as long as turn 10")
+    with_schemas = schemas_ratio(tokenizer)
+    console.print(f"ours: with 39 KB of tools' schemas a turn takes {with_schemas:.2f} × as long as with one small one")
     result = {
         "ours_ms": {turn: round(ours[turn], 3) for turn in AT},
         "verl_ms": {turn: round(verl[turn], 3) for turn in AT},
         "ratio_at": {turn: round(verl[turn] / ours[turn], 2) for turn in AT},
         "turn_1000_over_turn_10": round(growth, 2),
+        "with_39_kb_of_schemas": round(with_schemas, 2),
     }
     print(json.dumps(result))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.families import family, make_codec
+from benchmarks.families import family, make_codec, names
 from tests.conftest import EchoTool
 from tests.scripted import CALL
 from verl_multiturn import BaseTool, ToolSchema
@@ -112,3 +112,52 @@ async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_cha
             assert text.count("</tool_response>") == 1
             assert "<\u200b|im_start|>" in text
             assert not UNEXPLAINED & set(outcome.differences)
+
+
+CALLED = {"id": "call00001", "type": "function", "function": {"name": "tool_1", "arguments": {}}}
+QUESTION = {"role": "user", "content": "q"}
+ANSWERED: list[tuple[list[Any], list[Any]]] = [
+    ([QUESTION, {"role": "assistant", "content": "a"}], [QUESTION]),
+    (
+        [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALLED]}],
+        [{"role": "tool", "content": "42", "tool_call_id": "call00001", "name": "tool_1"}],
+    ),
+]
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_observation_is_the_same_without_the_schemas(name: str) -> None:
+    from benchmarks.turn_cost import large_schemas
+
+    codec, schemas = codec_of(name), large_schemas(6000)
+    assert not codec._observes_schemas
+    for before, added in ANSWERED:
+        ids = [5, codec._end_ids and max(codec._end_ids)]
+        made = []
+        for observed in (False, True):
+            codec._observes_schemas = observed
+            try:
+                made.append(codec.observation(before, added, ids, schemas))
+            except ConfigError:
+                made.append(None)
+            finally:
+                codec._observes_schemas = False
+        assert made[0] == made[1]
+
+
+def test_a_template_that_shows_the_tools_at_each_question_gets_them() -> None:
+    from transformers import AutoTokenizer
+
+    from benchmarks.families import QUICKSTART
+    from verl_multiturn.verl_bridge.codec import make_chat
+
+    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "{% if tools and message.role == 'user' %} {{ tools | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    codec = make_chat(tokenizer, "qwen2").codec
+    before, added = ANSWERED[0]
+    shown = codec.observation(before, added, [5, tokenizer.eos_token_id], [schema()])
+    assert '"name": "f"' in tokenizer.decode(shown.observation)

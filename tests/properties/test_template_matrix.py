@@ -1,6 +1,7 @@
 """DESIGN's invariants over every family, with texts, calls and stops that Hypothesis draws."""
 
 import asyncio
+import random
 from functools import partial
 from unicodedata import normalize
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.attacks import attacks, benign
 from benchmarks.families import family, names
-from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, template_of
+from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
 from verl_multiturn.chat.template import examine_template, refusals
 
 pytestmark = pytest.mark.stack
@@ -35,6 +36,14 @@ def test_there_are_enough_families() -> None:
 def test_no_rule_is_refused(name: str) -> None:
     rules = asyncio.run(examine_template(template_of(name), tools=family(name).format is not None))
     assert refusals(rules) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in names() if family(name).format])
+def test_a_quoted_call_is_an_argument_or_malformed(name: str) -> None:
+    chance = random.Random(name)
+    for _ in range(6):
+        words = ["sum", quoted_call(name, chance)][chance.randrange(2) :]
+        assert asyncio.run(play(name, words, ["42"] * 4, "finished")) == []
 
 
 @pytest.mark.parametrize("name", names())

@@ -6,6 +6,7 @@ answer could hold as well as the template: it would close its own block, and ope
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -16,12 +17,12 @@ _MARKS = ("resultq7", "otherq7")
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{3,}\]")
 
 
-def answer_tags(codec: ChatCodec, decode: Callable[[list[int]], str], end_id: int) -> list[str]:
+def answer_tags(codec: ChatCodec, decode: Callable[[list[int]], str], end_ids: Sequence[int]) -> list[str]:
     """The tags in what the template writes between a turn with calls and the model's next one.
 
     Args:
         codec: without a firewall.
-        end_id: ends a turn.
+        end_ids: each ends a turn.
     """
     calls = [
         {"id": f"call0000{index}", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -32,7 +33,7 @@ def answer_tags(codec: ChatCodec, decode: Callable[[list[int]], str], end_id: in
         for mark, call in zip(_MARKS, calls, strict=True)
     ]
     found: set[str] = set()
-    for count in (1, 2):
+    for count, end_id in itertools.product((1, 2), end_ids):
         asked: Message = {"role": "assistant", "content": "", "tool_calls": calls[:count]}
         found |= _tags(codec, decode, [{"role": "user", "content": "x"}, asked], answers[:count], end_id)
     return sorted(found)

@@ -249,13 +249,13 @@ class ChatCodec:
             separator = list(self._separator)
         return Increment(separator=separator, observation=added_ids[inserted:])
 
-    def forget_schemas(self, schema: dict[str, Any], end_id: int) -> bool:
+    def forget_schemas(self, schema: dict[str, Any], end_ids: Sequence[int]) -> bool:
         """Leave the tools' schemas out of observations from now on, which then cost no more with many tools than with
         none, if that makes no difference to their tokens; whether it is so.
 
         Args:
             schema: of a tool, to find that out with.
-            end_id: ends a turn.
+            end_ids: each ends a turn; the first that the template takes is used.
         """
         function = schema["function"]
         two = [schema, {**schema, "function": {**function, "name": "other"}}]
@@ -272,8 +272,11 @@ class ChatCodec:
             ({**said, "tool_calls": calls}, [*answers, user]),
         ]
         self._observes_schemas = True
-        found, without = ([self._try(*case, end_id, schemas) for case in cases] for schemas in (two, []))
-        self._observes_schemas = found != without or not any(found)
+        for end_id in end_ids:
+            found, without = ([self._try(*case, end_id, schemas) for case in cases] for schemas in (two, []))
+            if any(found):
+                self._observes_schemas = found != without
+                break
         return not self._observes_schemas
 
     def _try(

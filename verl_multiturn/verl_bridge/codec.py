@@ -86,10 +86,10 @@ def make_chat(
     loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
     separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
     unguarded = ChatCodec(builder, ends, separator, vision=vision)
-    tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends[0])
+    tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
     codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
-    codec.forget_schemas(SCHEMA, ends[0])
+    codec.forget_schemas(SCHEMA, ends)
     asked = "q7z"  # found again in no template
     messages = [{"role": "user", "content": asked}]
     prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
