@@ -192,10 +192,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="GRPO steps")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "quickstart")
     args, args.overrides = parser.parse_known_args()
-    wrong = [given for given in args.overrides if "=" not in given]
+    wrong = [word for word in args.overrides if word.startswith("-") or ("=" not in word and word[:1] != "~")]
     if wrong:
         parser.error(
-            f"unknown argument {wrong[0]!r}; expected --seed, --steps, --out or a verl override like key=value"
+            f"unknown argument {wrong[0]!r}; expected --seed, --steps, --out or a verl override: key=value or ~key"
         )
     args.out = args.out.resolve()
     return args
