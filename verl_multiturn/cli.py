@@ -15,7 +15,9 @@ from rich.table import Table
 
 from verl_multiturn.chat.template import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
+from verl_multiturn.observe.first_run import run_whole_path
 from verl_multiturn.observe.verification import verify_file
 from verl_multiturn.recipes import copy_recipe, list_recipes
 from verl_multiturn.tools.contract import Verdict, examine, tools_to_check
@@ -36,19 +38,33 @@ def doctor(
     ] = None,
     tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
     tools: Annotated[bool, typer.Option(help="Whether the run calls tools.")] = True,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Look at what a GPU needs, and train a tiny model on it for two steps.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where --gpu writes its run.")] = Path("outputs/doctor"),
 ) -> None:
     """Say which versions and which platform are here, what is missing and what to do about it; with --model, which
-    rules of multi-turn training the model's chat template keeps."""
+    rules of multi-turn training the model's chat template keeps; with --gpu, whether this machine's GPU can train."""
     if model is not None:
         _examine(model, tool_format, tools)
         return
-    findings = examine_environment()
-    table = Table("", "what", "found", "remedy", title="verl-multiturn doctor")
+    _report("verl-multiturn doctor", examine_environment(gpu))
+    if gpu:
+        console.print(f"training a tiny model for two steps, in {out.resolve()}; a minute or two", soft_wrap=True)
+        _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))
+
+
+def _report(title: str, findings: list[Finding]) -> None:
+    """Print a table of findings, and end the program with the names of the bad ones."""
+    table = Table("", "what", title=title)
+    for column in ("found", "remedy"):
+        table.add_column(column, overflow="fold")  # a command that is cut cannot be run
     for finding in findings:
-        table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.what, finding.found, finding.remedy)
+        mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
+        table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))
     console.print(table)
-    if not all(finding.ok for finding in findings):
-        raise typer.Exit(1)
+    if bad := [finding.what for finding in findings if not finding.ok]:
+        _fail(f"{title}: not well: {', '.join(bad)}")
 
 
 _VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "[red]refused[/]"}

@@ -245,7 +245,8 @@ def main() -> int:
     if trainer.returncode != 0:
         lines = (args.out / "train.log").read_text(errors="replace").splitlines()
         console.print("\n".join(lines[-40:]), markup=False, highlight=False)
-        console.print(f"the trainer ended with exit status {trainer.returncode}; whole log: {args.out / 'train.log'}")
+        ended = f"the trainer ended with exit status {trainer.returncode} while {start_up.doing}"
+        print(f"{ended}; whole log: {args.out / 'train.log'}")
         return trainer.returncode if trainer.returncode > 0 else 1
     summarize(args.out, metrics, args.seed, started, start_up.seconds, console)
     return 0

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.stack
 COMMAND = str(Path(sys.executable).parent / "verl-multiturn")
 
 
-def run(**environment: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [COMMAND, "doctor"],
+        [COMMAND, "doctor", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -34,3 +34,13 @@ def test_it_says_when_verl_does_not_load_the_plugin() -> None:
     assert done.returncode == 1
     assert "sglang_async is not registered" in done.stdout
     assert "unset it" in done.stdout
+
+
+@pytest.mark.parametrize(("platform", "said"), [("nvidia", "none that torch can use"), ("cpu", "VERL_PLATFORM='cpu'")])
+def test_without_a_gpu_nothing_is_trained(tmp_path: Path, platform: str, said: str) -> None:
+    done = run("--gpu", "--out", str(tmp_path / "out"), VERL_PLATFORM=platform)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "not well: sglang-kernel, flashinfer-python, flash-attn-4, GPU" in done.stderr
+    assert "scripts/install_gpu.sh --without-flash-attn" in done.stdout
+    assert not (tmp_path / "out").exists()

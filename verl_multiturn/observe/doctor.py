@@ -1,16 +1,26 @@
-"""What `verl-multiturn doctor` looks at."""
+"""What `verl-multiturn doctor` looks at. verl, torch and what else is heavy are asked in processes of their own."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+_ROOT = Path(__file__).resolve().parents[2]
 # The set that is known to work together; verl moves, so its minor version is pinned.
 _PINNED = {"verl": "0.9.1", "sglang": "0.5.12", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"}
+# SGLang's kernels, which only a GPU runs.
+_KERNELS = {"sglang-kernel": "0.4.2.post2", "flashinfer-python": "0.6.11.post1", "flash-attn-4": "4.0.0b15"}
+FLASH_ATTN = "flash-attn"
+_FLASH_ATTN_VERSION = "2.8.3"
+WITHOUT_FLASH_ATTN = "--variant without_flash_attn"
+_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -23,14 +33,57 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> list[Finding]:
-    """Versions, platform, and whether verl knows the plugin."""
-    findings = [_python(), *(_version(name, version) for name, version in _PINNED.items())]
-    registered = all(finding.ok or finding.found != "not installed" for finding in findings)
+def examine(gpu: bool = False) -> list[Finding]:
+    """Versions, platform, and whether verl knows the plugin.
+
+    Args:
+        gpu: look at what only a run on a GPU needs, too.
+    """
+    pinned = _PINNED | (_KERNELS if gpu else {})
+    remedy = install_command(gpu or _has_gpu())
+    findings = [_python(), *(_version(name, version, remedy) for name, version in pinned.items())]
+    complete = all(finding.found != _MISSING for finding in findings)
     findings.append(_free_disk())
-    if registered:
-        findings.append(_registration())
+    if gpu:
+        findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy)]
+    if complete:
+        findings.append(_registration(remedy))
     return findings
+
+
+def install_command(gpu: bool) -> str:
+    """The one command that makes, or mends, the whole environment: single packages installed by hand pull the others
+    apart."""
+    name = "install_gpu.sh" if gpu else "environment.sh"
+    script = _ROOT / "scripts" / name
+    command = f"bash {script}" if script.is_file() else f"in a checkout of verl-multiturn: bash scripts/{name}"
+    if not gpu:
+        return command
+    if _installed(FLASH_ATTN) is None:
+        command += " --without-flash-attn"
+    in_venv = sys.prefix != sys.base_prefix and sys.version_info[:2] == (3, 12)
+    return f"{command} --venv {sys.prefix}" if in_venv else command
+
+
+def has_flash_attn() -> bool:
+    """Whether flash-attn is installed: flash-attn-4, of the same import name, is another thing."""
+    return _installed(FLASH_ATTN) is not None
+
+
+_MISSING = "not installed"
+
+
+def _has_gpu() -> bool:
+    """Whether this environment is meant for a GPU, as far as that can be known without torch."""
+    platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    return platform != "cpu" if platform else shutil.which("nvidia-smi") is not None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _python() -> Finding:
@@ -39,41 +92,114 @@ def _python() -> Finding:
     return Finding("Python", ok, found, "" if ok else "use Python 3.11 or 3.12")
 
 
-def _version(name: str, expected: str) -> Finding:
-    try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, False, "not installed", f"pip install {name}=={expected}")
-    same = found.split("+")[0].split(".")[:3] == expected.split(".")
-    return Finding(name, same, found, "" if same else f"written for {expected}: pip install {name}=={expected}")
+def _version(name: str, expected: str, remedy: str) -> Finding:
+    found = _installed(name)
+    if found is None:
+        return Finding(name, False, _MISSING, remedy)
+    same = found.split("+")[0] == expected
+    return Finding(name, same, found, "" if same else f"written for {expected}: {remedy}")
 
 
 def _free_disk() -> Finding:
-    free_gb = shutil.disk_usage("/tmp").free / 1e9
+    free_gb = shutil.disk_usage("/tmp").free / _GB
     return Finding(
         "space in /tmp (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", "" if free_gb > 2 else "Ray needs 2 GB there"
     )
 
 
-def _registration() -> Finding:
-    """In a process of its own: what `import verl` prints and registers there is what a run would get."""
-    program = (
-        "import verl\n"
-        "from verl.plugin.platform import get_platform\n"
-        "from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts\n"
-        "from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops\n"
-        "assert ('sglang_async', 'async') in rollouts, 'rollout sglang_async is not registered'\n"
-        "assert 'multiturn_agent' in loops, 'agent loop multiturn_agent is not registered'\n"
-        "print('platform:', get_platform().device_name)\n"
-    )
+def _shared_memory() -> Finding:
+    total_gb = shutil.disk_usage("/dev/shm").total / _GB
+    remedy = "" if total_gb > 1 else "containers begin with 64 MB: docker run --shm-size=16g"
+    return Finding("shared memory", total_gb > 1, f"{total_gb:.1f} GB", remedy)
+
+
+def _python_says(program: str) -> tuple[bool, str]:
+    """Whether a program ended well in a process of its own, and the last line that it wrote, or that it failed with."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=300
     )
-    if done.returncode == 0:
-        return Finding("plugin in verl", True, f"registered; {done.stdout.strip().splitlines()[-1]}")
-    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+    return done.returncode == 0, said[-1] if said else f"no message (exit status {done.returncode})"
+
+
+def _flash_attn(remedy: str) -> Finding:
+    """Built for another torch it is installed and cannot be imported; and it brings a `flash_attn.cute` of its own,
+    which SGLang's must have replaced."""
+    what, found = FLASH_ATTN, _installed(FLASH_ATTN)
+    if found is None:
+        return Finding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
+    if found.split("+")[0] != _FLASH_ATTN_VERSION:
+        return Finding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
+    fits, said = _python_says("import torch, flash_attn_2_cuda")
+    if not fits:
+        return Finding(what, False, f"{found}: {said}", f"built for another torch or CUDA; another wheel: {remedy}")
+    replaced = [file for file in importlib.metadata.files("flash-attn-4") or [] if _is_another(file)]
+    if replaced:
+        return Finding(what, False, f"its {replaced[0]} is in the place of flash-attn-4's", remedy)
+    return Finding(what, True, found)
+
+
+def _is_another(file: importlib.metadata.PackagePath) -> bool:
+    """Whether a package's file is gone, or has another size than the package said."""
+    path = Path(str(file.locate()))
+    return file.size is not None and (not path.is_file() or path.stat().st_size != file.size)
+
+
+_PROBE = """
+import json, torch
+torch.cuda.init()
+free, total = torch.cuda.mem_get_info(0)
+print(json.dumps({
+    "name": torch.cuda.get_device_name(0), "count": torch.cuda.device_count(), "cuda": torch.version.cuda,
+    "capability": torch.cuda.get_device_capability(0), "free": free, "total": total,
+}))
+"""
+
+
+def _gpu(remedy: str) -> Finding:
+    platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if platform == "cpu":
+        return Finding("GPU", False, "VERL_PLATFORM='cpu' asks for a run without one", "unset it")
+    if _installed("torch") is None:
+        return Finding("GPU", False, "torch is not installed, so that nothing is known of it", remedy)
+    there, said = _python_says(_PROBE)
+    if not there:
+        return Finding("GPU", False, f"none that torch can use: {said}", "start it on a machine with a GPU")
+    return judge_gpu(json.loads(said))
+
+
+def judge_gpu(gpu: dict[str, Any]) -> Finding:
+    """A verdict on the first GPU as `_PROBE` describes it: compute capability as two numbers, memory in bytes."""
+    free_gb, total_gb = gpu["free"] / _GB, gpu["total"] / _GB
+    major, minor = gpu["capability"]
+    found = (
+        f"{gpu['count']} × {gpu['name']}, compute capability {major}.{minor}, {free_gb:.0f} of {total_gb:.0f} GB free, "
+        f"CUDA {gpu['cuda']}"
+    )
+    if major < 8:
+        return Finding("GPU", False, found, "bfloat16 and FlashAttention need compute capability 8.0 (Ampere) or newer")
+    if free_gb < 8:
+        return Finding("GPU", False, found, "another program holds its memory (nvidia-smi); 8 GB must be free")
+    return Finding("GPU", True, found)
+
+
+_REGISTERED = """
+import verl
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops
+assert ('sglang_async', 'async') in rollouts, 'rollout sglang_async is not registered'
+assert 'multiturn_agent' in loops, 'agent loop multiturn_agent is not registered'
+print('platform:', get_platform().device_name)
+"""
+
+
+def _registration(remedy: str) -> Finding:
+    """In a process of its own: what `import verl` prints and registers there is what a run would get."""
+    registered, said = _python_says(_REGISTERED)
+    if registered:
+        return Finding("plugin in verl", True, f"registered; {said}")
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    remedy = "reinstall: pip install --force-reinstall --no-deps verl-multiturn"
     if policy != "auto":
         remedy = f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it"
     return Finding("plugin in verl", False, said, remedy)

@@ -1,0 +1,101 @@
+"""The locks of the two environments, and what scripts/install_gpu.sh refuses before it installs anything."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from verl_multiturn.observe import doctor
+
+REQUIREMENTS = ROOT / "requirements"
+INSTALL = ROOT / "scripts" / "install_gpu.sh"
+
+
+def pins(name: str) -> dict[str, str]:
+    """Versions by package, as a lock or an override file has them; what is left out has none."""
+    found = {}
+    for line in (REQUIREMENTS / name).read_text().splitlines():
+        if line := line.partition("#")[0].strip():
+            package = re.split("[=;]", line)[0]
+            found[re.sub("[-_.]+", "-", package).lower()] = line.partition("==")[2]
+    return found
+
+
+def test_the_gpu_lock_has_all_of_the_cpu_lock() -> None:
+    cpu, gpu, overridden = pins("cpu.lock"), pins("gpu.lock"), pins("gpu.override")
+    wanted = {name: overridden.get(name, version) for name, version in cpu.items()}
+    differing = {name: (version, gpu.get(name)) for name, version in wanted.items() if gpu.get(name) != version}
+    assert not differing, f"{differing}; make gpu.lock again, as requirements/gpu.in says"
+
+
+def test_the_gpu_lock_has_what_only_gpus_need() -> None:
+    gpu = pins("gpu.lock")
+    assert all(re.fullmatch(r"[0-9][0-9A-Za-z.!+]*", version) for version in gpu.values())
+    assert {name: gpu[name] for name in doctor._PINNED | doctor._KERNELS} == doctor._PINNED | doctor._KERNELS
+    assert not {"llm", "llama-cpp-python", "flash-attn"} & set(gpu)  # built from their sources, or not needed
+
+
+@pytest.mark.parametrize("path", sorted(REQUIREMENTS.iterdir()), ids=lambda path: path.name)
+def test_no_requirement_names_a_place(path: Path) -> None:
+    assert "://" not in path.read_text()
+
+
+def install(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(INSTALL), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--flashattn"], 2, "unknown argument '--flashattn'; expected --flash-attn WHEEL, "),
+        (["--flash-attn"], 2, "--flash-attn needs a value"),
+        (["--flash-attn", "gone.whl"], 2, "--flash-attn 'gone.whl': no such file"),
+        (["--venv", str(ROOT / "tests")], 1, "exists and is no environment of Python 3.12; remove it"),
+    ],
+)
+def test_a_wrong_command_installs_nothing(words: list[str], status: int, said: str) -> None:
+    ran = install(*words)
+    assert ran.returncode == status
+    assert said in ran.stderr
+
+
+def test_another_python_is_refused(tmp_path: Path) -> None:
+    if sys.version_info[:2] == (3, 12):
+        pytest.skip("this is the Python that it wants")
+    ran = install("--without-flash-attn", "--venv", str(tmp_path / "venv"), PYTHON=sys.executable)
+    assert ran.returncode == 1
+    assert f"Python 3.12 is needed and '{sys.executable}' is not it" in ran.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_build_of_flash_attn_needs_the_compiler_of_torchs_cuda(tmp_path: Path) -> None:
+    # A stand-in for Python 3.12, which a machine need not have: nothing but its version is looked at before.
+    for name, said in (("python3.12", "exit 0"), ("bin/nvcc", "echo 'release 12.8, V12.8.93'")):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{said}\n")
+        file.chmod(0o755)
+    python = str(tmp_path / "python3.12")
+    ran = install("--venv", str(tmp_path / "venv"), PYTHON=python, CUDA_HOME=str(tmp_path))
+    assert ran.returncode == 1
+    assert f"needs CUDA 13's nvcc, and '{tmp_path}/bin/nvcc' is not it; set CUDA_HOME, or give " in ran.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_the_script_and_the_doctor_agree() -> None:
+    assert f"flash_attn_version={doctor._FLASH_ATTN_VERSION}\n" in INSTALL.read_text()
+    assert doctor.install_command(gpu=True).startswith(f"bash {INSTALL}")
+    assert doctor.install_command(gpu=False) == f"bash {ROOT / 'scripts' / 'environment.sh'}"
+    variant = doctor.WITHOUT_FLASH_ATTN.removeprefix("--variant ")
+    assert (ROOT / "recipes" / "common" / "variants" / f"{variant}.flags").is_file()

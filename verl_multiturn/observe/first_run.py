@@ -1,0 +1,148 @@
+"""`verl-multiturn doctor --gpu`: the whole path on this machine in a minute or two.
+
+The quickstart, made short: its tiny model calls a calculator, on SGLang, through two steps of GRPO and their weight
+syncs. A platform differs from another in its settings alone, so that the CPU platform runs the same code in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.observe.doctor import WITHOUT_FLASH_ATTN, Finding, has_flash_attn
+from verl_multiturn.recipes import shipped_folder
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_BATCH = 8
+_SAMPLES = 8  # of each task: the quickstart's `rollout.n`
+_SMALL = {
+    "data.train_batch_size": _BATCH,
+    f"{_ACTOR}.ppo_mini_batch_size": _BATCH,
+    "data.val_max_samples": 16,
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 64,
+}
+_BF16 = "{param_dtype:bf16,reduce_dtype:fp32,buffer_dtype:fp32}"
+_GPU = {
+    # FlashAttention takes no float32.
+    f"++{_ACTOR}.fsdp_config.mixed_precision": _BF16,
+    f"{_ROLLOUT}.dtype": "bfloat16",
+    # Of SGLang's attention kernels these take the tiny model's heads of 32.
+    f"+{_ROLLOUT}.engine_kwargs.sglang.attention_backend": "triton",
+    f"{_ROLLOUT}.gpu_memory_utilization": 0.3,
+    # Compiling and capturing take longer than the two steps.
+    f"{_ROLLOUT}.enforce_eager": True,
+    f"{_ACTOR}.use_torch_compile": False,
+}
+_NO_FLASH_ATTN = {
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "++actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+}
+_MOST_DIFFERENCE = {"cpu": 1e-4, "nvidia": 2e-2}
+"""Mean |rollout - trainer probability|: float32 gave 4e-7 on a CPU, bfloat16 about 1e-3."""
+
+# What a trainer's log says when it fails for a reason that has a name, and what to do then; the first that is found.
+_REASONS = {
+    "CUDA out of memory": "the GPU's memory is taken: look at nvidia-smi, and end what holds it",
+    "no kernel image is available": "a package has no code for this GPU: install with scripts/install_gpu.sh",
+    "undefined symbol": "a package was built for another torch: install with scripts/install_gpu.sh",
+    "FlashAttention2 has been toggled on": f"flash-attn is missing: install it, or use {WITHOUT_FLASH_ATTN}",
+    "No space left on device": "a disk is full: look at df -h / /tmp /dev/shm",
+    "NCCL error": "NCCL failed: run again with NCCL_DEBUG=INFO and look at the log",
+}
+
+
+def overrides(platform: str) -> list[str]:
+    """What differs from the quickstart, as verl's overrides.
+
+    Args:
+        platform: verl's name of it: `nvidia`, or `cpu`.
+    """
+    settings: dict[str, Any] = dict(_SMALL)
+    if platform != "cpu":
+        settings |= _GPU | ({} if has_flash_attn() else _NO_FLASH_ATTN)
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: int = 2) -> list[Finding]:
+    """Train for some steps and judge what came out.
+
+    Args:
+        out: folder that the run is written to; what is in it is lost.
+        platform: verl's name of it: `nvidia`, or `cpu`.
+        say: given the run's lines as they come.
+    """
+    script = shipped_folder() / "recipes" / "quickstart" / "run.py"
+    command = [sys.executable, str(script), "--steps", str(steps), "--out", str(out), *overrides(platform)]
+    environment = {**os.environ, "VERL_PLATFORM": platform}
+    last = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            say(line.rstrip("\n"))
+            last = line.strip() or last
+    if run.returncode != 0:
+        return [_failure(out, run.returncode, last)]
+    return judge_run(out, platform, steps)
+
+
+def _failure(out: Path, status: int, last: str) -> Finding:
+    log = out / "train.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    named = [remedy for sign, remedy in _REASONS.items() if sign in text]
+    found = last or f"the run ended with exit status {status} and said nothing"
+    return Finding("GRPO steps", False, found, named[0] if named else f"read the last error in {log}")
+
+
+def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
+    """Verdicts on a run that ended well, from what it wrote."""
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    with (out / "trajectories.jsonl").open(encoding="utf-8") as lines:
+        trained = [record for record in map(json.loads, lines) if record["temperature"] > 0]
+    log = f"compare {out / 'train.log'} with the quickstart's on a CPU"
+    rows, wanted = summary["certificate_rows"], steps * _BATCH * _SAMPLES
+    violations = summary["certificate_violations"]
+    difference, most = summary["prob_diff_mean"], _MOST_DIFFERENCE[platform]
+    calls = summary["tool_calls_per_trajectory"] * len(trained)
+    return [
+        _judged("GRPO steps", summary["steps"] == steps, f"{summary['steps']} of {steps}", log),
+        _judged(
+            "tool calls",
+            calls > 0 and summary["tool_error_rate"] < 0.5,
+            f"{calls:.0f} in {len(trained)} conversations, {summary['tool_error_rate']:.0%} failed",
+            f"read the conversations in {out / 'trajectories.jsonl'}",
+        ),
+        _judged("weight syncs", *_synced(trained, steps), log),
+        _judged(
+            "|rollout - trainer probability|",
+            difference <= most,
+            f"{difference:.1e} in the mean; at most {most:.0e} is expected",
+            "engine and trainer compute different models: look for another attention backend, dtype or kernel version",
+        ),
+        _judged(
+            "certificate",
+            rows == wanted and violations == 0,
+            f"{rows} of {wanted} rows verified, {violations} violations",
+            f"verl-multiturn verify {out / 'trajectories.jsonl'}",
+        ),
+    ]
+
+
+def _judged(what: str, ok: bool, found: str, remedy: str) -> Finding:
+    return Finding(what, ok, found, "" if ok else remedy)
+
+
+def _synced(trained: list[dict[str, Any]], steps: int) -> tuple[bool, str]:
+    """Whether each step was sampled with the weights of the step before it."""
+    versions = {
+        step: sorted({version for record in trained if record["step"] == step for version in record["versions"]} - {-1})
+        for step in range(1, steps + 1)
+    }
+    found = ", ".join(f"step {step} sampled with version {versions[step]}" for step in versions)
+    return all(versions[step] == [step - 1] for step in versions), found
