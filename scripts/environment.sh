@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stamp="$(cat requirements/*.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
+stamp="$(cat requirements/cpu.lock requirements/templates.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
 if [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 python="${PYTHON:-$(command -v python3.11 || true)}"

@@ -8,7 +8,7 @@
 #                          Without either it is built from its source, which needs CUDA 13's compiler and takes an hour or so.
 #   --venv DIR             where the environment is made, or mended; .venv-gpu by default
 #
-# Needs Linux on x86-64 with glibc 2.34 or newer, Python 3.12 ($PYTHON, or python3.12), and some 12 GB of disk.
+# Needs Linux on x86-64 with glibc 2.34 or newer, Python 3.12 ($PYTHON, or python3.12), and some 20 GB of disk.
 set -euo pipefail
 
 flash_attn_version=2.8.3
@@ -68,7 +68,7 @@ fi
 [ -z "$python" ] || "$python" -m venv "$venv"
 cd "$root"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --timeout 120 --retries 10 "$@"; }
-echo "install_gpu: installing the locked packages into $venv (some 8 GB)" >&2
+echo "install_gpu: installing the locked packages into $venv (some 11 GB)" >&2
 # The lock is complete, so nothing is left to resolve. (SGLang's own pins contradict verl's.)
 pip install --quiet --no-deps -r requirements/gpu.lock
 

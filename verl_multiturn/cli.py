@@ -48,7 +48,7 @@ def doctor(
     if model is not None:
         _examine(model, tool_format, tools)
         return
-    _report("verl-multiturn doctor", examine_environment(gpu))
+    _report("doctor", examine_environment(gpu))
     if gpu:
         console.print(f"training a tiny model for two steps, in {out.resolve()}; a minute or two", soft_wrap=True)
         _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))
