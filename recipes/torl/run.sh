@@ -28,6 +28,7 @@ flags=(
     actor_rollout_ref.rollout.skip_tokenizer_init=False
     ++actor_rollout_ref.rollout.custom.multiturn.max_tool_calls=1
     ++actor_rollout_ref.rollout.custom.multiturn.observation_length=512
+    ++reward.custom_reward_function.reward_kwargs.math.ignore_signs=True # as its normaliser does
     trainer.total_epochs=10
     trainer.save_freq=20
     trainer.test_freq=4

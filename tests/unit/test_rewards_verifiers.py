@@ -35,13 +35,6 @@ MATH: list[tuple[str, str, Numbers]] = [
     (r"\boxed{0.5}", r"\boxed{\frac12}", RIGHT),
     (r"\boxed{x = 5}", "5", RIGHT),
     (r"<think>\boxed{6}</think>\boxed{5}", "5", RIGHT),
-    (r"\boxed{5.}", "5", RIGHT),
-    (r"\boxed{90°}", "90", RIGHT),
-    (r"\boxed{90}", r"90^{\circ}", RIGHT),
-    (r"\boxed{10\%}", "10", RIGHT),
-    (r"\boxed{10}", r"10\%", RIGHT),
-    (r"\boxed{10\%}", "0.1", WRONG),
-    (r"\boxed{.}", "5", WRONG),
     (r"\boxed{0.5} no, \boxed{1}", "1/2", WRONG),
     (r"\boxed{0.51}", "1/2", WRONG),
     (r"\boxed{\text{no idea}}", "1/2", WRONG),
@@ -55,6 +48,24 @@ MATH: list[tuple[str, str, Numbers]] = [
     ("\\boxed{\x00\ud800}", "5", WRONG),
     (r"\boxed{__import__('os').abort()}", "5", WRONG),
 ]
+
+
+# With `ignore_signs`.
+SIGNS: list[tuple[str, str, Numbers]] = [
+    (r"\boxed{5.}", "5", RIGHT),
+    (r"\boxed{90°}", "90", RIGHT),
+    (r"\boxed{90}", r"90^{\circ}", RIGHT),
+    (r"\boxed{10\%}", "10", RIGHT),
+    (r"\boxed{10}", r"10\%", RIGHT),
+    (r"\boxed{10\%}", "0.1", WRONG),
+    (r"\boxed{.}", "5", WRONG),
+]
+
+
+async def test_signs_may_be_ignored() -> None:
+    for text, truth, expected in SIGNS:
+        assert await score("math_dapo", text, truth, math={"ignore_signs": True}) == expected, text
+    assert await score("math_dapo", r"\boxed{5.}", "5") == WRONG
 
 
 async def test_mathematics() -> None:

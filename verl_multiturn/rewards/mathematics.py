@@ -1,5 +1,5 @@
-r"""Mathematics: the last `\boxed{…}` against the ground truth, by `math_verify` (huggingface/Math-Verify), or when
-both are the same text but for signs like `°` and `%`."""
+r"""Mathematics: the last `\boxed{…}` against the ground truth, by `math_verify` (huggingface/Math-Verify), and, when
+asked for, as the same text but for signs like `°` and `%`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _NO_VALUE = re.compile(r"\s|\\[ ,;!]|\\?\$|\\?%|°|\^\{?\s*(?:\\circ|\\degree)\s
 
 
 class MathOptions(VerifierOptions):
-    pass
+    ignore_signs: bool = False
+    """Whether an answer is right, too, that is the same text but for degrees, percent, dollar signs and a full stop, as
+    in ToRL's normaliser: `5.`, `90°` and `10%` are 5, 90 and 10. Math-Verify calls most of these different."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: MathOptions) -> Score:
@@ -40,7 +42,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
         return Score()
     if len(answer) > _MOST_CHARACTERS:
         return Score.of(False)
-    if bare(answer) == bare(gold):
+    if options.ignore_signs and bare(answer) == bare(gold):
         return Score.of(True)
     value = await verify("math_verify", {"gold": gold, "answer": answer}, options)
     return Score.of(value == 1.0)
