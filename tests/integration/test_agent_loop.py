@@ -1,12 +1,13 @@
 """What verl hands to our loop and gets from it: the engine behind verl's client, sampling parameters, the output."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, EchoTool
 
 pytestmark = pytest.mark.stack
 
@@ -130,7 +131,23 @@ async def test_one_without_a_response() -> None:
     pad = AutoTokenizer.from_pretrained(MODEL).pad_token_id
     assert (output.response_ids, output.response_mask, output.response_logprobs) == ([pad], [0], [0.0])
     assert (len(output.prompt_ids), output.extra_fields["min_global_steps"]) == (600, 9)
+    # The end of it, where the template's header stands.
+    assert output.prompt_ids == outcome.trajectory.ids[-600:] != outcome.trajectory.ids[:600]
     assert output.extra_fields["stop_reason"] == "prompt_too_long"
+
+
+async def test_no_receipts_are_kept_of_a_conversation_that_raises() -> None:
+    from transformers import AutoTokenizer
+
+    from verl_multiturn import ToolContractError
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    call = '<tool_call>\n{"name": "echo", "arguments": {"text": "hi"}}\n</tool_call><|im_end|>'
+    made = replace(runner(Versions([tokenizer.encode(call)])), tools={"echo": EchoTool({"returns": 42})})
+    request = await made.request({"raw_prompt": [{"role": "user", "content": "Q"}]}, {}, "r1")
+    with pytest.raises(ToolContractError, match="got 42"):
+        await made.run(request)
+    assert made.engine.take("r1") == []
 
 
 def test_sampling_parameters_stop_where_the_format_does() -> None:

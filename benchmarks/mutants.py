@@ -1,0 +1,373 @@
+"""Which faults of the code do the tests not see? Mutants of what tokens, masks, arguments and rewards go through.
+
+    pip install cosmic-ray==8.7.0        # beside the environment's packages; nothing else needs it
+    python -m benchmarks.mutants [--count 300] [--seed 0] [--only rollout] [--minutes 45]
+
+Places in the code are drawn by the seed, and for each one of the changes that can be made there: those of Cosmic Ray
+(another operator, another number, a condition turned round …), a statement that is left out, a keyword argument that is
+left out. Annotations are no places, nor is what makes no difference to Python (`is` and `==` of None). Each mutant is
+written into a copy of the tree, and the few test files that cover its module run until one fails, in a process that is
+forked from one that has imported what is slow to import.
+
+What was found is kept in `outputs/mutants/`, so that a run goes on where it was cut off. A survivor that is told in
+`benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
+OUT = ROOT / "outputs" / "mutants"
+TIMEOUT_S = 300
+
+UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
+PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers"]
+# Modules, and the tests that cover them: those first that see most.
+COVERED: dict[str, list[str]] = {
+    "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}tir", f"{UNIT}certificate"],
+    "rollout/limits": [f"{UNIT}conversation_ends", f"{UNIT}clipping"],
+    "rollout/marker": [f"{UNIT}below_receipts", f"{UNIT}tir"],
+    "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
+    "rollout/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
+    "rollout/scripted": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}images"],
+    "rollout/tool_reward": [f"{UNIT}metrics"],
+    "rollout/trajectory": [f"{UNIT}trajectory", f"{UNIT}conversation", f"{UNIT}receipts"],
+    "rollout/void_turns": [f"{UNIT}void_turns"],
+    "observe/certificate": [f"{UNIT}certificate", f"{UNIT}void_turns", f"{UNIT}images"],
+    "chat/call_formats": PARSING,
+    "chat/call_json": PARSING,
+    "chat/call_parsers": PARSING,
+    "chat/harmony": PARSING,
+    "chat/parsers": [*PARSING, f"{UNIT}conversation"],
+    "chat/tir": [f"{UNIT}tir"],
+    "verl_bridge/agent_loop": [f"{STACK}agent_loop", f"{STACK}tir", f"{STACK}metrics", f"{STACK}certificate"],
+    "verl_bridge/certificate": [f"{STACK}certificate", f"{STACK}invalid"],
+    "verl_bridge/codec": [f"{STACK}codec", f"{STACK}agent_loop", f"{STACK}families", f"{STACK}vision"],
+    "verl_bridge/engine": [f"{UNIT}below_receipts", f"{STACK}agent_loop"],
+    "verl_bridge/groups": [f"{STACK}invalid", f"{STACK}otc"],
+    "verl_bridge/images": [f"{STACK}vision_setup", f"{STACK}vision"],
+    "verl_bridge/metrics": [f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/otc": [f"{STACK}otc"],
+    "verl_bridge/parsers": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
+    "verl_bridge/preflight": [
+        f"{STACK}refusals",
+        f"{STACK}tir",
+        f"{STACK}otc",
+        f"{STACK}certificate",
+        f"{STACK}plugin",
+    ],
+    "verl_bridge/rollout": [f"{STACK}spmd"],
+    "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
+    "verl_bridge/score_checks": [f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/slots": [f"{STACK}slots"],
+    "verl_bridge/trainers": [f"{STACK}otc", f"{STACK}invalid"],
+    "verl_bridge/updates": [f"{STACK}invalid"],
+    "verl_bridge/void_turns": [f"{STACK}tir"],
+}
+# Changes that Python makes nothing of, or that only a test of the very number would see.
+_NO_CHANGE = ("_Is", "_IsNot", "Is_Eq", "IsNot_NotEq", "Annotation", "VariableReplacer", "VariableInserter")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module with one change."""
+
+    module: str
+    """Its path in the repository."""
+    line: int
+    what: str
+    before: str
+    """The lines that the change takes away."""
+    after: str
+    """Those that it puts there."""
+    source: str
+    """The whole module with the change."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.line} {self.what} {hashlib.sha1(self.after.encode()).hexdigest()[:8]}"
+
+
+# Where it lies in the source, what it is, and what makes the source as it reads then (it takes a while).
+Change = tuple[tuple[int, int], str, Callable[[], str]]
+
+
+def changes(source: str) -> Iterator[Change]:
+    """All changes that can be made to a module."""
+    lines = source.splitlines(keepends=True)
+    tree = ast.parse(source)
+    skipped = _annotations(tree)
+    yield from _left_out(tree, lines)
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    parsed = get_ast(source)
+    for name in sorted(operator_names()):
+        if name.endswith(_NO_CHANGE):
+            continue
+        operator = get_operator(name)()
+        places = [place for node in ast_nodes(parsed) for place in operator.mutation_positions(node)]
+        for occurrence, (start, _) in enumerate(places):
+            if not any(begin <= start < end for begin, end in skipped):
+                yield start, name.removeprefix("core/"), partial(mutate_code, source, operator, occurrence)
+
+
+def _annotations(tree: ast.AST) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where types stand: nothing evaluates them."""
+    nodes = []
+    for node in ast.walk(tree):
+        nodes += [getattr(node, name, None) for name in ("annotation", "returns")]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.targets[0], ast.Name):
+            nodes.append(node.value if node.targets[0].id[0].isupper() else None)  # an alias of types
+    return [
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        for node in nodes
+        if isinstance(node, ast.expr)
+    ]
+
+
+def _left_out(tree: ast.AST, lines: list[str]) -> Iterator[Change]:
+    """Statements and keyword arguments that are left out."""
+    for node in ast.walk(tree):
+        plain = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Return | ast.If)
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if plain and not docstring:
+            yield (node.lineno, node.col_offset), "StatementLeftOut", partial(_replaced, lines, node, "pass")
+        for keyword in node.keywords if isinstance(node, ast.Call) else []:
+            if keyword.arg:
+                # What stands in its place can stand where any argument can.
+                left_out = partial(_replaced, lines, keyword, "**{}")
+                yield (keyword.lineno, keyword.col_offset), "ArgumentLeftOut", left_out
+
+
+def _replaced(lines: list[str], node: Any, text: str) -> str:
+    first, last = node.lineno - 1, node.end_lineno - 1
+    # Columns of `ast` are in bytes.
+    before = lines[first].encode()[: node.col_offset].decode()
+    after = lines[last].encode()[node.end_col_offset :].decode()
+    return "".join([*lines[:first], before + text + after, *lines[last + 1 :]])
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """So many mutants, at places that are drawn from all modules alike, one for each place."""
+    places: dict[tuple[str, tuple[int, int]], list[Change]] = defaultdict(list)
+    for name in COVERED:
+        module = f"verl_multiturn/{name}.py"
+        for change in changes((ROOT / module).read_text(encoding="utf-8")):
+            places[module, change[0]].append(change)
+    rng = random.Random(seed)
+    drawn = rng.sample(sorted(places), min(count, len(places)))
+    return [_mutant(module, rng.choice(places[module, start])) for module, start in drawn]
+
+
+def _mutant(module: str, change: Change) -> Mutant:
+    (line, _), what, make = change
+    mutated = make()
+    lines = difflib.ndiff((ROOT / module).read_text(encoding="utf-8").splitlines(), mutated.splitlines())
+    marked = [(text[:2], text[2:].strip()) for text in lines]
+    before, after = ("\n".join(text for mark, text in marked if mark == sign) for sign in ("- ", "+ "))
+    return Mutant(module, line, what, before, after, mutated)
+
+
+def tests_of(mutant: Mutant) -> list[str]:
+    name = mutant.module.removeprefix("verl_multiturn/").removesuffix(".py")
+    return [f"{path}.py" for path in COVERED[name]]
+
+
+def digest(paths: Sequence[str]) -> str:
+    return hashlib.sha1(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()[:12]
+
+
+def state_of(mutant: Mutant) -> tuple[str, str]:
+    """Digests of the module, and of the tests that cover it."""
+    return digest([mutant.module]), digest(tests_of(mutant))
+
+
+def run_tests(tree: Path, tests: Sequence[str], log: Path) -> str:
+    """Run test files one after another until one does not pass: "passed", "failed" or "timeout"."""
+    outcomes = (_run_file(tree, test, log) for test in tests)
+    return next((outcome for outcome in outcomes if outcome != "passed"), "passed")
+
+
+def _run_file(tree: Path, test: str, log: Path) -> str:
+    """Run one in a copy of the tree, in a process forked from this one."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(tree)
+        sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+        os.environ["PYTHONPATH"] = str(tree)
+        os.environ.pop("VERL_USE_EXTERNAL_PLUGINS", None)
+        code = 1
+        try:
+            if "verl" in sys.modules:
+                import verl_multiturn.plugin  # noqa: F401  # as verl would at the end of its own import
+            import pytest
+
+            ignored = "ignore::pytest.PytestAssertRewriteWarning"
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-W", ignored, "-m", "not engine"]
+            code = int(pytest.main([*options, test]))
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return "passed" if status == 0 else "failed"
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout"
+
+
+def prepare(stack: bool) -> None:
+    """Import what the tests import; not this package, of which each mutant's process has its own."""
+    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    import numpy  # noqa: F401
+    import pydantic  # noqa: F401
+    import transformers  # noqa: F401
+
+    if stack:
+        import verl.experimental.agent_loop.agent_loop
+        import verl.trainer.ppo.v1  # noqa: F401
+
+
+def copy_tree(target: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
+    for name in listed.stdout.decode().splitlines():
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
+    """Run the tests of each mutant, and append what came of it to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        copy_tree(tree)
+        log = Path(folder) / "log"
+        honest: dict[tuple[str, ...], str] = {}
+        for mutant in mutants:
+            if time.monotonic() > deadline:
+                return
+            tests = tests_of(mutant)
+            if tuple(tests) not in honest:
+                honest[tuple(tests)] = run_tests(tree, tests, log)
+            if honest[tuple(tests)] != "passed":
+                print(f"{tests} do not pass without a mutant:\n{log.read_text(errors='replace')[-3000:]}")
+                continue
+            started = time.monotonic()
+            path = tree / mutant.module
+            source = path.read_text(encoding="utf-8")
+            path.write_text(mutant.source, encoding="utf-8")
+            try:
+                outcome = run_tests(tree, tests, log)
+            finally:
+                path.write_text(source, encoding="utf-8")
+            result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
+            seconds = round(time.monotonic() - started, 1)
+            print(f"{result:9} {seconds:6} s  {mutant.name}", flush=True)
+            module, covering = state_of(mutant)
+            line = {"name": mutant.name, "module": module, "tests": covering, "result": result, "seconds": seconds}
+            line |= {"before": mutant.before, "after": mutant.after}
+            with found.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
+    """What came of those mutants that were examined. Tests that see a mutant go on seeing it, until its module changes;
+    one that they did not see is examined again when they change."""
+    lines = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()] if found.exists() else []
+    results = {(line["name"], line["module"], line["tests"]): line["result"] for line in lines}
+    killed = {(line["name"], line["module"]): line["result"] for line in lines if line["result"] != "survived"}
+    known = {}
+    for mutant in drawn:
+        module, tests = state_of(mutant)
+        result = killed.get((mutant.name, module)) or results.get((mutant.name, module, tests))
+        if result:
+            known[mutant] = result
+    return known
+
+
+def explained() -> dict[tuple[str, str, str], str]:
+    """Why a survivor does not matter, by its module, and its lines before and after."""
+    entries = yaml.safe_load(EXPLAINED.read_text(encoding="utf-8")) or [] if EXPLAINED.exists() else []
+    return {(each["module"], each["before"].strip(), each["after"].strip()): each["why"] for each in entries}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="examine only the drawn mutants of modules whose path holds this")
+    parser.add_argument("--minutes", type=float, default=45, help="examine none after that")
+    args = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    found = OUT / f"{args.seed}.jsonl"
+    drawn = draw(args.count, args.seed)
+    before = known(found, drawn)
+    todo = [m for m in drawn if args.only in m.module and m not in before]
+    print(f"{len(drawn)} mutants are drawn, {len(todo)} are to be examined", flush=True)
+    deadline = time.monotonic() + 60 * args.minutes
+    # What needs verl's stack has a process of its own to be forked from.
+    for stack in (False, True):
+        group = sorted((m for m in todo if any(STACK in t for t in tests_of(m)) is stack), key=lambda m: m.module)
+        worker = os.fork() if group else 0
+        if group and not worker:
+            prepare(stack)
+            examine(group, found, deadline)
+            os._exit(0)
+        if worker:
+            os.waitpid(worker, 0)
+    report(drawn, known(found, drawn))
+
+
+def report(drawn: Sequence[Mutant], results: dict[Mutant, str]) -> None:
+    """Print the survivors, then one line of JSON."""
+    reasons = explained()
+    of = {mutant: results.get(mutant, "not examined") for mutant in drawn}
+    survivors = [mutant for mutant, result in of.items() if result == "survived"]
+    open_ones = [m for m in survivors if (m.module, m.before.strip(), m.after.strip()) not in reasons]
+    for mutant in open_ones:
+        print(f"\nsurvived: {mutant.name}\n- {mutant.before}\n+ {mutant.after}")
+    counts = {name: sum(result == name for result in of.values()) for name in ("killed", "timeout", "not examined")}
+    figures = {
+        "mutants": len(drawn),
+        "killed": counts["killed"] + counts["timeout"],
+        "explained": len(survivors) - len(open_ones),
+        "survived": len(open_ones),
+        "not_examined": counts["not examined"],
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Faults of a conversation that once no test saw: each of these fails when the line that it is about is taken away."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import CharBuilder, CharTokenizer, EchoTool, make_schema
+from tests.scripted import CALL, run
+from tests.text_mode import quickstart_tokenizer
+from verl_multiturn import Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
+from verl_multiturn.chat.call_formats import make_call_parser
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.parsers import REASONING_MARKS
+from verl_multiturn.tools.gate import Gates
+
+
+class Thinking(CharBuilder):
+    """A template whose header opens the reasoning."""
+
+    def build_initial_tokens(self, messages: list[Any], *, tools: list[Any] | None = None) -> list[int]:
+        return super().build_initial_tokens(messages, tools=tools) + [ord(c) for c in "<think>\n"]
+
+    def merge_context_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        merged = super().merge_context_tokens(*args, **kwargs)
+        merged.token_ids += [ord(c) for c in "<think>\n"]
+        return merged
+
+
+async def think(turns: list[str], tool: EchoTool) -> Outcome:
+    tokenizer = CharTokenizer()
+    conversation = Conversation(
+        ScriptedEngine([tokenizer.turn(turn) for turn in turns]),
+        ChatCodec(Thinking(), tokenizer=tokenizer),
+        make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
+        Limits(prompt_length=100, response_length=900),
+        Gates(5.0),
+    )
+    return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": tool}))
+
+
+async def test_a_call_in_a_thought_that_the_prompt_opened_is_not_run() -> None:
+    """The parser is shown the header before a turn, of the first turn and of a later one."""
+    tool = EchoTool()
+    outcome = await think([f"I could call {CALL} here.</think>No need."], tool)
+    assert (outcome.stop_reason, outcome.calls, tool.counts["execute"]) == (StopReason.FINISHED, [], 0)
+    tool = EchoTool()
+    outcome = await think([f"Now.</think>{CALL}", f"Again {CALL}?</think>No."], tool)
+    assert (outcome.stop_reason, len(outcome.calls), tool.counts["execute"]) == (StopReason.FINISHED, 1, 1)
+    assert outcome.assistant_turns[-1].content.endswith("</think>No.")
+
+
+async def test_an_observation_fits_with_its_separator_or_not_at_all() -> None:
+    """The budget is filled to the token: the turn, a separator of 1, an observation of 5, and 1 to answer with."""
+    said = len(CALL) + 1
+    outcome = await run([CALL, "x"], EchoTool(), response_length=said + 1 + 5 + 1)
+    assert (outcome.stop_reason, outcome.trajectory.turns) == (StopReason.RESPONSE_LENGTH, 2)
+    assert outcome.trajectory.response_length == said + 7
+    assert outcome.trajectory.mask[3:] == [1] * said + [0] * 6 + [1]
+    outcome = await run([CALL, "x"], EchoTool(), response_length=said + 1 + 5)
+    assert (outcome.stop_reason, outcome.trajectory.turns) == (StopReason.RESPONSE_LENGTH, 1)
+    assert outcome.trajectory.response_length == said
+
+
+class Remembers(CharBuilder):
+    """Keeps what it is asked to render."""
+
+    def __init__(self) -> None:
+        self.before: list[list[Any]] = []
+        self.tools: list[Any] = []
+
+    def build_initial_tokens(self, messages: list[Any], *, tools: list[Any] | None = None) -> list[int]:
+        self.tools.append(tools)
+        return super().build_initial_tokens(messages, tools=tools)
+
+    def merge_context_tokens(
+        self, previous: list[Any], updated: list[Any], runtime: list[int], *, tools: list[Any] | None = None
+    ) -> Any:
+        self.before.append(previous)
+        self.tools.append(tools)
+        return super().merge_context_tokens(previous, updated, runtime, tools=tools)
+
+
+def test_an_observation_is_rendered_after_the_calls_that_it_answers() -> None:
+    """Templates read a call's name or id to write its answer, and refuse an answer that no call is before."""
+    builder = Remembers()
+    calls = [{"id": f"c{i}", "type": "function", "function": {"name": f"f{i}", "arguments": {"a": 1}}} for i in (0, 1)]
+    asked = [{"role": "user", "content": "long " * 99}, {"role": "assistant", "content": "text", "tool_calls": calls}]
+    answers = [{"role": "tool", "content": "1", "tool_call_id": f"c{i}"} for i in (0, 1)]
+    ChatCodec(builder).observation(asked, answers, [65, 66], [])
+    named = [{**call, "function": {"name": f"f{i}", "arguments": {}}} for i, call in enumerate(calls)]
+    assert builder.before == [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": named}]
+    ]
+    ChatCodec(builder).observation([asked[0], {"role": "assistant", "content": "text"}], answers, [65, 66], [])
+    assert builder.before[1] == [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
+    """A row's messages, its tools' schemas, and what they answer."""
+    end = "<|im_end|>"
+    tokenizer, builder = CharTokenizer(), Remembers()
+    schema = make_schema("echo", text="string")
+    tool = EchoTool({"returns": ToolResponse(f"A{end}B")}, schema)
+    tool.tool_schema.function.description = f"C{end}D"
+    engine = ScriptedEngine([tokenizer.turn(CALL), tokenizer.turn("ok")])
+    conversation = Conversation(
+        engine,
+        ChatCodec(builder, firewall=Firewall(quickstart_tokenizer()), tokenizer=tokenizer),
+        make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
+        Limits(prompt_length=100, response_length=900),
+        Gates(5.0),
+    )
+    outcome = await conversation.run(Request("r1", [{"role": role, "content": f"Q{end}R"}], {"echo": tool}))
+    seen = tokenizer.decode(engine.seen[-1][1])
+    assert end not in seen
+    assert all(f"{a}<" in seen and f">{b}" in seen for a, b in ("QR", "AB"))
+    assert all(end not in str(message["content"]) for message in outcome.messages)
+    assert builder.tools
+    assert all(end not in str(tools) and "C<" in str(tools) for tools in builder.tools)
