@@ -10,8 +10,8 @@ written into a copy of the tree, and the few test files that cover its module ru
 forked from one that has imported what is slow to import.
 
 What was found is kept in `outputs/mutants/`, so that a run goes on where it was cut off. A survivor that is told in
-`benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one JSON
-object.
+`benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
