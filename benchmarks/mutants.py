@@ -198,13 +198,11 @@ def tests_of(mutant: Mutant) -> list[str]:
     return [f"{path}.py" for path in COVERED[name]]
 
 
-def digest(paths: Sequence[str]) -> str:
-    return hashlib.sha1(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()[:12]
-
-
-def state_of(mutant: Mutant) -> tuple[str, str]:
+def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
     """Digests of the module, and of the tests that cover it."""
-    return digest([mutant.module]), digest(tests_of(mutant))
+    parts = ([mutant.module], tests_of(mutant))
+    module, tests = (hashlib.sha1(b"".join((root / path).read_bytes() for path in part)).hexdigest() for part in parts)
+    return module, tests
 
 
 def run_tests(tree: Path, tests: Sequence[str], log: Path) -> str:
@@ -295,7 +293,7 @@ def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
             result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
             seconds = round(time.monotonic() - started, 1)
             print(f"{result:9} {seconds:6} s  {mutant.name}", flush=True)
-            module, covering = state_of(mutant)
+            module, covering = state_of(mutant, tree)
             line = {"name": mutant.name, "module": module, "tests": covering, "result": result, "seconds": seconds}
             line |= {"before": mutant.before, "after": mutant.after}
             with found.open("a", encoding="utf-8") as file:
