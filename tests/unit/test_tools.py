@@ -1,5 +1,6 @@
 """The calculator, the registry, schemas, settings, and `validate`: good and bad input."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,10 @@ def test_command_line(tmp_path: Path) -> None:
     bad = runner.invoke(app, ["validate", str(write(tmp_path, class_name="nowhere.Tool"))])
     assert bad.exit_code == 1
     assert "cannot import 'nowhere'" in bad.output
+
+
+def test_a_schema_can_be_sent_to_another_process() -> None:
+    schema = make_schema("echo", text="string")
+    again = pickle.loads(pickle.dumps(schema))
+    assert again == schema
+    assert again.read_arguments('{"text": 1}')[0] is None

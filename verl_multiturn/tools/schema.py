@@ -75,6 +75,11 @@ class ToolSchema(BaseModel):
     def _validator(self) -> jsonschema_rs.Draft202012Validator:
         return jsonschema_rs.Draft202012Validator(self.function.parameters, retriever=_no_retrieval)
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without the validator: verl's own tools send themselves to an actor of Ray, and it cannot be pickled."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {key: value for key, value in state["__dict__"].items() if key != "_validator"}}
+
     def as_dict(self) -> dict[str, Any]:
         """The mapping as it was written, for the chat template."""
         return self.model_dump(exclude_unset=True)
