@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +47,8 @@ UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
 PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers"]
 # Modules, and the tests that cover them: those first that see most.
 COVERED: dict[str, list[str]] = {
-    "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}tir", f"{UNIT}certificate"],
-    "rollout/limits": [f"{UNIT}conversation_ends", f"{UNIT}clipping"],
+    "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
+    "rollout/limits": [f"{UNIT}unseen_faults", f"{UNIT}clipping", f"{UNIT}conversation_ends"],
     "rollout/marker": [f"{UNIT}below_receipts", f"{UNIT}tir"],
     "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
     "rollout/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
@@ -105,10 +105,7 @@ class Mutant:
     """Those that it puts there."""
     source: str
     """The whole module with the change."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.module}:{self.line} {self.what} {hashlib.sha1(self.after.encode()).hexdigest()[:8]}"
+    name: str
 
 
 # Where it lies in the source, what it is, and what makes the source as it reads then (it takes a while).
@@ -173,24 +170,34 @@ def _replaced(lines: list[str], node: Any, text: str) -> str:
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """So many mutants, at places that are drawn from all modules alike, one for each place."""
-    places: dict[tuple[str, tuple[int, int]], list[Change]] = defaultdict(list)
+    """So many mutants, at places that are drawn from all modules alike, one for each place.
+
+    A place is known by its module and what stands there, so that other changes of the code draw no other mutants.
+    """
+    drawn = []
     for name in COVERED:
         module = f"verl_multiturn/{name}.py"
-        for change in changes((ROOT / module).read_text(encoding="utf-8")):
-            places[module, change[0]].append(change)
-    rng = random.Random(seed)
-    drawn = rng.sample(sorted(places), min(count, len(places)))
-    return [_mutant(module, rng.choice(places[module, start])) for module, start in drawn]
+        source = (ROOT / module).read_text(encoding="utf-8")
+        lines, met = source.splitlines(), Counter[str]()
+        places: dict[tuple[int, int], list[Change]] = defaultdict(list)
+        for change in changes(source):
+            places[change[0]].append(change)
+        for (line, column), here in sorted(places.items()):
+            text = f"{seed} {module} {lines[line - 1].strip()} {column}"
+            met[text] += 1
+            lot = hashlib.sha1(f"{text} {met[text]}".encode()).hexdigest()
+            drawn.append((lot, module, here))
+    drawn.sort(key=lambda each: each[0])
+    return [_mutant(module, random.Random(lot).choice(here), lot[:8]) for lot, module, here in drawn[:count]]
 
 
-def _mutant(module: str, change: Change) -> Mutant:
+def _mutant(module: str, change: Change, lot: str) -> Mutant:
     (line, _), what, make = change
     mutated = make()
     lines = difflib.ndiff((ROOT / module).read_text(encoding="utf-8").splitlines(), mutated.splitlines())
     marked = [(text[:2], text[2:].strip()) for text in lines]
     before, after = ("\n".join(text for mark, text in marked if mark == sign) for sign in ("- ", "+ "))
-    return Mutant(module, line, what, before, after, mutated)
+    return Mutant(module, line, what, before, after, mutated, f"{module} {what} {lot}")
 
 
 def tests_of(mutant: Mutant) -> list[str]:
@@ -292,7 +299,7 @@ def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
                 path.write_text(source, encoding="utf-8")
             result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
             seconds = round(time.monotonic() - started, 1)
-            print(f"{result:9} {seconds:6} s  {mutant.name}", flush=True)
+            print(f"{result:9} {seconds:6} s  {mutant.module}:{mutant.line} {mutant.what}", flush=True)
             module, covering = state_of(mutant, tree)
             line = {"name": mutant.name, "module": module, "tests": covering, "result": result, "seconds": seconds}
             line |= {"before": mutant.before, "after": mutant.after}
@@ -355,7 +362,7 @@ def report(drawn: Sequence[Mutant], results: dict[Mutant, str]) -> None:
     survivors = [mutant for mutant, result in of.items() if result == "survived"]
     open_ones = [m for m in survivors if (m.module, m.before.strip(), m.after.strip()) not in reasons]
     for mutant in open_ones:
-        print(f"\nsurvived: {mutant.name}\n- {mutant.before}\n+ {mutant.after}")
+        print(f"\nsurvived: {mutant.module}:{mutant.line} {mutant.what}\n- {mutant.before}\n+ {mutant.after}")
     counts = {name: sum(result == name for result in of.values()) for name in ("killed", "timeout", "not examined")}
     figures = {
         "mutants": len(drawn),

@@ -195,6 +195,15 @@ def test_what_a_column_of_the_loss_can_be(name: str, honest: tuple[float, ...], 
             assert f"turn 1, token 7: {name} is {column[4]}, expected a finite number from" in found[0]
 
 
+def test_every_column_of_the_loss_is_looked_at() -> None:
+    """Also those after one that was compared elsewhere, or that is wrong itself."""
+    sample = literal()
+    right, wrong, short = np.array(LOGPROBS, np.float32), np.full(len(MASK), np.nan), np.zeros(3)
+    columns = {"old_log_probs": right, "ref_log_prob": short, "advantages": wrong, "values": wrong}
+    found = [str(each) for each in verify(replace(sample.row, loss_inputs=columns), sample.receipts, bypass=True)]
+    assert ["ref_log_prob" in found[0], "advantages is nan" in found[1], "values is nan" in found[2]] == [True] * 3
+
+
 def test_one_conversation_under_two_names() -> None:
     assert shared({"u_0_0": "r1", "u_1_0": "r2"}) == []
     (violation,) = shared({"u_0_0": "r1", "u_1_0": "r2", "v_0_0": "r1"})

@@ -137,3 +137,32 @@ def test_bytes_that_are_no_receipts(cut: int) -> None:
         Receipts.from_bytes(literal().receipts.to_bytes()[:cut])
     with pytest.raises(ValueError, match="no receipts"):
         Receipts.from_bytes(literal().receipts.to_bytes() + b"x")
+
+
+@pytest.mark.parametrize("invalid", [True, False])
+def test_receipts_say_whether_a_conversation_is_invalid(invalid: bool) -> None:
+    receipts = replace(literal().receipts, invalid=invalid)
+    assert Receipts.from_bytes(receipts.to_bytes()).invalid is invalid
+    assert Receipts.from_json(receipts.to_json()).invalid is invalid
+    older = receipts.to_json()
+    del older["invalid"]
+    assert Receipts.from_json(older).invalid is False
+
+
+async def test_what_was_noted_cannot_be_written_to() -> None:
+    engine = ReceiptingEngine(Scripted())
+    await engine.generate("r1", [1], {}, 10)
+    (kept,) = engine.take("r1")
+    for column in (kept.ids, kept.logprobs, kept.versions):
+        assert not column.flags.writeable
+
+
+def test_a_header_with_other_counts_is_no_receipt() -> None:
+    blob = literal().receipts.to_bytes()
+    size = int.from_bytes(blob[:4], "little")
+    header = json.loads(blob[4 : 4 + size])
+    for counts in ([*header["generations"][0][3:], 0], header["generations"][0][3:5]):
+        changed = {**header, "generations": [header["generations"][0][:3] + counts, *header["generations"][1:]]}
+        encoded = json.dumps(changed).encode()
+        with pytest.raises(ValueError, match="no receipts"):
+            Receipts.from_bytes(len(encoded).to_bytes(4, "little") + encoded + blob[4 + size :])

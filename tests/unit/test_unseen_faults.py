@@ -1,5 +1,6 @@
 """Faults of a conversation that once no test saw: each of these fails when the line that it is about is taken away."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -119,3 +120,72 @@ async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
     assert all(end not in str(message["content"]) for message in outcome.messages)
     assert builder.tools
     assert all(end not in str(tools) and "C<" in str(tools) for tools in builder.tools)
+
+
+class Compared:
+    """Stands for the comparison with the template's rendering, and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def differences(self, messages: Any, schemas: Any, ids: list[int], sampled: list[bool]) -> list[Any]:
+        self.given.append((messages, ids, sampled))
+        return []
+
+
+async def compare(turns: Any, **limits: Any) -> tuple[Outcome, list[Any]]:
+    tokenizer, check = CharTokenizer(), Compared()
+    engine = ScriptedEngine([tokenizer.turn(turn) for turn in turns]) if isinstance(turns, list) else turns
+    conversation = Conversation(
+        engine,
+        ChatCodec(CharBuilder(), tokenizer=tokenizer),
+        make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
+        Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
+        Gates(5.0),
+        check=check,  # type: ignore[arg-type]
+    )
+    asked = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "shown"}]
+    outcome = await conversation.run(Request("r1", [*asked, asked[0]], {"echo": EchoTool()}))
+    return outcome, check.given
+
+
+async def test_what_was_sampled_is_what_the_rendering_is_compared_at() -> None:
+    outcome, ((messages, ids, sampled),) = await compare([CALL, "ok"])
+    assert (messages, ids) == (outcome.messages, outcome.trajectory.ids)
+    assert sampled == [trained == 1 for trained in outcome.trajectory.mask]
+    assert any(sampled)
+
+
+async def test_a_turn_that_was_not_read_is_not_compared() -> None:
+    """It has no message: the engine or the clock cut it off."""
+    outcome, given = await compare([CALL])
+    assert (outcome.stop_reason, given) == (StopReason.ENGINE_ERROR, [])
+    tokenizer = CharTokenizer()
+    outcome, given = await compare(Slow([tokenizer.turn(CALL), tokenizer.turn("ok")]), wall_clock_s=0.5)
+    assert (outcome.stop_reason, outcome.valid, outcome.trajectory.turns) == (StopReason.WALL_CLOCK, True, 2)
+    assert given == []
+
+
+class Slow(ScriptedEngine):
+    """Its second turn comes when the time is up."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        made = await super().generate(*args, **kwargs)
+        if len(self.seen) == 2:
+            await asyncio.sleep(0.6)
+        return made
+
+
+async def test_the_name_of_an_answer_is_its_tools() -> None:
+    """Templates write it."""
+    outcome = await run([CALL, "<tool_call>{</tool_call>", "ok"], EchoTool())
+    named = [message["name"] for message in outcome.messages if message["role"] == "tool"]
+    assert named == ["echo", "error"]
+
+
+async def test_time_is_told_in_seconds() -> None:
+    outcome = await run(["ok"], EchoTool())
+    assert outcome.tools_s == 0.0
+    assert 0 < outcome.generate_s < 5
+    outcome = await run([CALL, "ok"], EchoTool())
+    assert 0 < outcome.tools_s < 5
