@@ -157,6 +157,20 @@ def test_a_corrupted_batch_ends_the_run(store: Store) -> None:
         step(make_trainer(), store.batch())
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_as_many_violations_are_told_as_can_be_read(store: Store, rows: int) -> None:
+    from verl_multiturn import CertificateError
+
+    for row in list(store.rows.values())[:rows]:
+        for name in ("advantages", "old_log_probs"):
+            row[name] = row[name] * float("nan")
+    with pytest.raises(CertificateError, match=rf"\({2 * rows} violations in 4 rows\)") as raised:
+        step(make_trainer(), store.batch())
+    told = str(raised.value).splitlines()[1:]
+    assert len([line for line in told if line.startswith("  request")]) == min(2 * rows, 5)
+    assert told[5:] == ([f"  and {2 * rows - 5} more"] if rows > 2 else [])
+
+
 def test_swapped_rows_end_the_run(store: Store) -> None:
     from verl_multiturn import CertificateError
 

@@ -219,6 +219,28 @@ def test_estimators_that_compare_nothing_within_a_group(store: WritableStore, es
         np.testing.assert_allclose(store.rows[key]["advantages"], found[key], atol=1e-6)
 
 
+def test_a_single_valid_one_of_two(store: WritableStore) -> None:
+    add(store, "u", [1.0, None])
+    add(store, "v", [1.0, 0.0])
+    step(make_trainer(actor_rollout_ref__rollout__n=2, algorithm__norm_adv_by_std_in_grpo=False), store.batch())
+    assert [store.advantage(key) for key in ("u_0_0", "u_1_0", "v_0_0", "v_1_0")] == [0.0, 0.0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize(("tokens", "advantages"), [(2, [0.5, -0.5]), (1, [0.0, 0.0])])
+def test_as_few_trained_tokens_as_an_estimator_can_take(
+    store: WritableStore, tokens: int, advantages: list[float]
+) -> None:
+    """verl's whitening divides by the tokens less one, and raises where there is one alone."""
+    add(store, "u", [1.0, 0.0, None])
+    for key, kept in (("u_0_0", 1), ("u_1_0", tokens - 1)):
+        row = store.rows[key]
+        row["response_mask"] = row["response_mask"] * 0
+        row["response_mask"][:kept] = 1
+    settings = {"actor_rollout_ref__rollout__custom__multiturn__certificate_share": 0.0}
+    step(make_trainer(algorithm__norm_adv_by_std_in_grpo=False, **settings), store.batch())
+    assert [store.advantage(key) for key in ("u_0_0", "u_1_0")] == [advantages[0], advantages[1] if tokens > 1 else 0.0]
+
+
 def test_groups_of_one_that_are_meant(store: WritableStore) -> None:
     for uid in ("u", "v"):
         add(store, uid, [1.0])

@@ -83,6 +83,8 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     assert bool(((scores != 0) <= (tensors["response_mask"] == 1)).all())
     assert "rm_scores" not in tensors
     mask, attention = tensors["response_mask"], tensors["attention_mask"][:, 320:]
+    assert set(tensors["attention_mask"].unique().tolist()) == {0, 1}
+    assert set(mask.unique().tolist()) == {0, 1}
     assert bool(((mask == 1) <= (attention == 1)).all())
     assert bool(((tensors["rollout_log_probs"] != 0) == (mask == 1))[:3].all())
     assert torch.equal(tensors["position_ids"][:, -1], tensors["attention_mask"].sum(dim=1) - 1)
@@ -104,3 +106,25 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
         assert "rm_scores" in replaced
         assert "tool_scores" not in replaced
         assert "(3 violations in 4 rows)" in (tmp_path / f"uncertified{rank}.txt").read_text()
+
+
+async def test_a_batch_is_not_rolled_out_within_a_loop() -> None:
+    from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+
+    rollout = object.__new__(AsyncSGLangRollout)
+    with pytest.raises(RuntimeError, match=r"cannot be called inside a running event loop; .*asyncio\.to_thread"):
+        rollout.generate_sequences(None)  # type: ignore[arg-type]
+
+
+def test_the_error_that_the_other_ranks_get() -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.rollout import _sendable
+
+    first = ConfigError("the first")
+    assert _sendable(BaseExceptionGroup("two", [ExceptionGroup("one", [first]), ValueError("the second")])) is first
+
+    class Local(Exception):
+        """Cannot be pickled."""
+
+    found = _sendable(Local("of this test"))
+    assert (type(found), str(found)) == (RuntimeError, "Local: of this test")

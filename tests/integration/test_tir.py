@@ -204,6 +204,14 @@ async def test_without_a_pattern_nothing_is_filtered(tokenizer: Any, monkeypatch
     assert batch.masks() == [True, True]
 
 
+async def test_a_batch_without_void_rows_is_left(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(monkeypatch, VOID["void_turn_pattern"])
+    await batch.add(tokenizer, ANSWER, ANSWER)
+    monkeypatch.setattr(batch.store, "kv_batch_put", None)
+    assert batch.step()["violations"] == 0
+    assert batch.masks() == [True, True]
+
+
 async def test_a_batch_of_void_rows_alone_is_filtered_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, VOID["void_turn_pattern"])
     await batch.add(tokenizer, "Well.", "No.")
