@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
+from verl_multiturn.observe.first_run import run_whole_path
 from verl_multiturn.observe.verification import verify_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -21,10 +22,15 @@ RUN = ROOT / "recipes" / "quickstart" / "run.py"
 MARK = "VERL_MULTITURN_TEST_RUN"
 
 
+def marked(out: Path) -> dict[str, str]:
+    """Variables by which the processes of a run are found."""
+    # Programs that set their title write over their environment otherwise, and the mark with it.
+    return {"COLUMNS": "200", MARK: str(out), "SPT_NOENV": "1"}
+
+
 def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(RUN), "--out", str(out), *arguments]
-    # Programs that set their title write over their environment otherwise, and the mark with it.
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "COLUMNS": "200", MARK: str(out), "SPT_NOENV": "1"}
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", **marked(out)}
     with (out.parent / "console.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
@@ -61,15 +67,16 @@ def check_metrics(logged: list[dict[str, Any]], records: list[dict[str, Any]], p
         assert 0 <= data[f"{prefix}reward/compute_score/mean"] <= 1
 
 
-def test_three_steps_of_the_real_stack(tmp_path: Path) -> None:
+def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the code of `doctor --gpu`, with the CPU as its platform and one step more."""
     out = tmp_path / "out"
-    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-    small = ["data.train_batch_size=8", f"{actor}.ppo_mini_batch_size=8", "data.val_max_samples=16"]
-    small.append(f"{rollout}.log_prob_micro_batch_size_per_gpu=64")
-    trainer = start(out, "--steps", "3", *small)
-    status = trainer.wait(timeout=580)
-    console = (tmp_path / "console.log").read_text()
-    assert status == 0, console[-4000:]
+    for name, value in marked(out).items():
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    findings = run_whole_path(out, "cpu", lines.append, steps=3)
+    console = "\n".join(lines)
+    assert [finding for finding in findings if not finding.ok] == [], console[-4000:]
+    assert [finding.what for finding in findings[:3]] == ["GRPO steps", "tool calls", "weight syncs"]
 
     summary = json.loads(console.strip().splitlines()[-1])
     assert summary == json.loads((out / "summary.json").read_text())
