@@ -96,6 +96,7 @@ def test_each_corruption_is_caught_where_it_is(name: str, seed: int) -> None:
         ({"max_version": 9}, "request r1 (row u_0_0): the tag of the newest weights is 9, by the receipts 5"),
         ({"uid": "v"}, "the row has uid 'v', the receipts 'u'"),
         ({"request_id": "r2"}, "the row is of request 'r2', the receipts of 'r1'"),
+        ({"request_id": "r0"}, "the row is of request 'r0', the receipts of 'r1'"),
         ({"key": "u_0_1"}, "the row is called 'u_0_1', the receipts are of 'u_0_0'"),
         ({"min_version": 3}, "the tag of the oldest weights is 3, by the receipts 4"),
         ({"min_version": None}, "the tag of the oldest weights is None, by the receipts 4"),
@@ -118,6 +119,22 @@ def test_a_violation_names_request_turn_and_token(change: dict[str, Any], text: 
     sample = literal()
     found = [str(violation) for violation in verify(replace(sample.row, **change), sample.receipts)]
     assert any(text in violation for violation in found), found
+
+
+def test_the_first_weights_have_the_version_0() -> None:
+    """-1 is what an engine says that does not know."""
+    sample = literal()
+    generations = [
+        replace(g, versions=np.array([0 if i == 0 and not start else 1 for i in range(len(g.ids))]))
+        for start, g in enumerate(sample.receipts.generations)
+    ]
+    known = iter(np.concatenate([g.versions for g in generations]))
+    column = np.array([next(known) if trained else -1 for trained in MASK])
+    row = replace(sample.row, versions=column, min_version=0, max_version=1)
+    receipts = replace(sample.receipts, generations=generations)
+    assert verify(row, receipts) == []
+    for tags in ({"min_version": 1}, {"max_version": 0}, {"min_version": -1}):
+        assert len(verify(replace(row, **tags), receipts)) == 1
 
 
 def test_one_wrong_token_early_does_not_bring_an_alarm_for_every_later_turn() -> None:

@@ -140,6 +140,13 @@ async def test_positions_of_a_row_with_an_image() -> None:
     wrong = positions.copy()
     wrong[2, 7] = 9
     assert found(wrong) == ["position_ids for images are [5, 9, 5], expected 5 three times, beyond 3"]
+    for dimension in (1, 2, 3):
+        for token in (6, 7, 8):
+            for other in (-1, 1):
+                wrong = positions.copy()
+                wrong[dimension, token] += other
+                (what,) = found(wrong)
+                assert what.startswith("position_ids for images are [")
     wrong = positions.copy()
     wrong[1:, 6:] -= 1
     assert found(wrong) == ["position_ids for images are [3, 3, 3], expected 3 three times, beyond 3"]

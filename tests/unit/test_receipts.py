@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,9 @@ async def test_what_was_noted_cannot_be_written_to() -> None:
     (kept,) = engine.take("r1")
     for column in (kept.ids, kept.logprobs, kept.versions):
         assert not column.flags.writeable
+    for noted in (kept, literal().receipts):
+        with pytest.raises(FrozenInstanceError):
+            noted.void = True  # type: ignore[union-attr]
 
 
 def test_a_header_with_other_counts_is_no_receipt() -> None:

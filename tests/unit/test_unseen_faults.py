@@ -13,6 +13,8 @@ from verl_multiturn.chat.call_formats import make_call_parser
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsers import REASONING_MARKS
+from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
+from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.tools.gate import Gates
 
 
@@ -125,25 +127,31 @@ async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
 class Compared:
     """Stands for the comparison with the template's rendering, and keeps what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *found: Difference) -> None:
         self.given: list[Any] = []
+        self.found = list(found)
 
     def differences(self, messages: Any, schemas: Any, ids: list[int], sampled: list[bool]) -> list[Any]:
         self.given.append((messages, ids, sampled))
-        return []
+        return self.found
 
 
-async def compare(turns: Any, **limits: Any) -> tuple[Outcome, list[Any]]:
-    tokenizer, check = CharTokenizer(), Compared()
+def compared(turns: Any, check: Any, **limits: Any) -> Conversation:
+    tokenizer = CharTokenizer()
     engine = ScriptedEngine([tokenizer.turn(turn) for turn in turns]) if isinstance(turns, list) else turns
-    conversation = Conversation(
+    return Conversation(
         engine,
         ChatCodec(CharBuilder(), tokenizer=tokenizer),
         make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
         Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
         Gates(5.0),
-        check=check,  # type: ignore[arg-type]
+        check=check,
     )
+
+
+async def compare(turns: Any, **limits: Any) -> tuple[Outcome, list[Any]]:
+    check = Compared()
+    conversation = compared(turns, check, **limits)
     asked = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "shown"}]
     outcome = await conversation.run(Request("r1", [*asked, asked[0]], {"echo": EchoTool()}))
     return outcome, check.given
@@ -154,6 +162,15 @@ async def test_what_was_sampled_is_what_the_rendering_is_compared_at() -> None:
     assert (messages, ids) == (outcome.messages, outcome.trajectory.ids)
     assert sampled == [trained == 1 for trained in outcome.trajectory.mask]
     assert any(sampled)
+
+
+async def test_a_difference_of_one_kind_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    (kind, *_) = UNEXPLAINED
+    conversation = compared(["ok"], Compared(kind))
+    for request_id in ("r1", "r2"):
+        outcome = await conversation.run(Request(request_id, [{"role": "user", "content": "Q"}]))
+        assert outcome.differences == [kind]
+    assert len([record for record in caplog.records if "differently" in record.getMessage()]) == 1
 
 
 async def test_a_turn_that_was_not_read_is_not_compared() -> None:
@@ -181,6 +198,18 @@ async def test_the_name_of_an_answer_is_its_tools() -> None:
     outcome = await run([CALL, "<tool_call>{</tool_call>", "ok"], EchoTool())
     named = [message["name"] for message in outcome.messages if message["role"] == "tool"]
     assert named == ["echo", "error"]
+
+
+async def test_each_call_is_put_down_to_its_turn() -> None:
+    """Its step reward goes there."""
+    outcome = await run([CALL + CALL, CALL, "ok"], EchoTool(), response_length=900)
+    assert outcome.call_turns == [0, 0, 1]
+    assert set(outcome.trajectory.turn_ids) == {0, 1, 2}
+
+
+def test_a_conversation_that_is_not_over_has_no_end() -> None:
+    with pytest.raises(RuntimeError, match="is not over"):
+        _ = Outcome("r1", Trajectory(), []).stop_reason
 
 
 async def test_time_is_told_in_seconds() -> None:
