@@ -20,6 +20,7 @@ import argparse
 import ast
 import difflib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -229,11 +230,8 @@ def _run_file(tree: Path, test: str, log: Path) -> str:
         os.chdir(tree)
         sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
         os.environ["PYTHONPATH"] = str(tree)
-        os.environ.pop("VERL_USE_EXTERNAL_PLUGINS", None)
         code = 1
         try:
-            if "verl" in sys.modules:
-                import verl_multiturn.plugin  # noqa: F401  # as verl would at the end of its own import
             import pytest
 
             ignored = "ignore::pytest.PytestAssertRewriteWarning"
@@ -252,17 +250,11 @@ def _run_file(tree: Path, test: str, log: Path) -> str:
     return "timeout"
 
 
-def prepare(stack: bool) -> None:
-    """Import what the tests import; not this package, of which each mutant's process has its own."""
-    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
+def prepare() -> None:
+    """Import what most tests import; neither this package nor verl, which imports it."""
     os.environ.setdefault("VERL_PLATFORM", "cpu")
-    import numpy  # noqa: F401
-    import pydantic  # noqa: F401
-    import transformers  # noqa: F401
-
-    if stack:
-        import verl.experimental.agent_loop.agent_loop
-        import verl.trainer.ppo.v1  # noqa: F401
+    for name in ("hypothesis", "pytest_asyncio", "pandas", "PIL.Image", "pydantic", "torch", "transformers", "typer"):
+        importlib.import_module(name)
 
 
 def copy_tree(target: Path) -> None:
@@ -342,16 +334,12 @@ def main() -> None:
     todo = [m for m in drawn if args.only in m.module and m not in before]
     print(f"{len(drawn)} mutants are drawn, {len(todo)} are to be examined", flush=True)
     deadline = time.monotonic() + 60 * args.minutes
-    # What needs verl's stack has a process of its own to be forked from.
-    for stack in (False, True):
-        group = sorted((m for m in todo if any(STACK in t for t in tests_of(m)) is stack), key=lambda m: m.module)
-        worker = os.fork() if group else 0
-        if group and not worker:
-            prepare(stack)
-            examine(group, found, deadline)
-            os._exit(0)
-        if worker:
-            os.waitpid(worker, 0)
+    worker = os.fork()
+    if not worker:
+        prepare()
+        examine(sorted(todo, key=lambda mutant: mutant.module), found, deadline)
+        os._exit(0)
+    os.waitpid(worker, 0)
     report(drawn, known(found, drawn))
 
 
