@@ -70,13 +70,17 @@ class Alarms:
 
     Time in which the loop stood still is not waiting time: who is awaited could not go on either. It is measured by how
     late the timer rings, four times a second, so that of a longer standstill a quarter of a second is still counted.
+    A loop that is always busy stands still for most of the time, so no more than the limit is left out: who has waited
+    for twice as long, standstills included, gets a quarter of a second at most, and the loop a turn, to end in.
     Where a time limit is a promise to somebody else, such as the grace of a conversation, it is not `is_fair`.
     """
 
     def __init__(self, after_s: float, *, is_fair: bool = True) -> None:
         self.after_s = after_s
         self._is_fair = is_fair
-        self._set: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self._look_s = min(_LOOK_S, after_s / 4)
+        # When each is due without the time in which the loop stood still, and when with it; both in order.
+        self._set: deque[tuple[float, float, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
         self._stood_s = 0.0
@@ -84,16 +88,17 @@ class Alarms:
     def add(self, woken: asyncio.Future[None]) -> None:
         """Wake a future `after_s` from now, unless it is done by then."""
         waiting = self._set
-        while waiting and waiting[0][1].done():
+        while waiting and waiting[0][2].done():
             waiting.popleft()
         loop = woken.get_loop()
-        waiting.append((loop.time() - self._stood_s + self.after_s, woken))
+        now = loop.time()
+        waiting.append((now - self._stood_s + self.after_s, now + 2 * self.after_s, woken))
         if self._timer is None:
             self._wind(loop)
 
     def _wind(self, loop: asyncio.AbstractEventLoop) -> None:
-        look_s = min(_LOOK_S, self.after_s / 4)
-        self._rings_at = min(self._set[0][0] + self._stood_s, loop.time() + look_s)
+        due, last, _ = self._set[0]
+        self._rings_at = min(due + self._stood_s, last, loop.time() + self._look_s)
         self._timer = loop.call_at(self._rings_at, self._ring, loop)
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -101,8 +106,15 @@ class Alarms:
         if (late_s := now - self._rings_at) > _LATE_S and self._is_fair:
             self._stood_s += late_s
         waiting = self._set
-        while waiting and (waiting[0][1].done() or waiting[0][0] <= now - self._stood_s):
-            wake(waiting.popleft()[1])
+        while waiting:
+            due, last, woken = waiting[0]
+            if woken.done() or due <= now - self._stood_s:
+                wake(woken)
+            elif last <= now:
+                loop.call_later(self._look_s, wake, woken)
+            else:
+                break
+            waiting.popleft()
         self._timer = None
         if waiting:
             self._wind(loop)

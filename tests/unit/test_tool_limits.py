@@ -1,6 +1,7 @@
 """`limits:` of a tool: deadline, queue, slots, retries, cache, size; and tools that end a conversation."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -14,6 +15,7 @@ from tests.conftest import EchoTool
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.processes import WorkerPool
+from verl_multiturn.tasks import Alarms, done_within
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.runtime import CallStatus, ToolSession
@@ -304,6 +306,52 @@ async def test_a_call_that_hangs_is_late_though_the_loop_is_held_up() -> None:
             loop.call_later(after_s, hold_up, 0.15)
         (result,) = await opened.execute([HI])
     assert result.status is CallStatus.TIMEOUT
+
+
+class HeldUpLoop(asyncio.SelectorEventLoop):
+    """Its time goes on only as far as its callbacks say that they hold it up."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def hold_up(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("step_s", [0.03, 0.1, 0.4, 3.0])
+def test_on_a_loop_that_is_always_busy_a_call_is_late_after_twice_its_limit(step_s: float) -> None:
+    async def main() -> None:
+        async def busy() -> None:
+            while True:
+                loop.hold_up(step_s)
+                await asyncio.sleep(0)
+
+        others = [asyncio.create_task(busy()) for _ in range(8)]
+        assert not await done_within(loop.create_future(), Alarms(1.0))
+        for other in others:
+            other.cancel()
+
+    with contextlib.closing(HeldUpLoop()) as loop:
+        loop.run_until_complete(main())
+        # asyncio needs two turns for a timer, of which there are two, and one for a future.
+        assert 1.0 <= loop.now <= 2.25 + 5 * 8 * step_s
+
+
+@pytest.mark.parametrize("held_s", [0.9, 1.5, 100.0])
+def test_a_loop_that_stood_still_once_makes_no_call_late_however_long(held_s: float) -> None:
+    async def in_steps() -> None:
+        for _ in range(10):
+            loop.hold_up(0.01)
+            await asyncio.sleep(0)
+
+    async def main() -> bool:
+        loop.call_soon(loop.hold_up, held_s)
+        return await done_within(asyncio.create_task(in_steps()), Alarms(1.0))
+
+    with contextlib.closing(HeldUpLoop()) as loop:
+        assert loop.run_until_complete(main())
 
 
 async def test_the_queue_is_not_left_because_another_one_held_up_the_loop() -> None:

@@ -91,6 +91,7 @@ class Gate:
             return None
         limit, lease = self.limits.concurrency_total or 1, None
         try:
+            # On a busy loop a call lasts for twice its limit (`Alarms`).
             lease = await self._shared.acquire(self.name, limit, max(0.0, until - loop.time()), 2 * self.timeout_s + 60)
             if lease is None:
                 raise busy
