@@ -238,3 +238,22 @@ async def test_a_model_gone_astray(name: str, text: str) -> None:
     tokenizer = CharTokenizer()
     turn = await make_call_parser(name, tokenizer, [tokenizer.eos_token_id], [THINK]).parse(tokenizer.turn(text), [], 0)
     assert all(isinstance(call, MalformedCall) for call in turn.calls)
+
+
+# So long that an expression with a cubic or a square cost would outlast the time limit of a test.
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm45", "<tool_call>f<arg_key>" + "\n" * 20_000),
+        ("hunyuan", "<tool_call>f<tool_sep><arg_key>" + " " * 20_000),
+        ("llama3", '{"x": 1' + '} {"name": 5' * 100_000),
+        ("lfm2", "<|tool_call_start|>[f(x=" + "\\'''\n" * 60_000),
+        ("lfm2", "<|tool_call_start|>[f(x=" + '\\"' * 200_000),
+        ("hermes", "<tool_call>{" + "".join(f'"{i}":1,' for i in range(100_000)) + '"99999":1}</tool_call>'),
+    ],
+    ids=range(6),
+)
+async def test_the_time_of_reading_grows_with_the_length(name: str, text: str) -> None:
+    tokenizer = CharTokenizer()
+    turn = await make_call_parser(name, tokenizer, [tokenizer.eos_token_id], [THINK]).parse(tokenizer.turn(text), [], 0)
+    assert all(isinstance(call, MalformedCall) for call in turn.calls)

@@ -39,7 +39,7 @@ def _value_tags(begun: str, header: str, end: str, written: str) -> TagForm:
         begun=begun,
         close="</tool_call>",
         header=header,
-        argument=r"\s*<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+        argument=r"\s*<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
         end=end,
         opening=r"<tool_call>|<arg_key>|<arg_value>",
         closing=r"</tool_call>|</arg_key>|</arg_value>",

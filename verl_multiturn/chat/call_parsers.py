@@ -90,13 +90,14 @@ class TagParser(TextParser):
         arguments: dict[str, Any] = {}
         position = header.end()
         while one := self._argument.match(text, position):
-            if one["key"] in arguments:
-                raise UnreadableCallError(f"the call has the argument {one['key']!r:.100} twice")
+            key = one["key"].strip()  # here, since an expression that leaves white space out takes quadratic time
+            if key in arguments:
+                raise UnreadableCallError(f"the call has the argument {key!r:.100} twice")
             if tag := self._tag.search(one["value"]):
                 raise UnreadableCallError(
-                    f"the argument {one['key']!r:.100} is not closed before {tag[0]!r}, or holds it, and none may"
+                    f"the argument {key!r:.100} is not closed before {tag[0]!r}, or holds it, and none may"
                 )
-            arguments[one["key"]] = self._value(one, parameters)
+            arguments[key] = self._value(one, key, parameters)
             position = one.end()
         if not arguments and (opened := re.compile(r"\s*(?=\{)").match(text, position)):
             arguments, position = read_json(text, opened.end())  # DeepSeek's models write the whole object, too
@@ -111,17 +112,21 @@ class TagParser(TextParser):
     def _unread_to(self, text: str, position: int) -> int:
         return len(text)  # where an argument ends that cannot be read is not known
 
-    def _value(self, one: re.Match[str], parameters: Mapping[str, Any]) -> Any:
+    def _value(self, one: re.Match[str], key: str, parameters: Mapping[str, Any]) -> Any:
         text = html.unescape(one["value"]) if self._form.escaped else one["value"]
         if "string" in one.re.groupindex:
             return read_argument(text, frozenset({"string"} if one["string"] == "true" else ()))
         properties = parameters.get("properties")
-        schema = properties.get(one["key"]) if isinstance(properties, dict) else None
+        schema = properties.get(key) if isinstance(properties, dict) else None
         return read_argument(text, types_of(schema, parameters))
 
 
-# A string of Python, or of JSON.
-_STRING = r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+# A string of Python, or of JSON. One that is not closed is none, and ends with the line or the text, so that nothing is
+# looked at twice.
+_STRING = (
+    r"""\"{3}(?:\\.|[^\\])*?(?:\"{3}|\\?\Z)|'{3}(?:\\.|[^\\])*?(?:'{3}|\\?\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?"""
+)
 
 
 class PythonParser(TextParser):
@@ -231,7 +236,10 @@ class LlamaParser(JsonParser):
     else; another object that begins with a name is an answer.
     """
 
-    _NAME = re.compile(r"""["']name["']\s*:\s*["'](?P<name>[^"']*)(?P<cut>\Z)?""")
+    _NAME = re.compile(
+        r"""\s*\{\s*["'](?:type["']\s*:\s*["']function["']\s*,\s*["'])?name["']"""
+        r"""\s*:\s*["'](?P<name>[^"']*)(?P<cut>\Z)?"""
+    )
 
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
         marked = "<|python_tag|>" in found[0]
@@ -246,7 +254,7 @@ class LlamaParser(JsonParser):
         return super()._call(text, found, schemas)
 
     def _names_a_tool(self, text: str, position: int, schemas: Sequence[dict[str, Any]]) -> bool:
-        found = self._NAME.search(text, position)
+        found = self._NAME.match(text, position)
         if found is None:
             return False
         tools = [schema["function"]["name"] for schema in schemas]
