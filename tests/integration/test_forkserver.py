@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +28,11 @@ def server() -> Iterator[ForkServer]:
 
 def run(server: ForkServer, program: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*server.executable.split(), str(program), *arguments], capture_output=True, text=True, timeout=60, **options
+        [*shlex.split(server.executable), str(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
     )
 
 
@@ -73,7 +78,7 @@ def test_a_traceback_and_a_signal_reach_who_started_it(server: ForkServer, tmp_p
 def test_a_fork_ends_with_who_started_it(server: ForkServer, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    client = subprocess.Popen([*server.executable.split(), str(program)], stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen([*shlex.split(server.executable), str(program)], stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
     fork = psutil.Process(int(client.stdout.readline()))
     assert fork.pid != client.pid

@@ -22,6 +22,7 @@ import os
 import random
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -65,8 +66,8 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[number],
             )
-        self.executable = f"{sys.executable} -I -S {_CLIENT} {address}"
-        """What Ray is to start in the place of Python."""
+        self.executable = shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
+        """What Ray is to start in the place of Python, as a shell reads it."""
 
     def close(self) -> None:
         """End the server; what it has forked goes on."""
