@@ -20,7 +20,7 @@ async def test_a_model_that_looks_closer(processors: dict[str, Any]) -> None:
     from PIL import Image
 
     processor = processors["qwen2_5_vl"]
-    said = [call("[0, 0, 28, 56]"), call("[0, 0, 100, 1]"), call("[9, 9, 9, NaN]"), "Blue.<|im_end|>"]
+    said = [call("[0, 0, 28, 56]"), call("[0, 0, 100, 1]"), call("[9, 9, 9, true]"), "Blue.<|im_end|>"]
     runner = make_runner(processor, "qwen2_5_vl", said)
     shown = Image.new("RGB", (112, 112), (0, 255, 0))
     shown.paste((0, 0, 255), (0, 0, 28, 56))
