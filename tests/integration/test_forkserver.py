@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +17,14 @@ import psutil
 import pytest
 
 from verl_multiturn.cpu.activate import environment
-from verl_multiturn.cpu.forkserver import SLOW_MODULES, ForkServer
+from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, SLOW_MODULES, ForkServer, forkserver
 
 pytestmark = pytest.mark.stack
+
+
+def environment_of_imports() -> dict[str, str]:
+    """What this process has of the variables that have to be the server's."""
+    return {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +47,24 @@ def run(server: ForkServer, program: Path, *arguments: str, **options: object) -
 def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys\n"
+        "import os, signal, sys, of_this_worker\n"
+        "assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []) and not sys.flags.safe_path\n"
         "print('decimal' in sys.modules, 'ray' in sys.modules, 'verl' in sys.modules, __name__)\n"
         "print(sys.argv[1:], sys.orig_argv[1:], os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0))\n"
         "print(sorted(os.environ.items()))\n"
         "print(sys.stdin.read(), file=sys.stderr)\n"
         "sys.exit(7)\n"
     )
-    environment = {"GREETING": "grüß dich", "LC_ALL": "C.UTF-8"}
-    options = {"input": "said", "env": environment, "cwd": tmp_path, "preexec_fn": lambda: os.nice(5)}
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "of_this_worker.py").write_text("")
+    environment = {**environment_of_imports(), "GREETING": "grüß dich", "LC_ALL": "C.UTF-8"}
+    environment["PYTHONPATH"] = str(tmp_path / "lib")
+
+    def prepare() -> None:
+        os.nice(5)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+    options = {"input": "said", "env": environment, "cwd": tmp_path, "preexec_fn": prepare}
     ran = run(server, program, "a b", "", **options)
     assert ran.stdout.splitlines() == [
         "True False False __main__",
@@ -96,6 +113,66 @@ def test_without_a_server_python_is_started(tmp_path: Path) -> None:
     assert ran.stdout == "['a']\n"
     assert ran.returncode == 3
     assert "no forkserver" in ran.stderr
+
+
+def test_a_worker_with_other_variables_of_imports_is_a_new_python(server: ForkServer, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys\nprint(os.environ['HF_HOME'], 'numpy' in sys.modules)\n")
+    ran = run(server, program, env={**os.environ, "HF_HOME": "/mine"})
+    assert (ran.stdout, ran.returncode) == ("/mine False\n", 0)
+    assert "with another HF_HOME" in ran.stderr
+
+
+def test_a_client_that_says_nothing_holds_nobody_up(server: ForkServer, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os\nprint(sorted(map(int, os.listdir('/proc/self/fd'))))\n")
+    alone = run(server, program).stdout
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(shlex.split(server.executable)[-1])
+        assert run(server, program).stdout == alone  # nor does a fork hold what is another's
+        silent.send(b"no request")
+        assert run(server, program).stdout == alone
+
+
+def test_what_it_forked_goes_on_without_the_server(tmp_path: Path) -> None:
+    server = ForkServer([])
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint('here', flush=True)\nprint(sys.stdin.read())\n")
+    command = [*shlex.split(server.executable), str(program)]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    assert client.stdout.readline() == "here\n"
+    server.close()
+    assert client.poll() is None
+    assert client.communicate("still", timeout=60)[0] == "still\n"
+
+
+def test_a_server_that_dies_while_it_imports_keeps_nobody_waiting(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('ran')\n")
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        server = ForkServer(["endless"])
+    client = subprocess.Popen([*shlex.split(server.executable), str(program)], stdout=subprocess.PIPE, text=True)
+    wait_until_connected(server)
+    server.close()
+    assert client.communicate(timeout=60)[0] == "ran\n"
+
+
+def wait_until_connected(server: ForkServer) -> None:
+    """Wait for a client in the server's queue: its connection has the server's address."""
+    address = shlex.split(server.executable)[-1]
+    while sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines()) < 2:
+        time.sleep(0.05)
+
+
+def test_without_a_place_for_its_socket_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ("x" * 120)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 120)))
+    forkserver.cache_clear()
+    assert forkserver() is None
+    forkserver.cache_clear()
 
 
 def test_the_server_ends_with_the_process_that_started_it() -> None:

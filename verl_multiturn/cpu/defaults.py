@@ -66,5 +66,5 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
-        if is_trainer() and OmegaConf.select(config, executable) is None:
-            OmegaConf.update(config, executable, forkserver().executable, force_add=True)
+        if is_trainer() and OmegaConf.select(config, executable) is None and (server := forkserver()) is not None:
+            OmegaConf.update(config, executable, server.executable, force_add=True)

@@ -7,6 +7,7 @@ Imports the standard library only, and little of it.
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -22,16 +23,41 @@ def main() -> None:
             "folder": os.getcwd(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "oom_score_adj": score.read(),
+            "blocked_signals": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+        verdict, _, said = server.recv(4096).decode().partition(" ")
     except OSError as error:
-        print(f"verl-multiturn: no forkserver ({error}): this worker imports everything itself", file=sys.stderr)
+        verdict, said = "", str(error)
+    if verdict != "forked":
+        reason = f"the forkserver has started {said}" if verdict else f"no forkserver ({said or 'it is busy'})"
+        print(f"verl-multiturn: {reason}: this worker imports everything itself", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, *arguments])
-    status = int(server.recv(64) or 1)
+    end(wait(server, int(said)))
+
+
+def wait(server: socket.socket, pid: int) -> int:
+    """The exit status of a fork; 1 where the server has ended, and nobody can say."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        process = -1
+    try:
+        _, _, status = server.recv(64).decode().partition(" ")
+    except OSError:
+        status = ""
+    if not status and process != -1:
+        select.select([process], [], [])
+    return int(status or 1)
+
+
+def end(status: int) -> None:
+    """End with an exit status; a negative one is that of a signal."""
     if status < 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
         os.kill(os.getpid(), -status)
     sys.exit(status)
 

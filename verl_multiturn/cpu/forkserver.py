@@ -4,8 +4,9 @@
     raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ forkserver.py ─forks→ the worker
 
 A worker that imports all of it itself takes some 10 s of CPU, and a run has seven of them, most after one another. A
-fork has its environment, folder, output, niceness and arguments from whoever asked, and random numbers of its own; it
-ends when that one is killed. Where no server answers, `fork_worker.py` starts the worker as Ray would have.
+fork has its environment, folder, output, niceness, blocked signals and arguments from whoever asked, and random numbers
+of its own; it ends when that one is killed. The worker is started as Ray would have it where no server answers, where
+the server cannot fork, and where variables that are read at import have other values than in the server.
 
 The server runs this file as a script: at its top it imports the standard library only.
 """
@@ -18,6 +19,7 @@ import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import random
 import runpy
@@ -28,6 +30,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,31 +44,37 @@ SLOW_MODULES = (
     "peft",
     "sglang.srt.entrypoints.http_server",
 )
+# Variables that these modules, Python or the C library read when they are loaded.
+READ_AT_IMPORT = (
+    "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
+    "TORCH_", "TRANSFORMERS_",
+)  # fmt: skip
+# Runs a file as a script, without its folder on the path and without a flag that forks would have too.
+_SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _CLIENT = Path(__file__).with_name("fork_worker.py")
 _PR_SET_PDEATHSIG = 1
 
+logger = logging.getLogger(__name__)
+
 
 class ForkServer:
-    """Starts the server, which ends with this process.
+    """Starts the server, which ends with the thread that started it.
 
     Args:
         modules: what it imports; a worker tells of what cannot be imported when it tries so itself.
+
+    Raises:
+        OSError: there is no place for its socket.
     """
 
     def __init__(self, modules: Sequence[str] = SLOW_MODULES) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="verl-multiturn-", ignore_cleanup_errors=True)
         address = os.path.join(self._folder.name, "forkserver")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(address)
-            listener.listen(64)
-            number = listener.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(number), str(os.getpid()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[number],
-            )
+        try:
+            self._process = _start(address, modules)
+        except OSError:
+            self._folder.cleanup()
+            raise
         self.executable = shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
         """What Ray is to start in the place of Python, as a shell reads it."""
 
@@ -76,10 +85,29 @@ class ForkServer:
         self._folder.cleanup()
 
 
+def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        number = listener.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, __file__, str(number), str(os.getpid()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[number],
+            process_group=0,  # Ctrl-C is for the driver
+        )
+
+
 @functools.cache
-def forkserver() -> ForkServer:
-    """The one of this process, started at the first call."""
-    return ForkServer()
+def forkserver() -> ForkServer | None:
+    """The one of this process, started at the first call; None where it cannot be."""
+    try:
+        return ForkServer()
+    except OSError as error:
+        logger.warning("no forkserver (%s): each worker of the run imports everything itself", error)
+        return None
 
 
 def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
@@ -87,17 +115,25 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
+    environment = dict(os.environ)
     for name in modules:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the pages of what is loaded stay shared
-    _become(*_Server(socket.socket(fileno=listener_fd)).serve())
+    _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())
 
 
 class _Server:
-    def __init__(self, listener: socket.socket) -> None:
+    """What it says to a client: `forked PID` or `refused REASON`, and after the first `ended STATUS`.
+
+    Args:
+        environment: that the modules were imported with.
+    """
+
+    def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
         self._listener = listener
+        self._environment = environment
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -109,29 +145,60 @@ class _Server:
         """
         while True:
             for key, _ in self._selector.select():
-                if key.data is not None:
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.data is not None:
                     self._end(*key.data)
-                elif (request := self._accept()) is not None:
+                elif (request := self._read(key.fileobj)) is not None:
                     return request
 
-    def _accept(self) -> tuple[dict[str, Any], list[int]] | None:
-        client, _ = self._listener.accept()
-        message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 3)
-        if not message:
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:  # too many open files; it waits until there are less
+            time.sleep(0.1)
+            return
+        self._selector.register(client, selectors.EVENT_READ)
+
+    def _read(self, client: Any) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork a process for a client that has asked for one; in the fork, what was asked."""
+        self._selector.unregister(client)
+        descriptors: list[int] = []
+        try:
+            message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 3)
+            request = json.loads(message)
+            if other := self._other_variables(request["environment"]):
+                client.send(f"refused with another {', '.join(other)}".encode())
+                raise ValueError
+            pid = os.fork()
+        except (OSError, ValueError):  # a client that hears nothing goes its own way
             client.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
             return None
-        pid = os.fork()
         if pid == 0:
-            self._selector.close()
-            self._listener.close()
-            client.close()
-            return json.loads(message), descriptors
+            self._close(client)
+            return request, descriptors
         for descriptor in descriptors:
             os.close(descriptor)
         process = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):
+            client.send(f"forked {pid}".encode())
         for either in (client, process):
             self._selector.register(either, selectors.EVENT_READ, (client, process, pid))
         return None
+
+    def _other_variables(self, environment: dict[str, str]) -> list[str]:
+        """The variables of a client that had other values when the modules were imported."""
+        names = sorted(name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORT))
+        return [name for name in names if environment.get(name) != self._environment.get(name)]
+
+    def _close(self, client: socket.socket) -> None:
+        """Close what is the server's, in a fork."""
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
+        self._selector.close()
+        client.close()
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
         """Tell a client how its process ended, after killing it if the client was first to end."""
@@ -143,7 +210,7 @@ class _Server:
         _, status = os.waitpid(pid, 0)
         os.close(process)
         with client, contextlib.suppress(OSError):
-            client.send(str(os.waitstatus_to_exitcode(status)).encode())
+            client.send(f"ended {os.waitstatus_to_exitcode(status)}".encode())
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
@@ -151,11 +218,14 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    before, after = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, request["environment"]))
+    sys.path[:] = [*filter(None, after), *(folder for folder in sys.path if folder not in (*before, *after))]
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     with contextlib.suppress(OSError):  # a lower one than the server's may not be allowed
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(request["oom_score_adj"])
     random.seed()
