@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from verl_multiturn.chat.images import images_of
+from verl_multiturn.chat.images import images_of, is_pil
 
 
 class AgentData:
@@ -49,8 +49,8 @@ class AgentData:
 
     @property
     def image_data(self) -> list[Any] | None:
-        """The images so far, in order; None without any."""
-        return images_of([dict(message) for message in self._messages]) or None
+        """Copies of the images so far, in order; None without any."""
+        return images_of(self.messages) or None
 
     @property
     def assistant_turns(self) -> int:
@@ -66,4 +66,6 @@ class AgentData:
 def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value if isinstance(value, str) or not is_pil(value) else value.copy()

@@ -32,5 +32,7 @@ async def close_tools(tools: Mapping[str, Any]) -> None:
 async def _close(name: str, aclose: Any) -> None:
     try:
         await aclose()
-    except Exception as error:  # a tool's own code
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # a tool's own code; a SystemExit would end the loop
         logger.warning("tool %r: aclose raised %s", name, describe(error))

@@ -104,8 +104,8 @@ class Invocation:
 
 
 def is_coroutine_method(method: Any) -> bool:
-    """Whether a method is `async def`."""
-    return inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(inspect.unwrap(method))
+    """Whether a method is `async def`; a plain wrapper around one is not, since it may block before it calls it."""
+    return inspect.iscoroutinefunction(method)
 
 
 async def _awaited(coroutine: Any) -> Any:
@@ -226,8 +226,8 @@ class _Budget:
         self.left = characters
 
     def takes(self, characters: int) -> bool:
-        """Whether there was room for so many; they are counted off."""
-        self.left -= characters
+        """Whether there was room for so many; they are counted off. What has none takes the room of one."""
+        self.left -= max(1, characters)
         return self.left >= 0
 
 

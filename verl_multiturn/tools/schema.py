@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 
 
@@ -50,6 +51,11 @@ class ToolSchema(BaseModel):
                 f"{where}.{path}: {first['msg']}, got {first['input']!r}; see tool_configs/ for examples"
             ) from None
         parameters = schema.function.parameters
+        if wrong := _not_json(schema.function.model_dump(exclude_unset=True), "function"):
+            raise ConfigError(
+                f"{where}.{wrong[0]}: {show(wrong[1])} is no JSON; write it in quotes, if it is a text that YAML reads "
+                "as something else, such as a date"
+            )
         try:
             jsonschema_rs.meta.validate(parameters)
         except jsonschema_rs.ValidationError as error:
@@ -104,6 +110,21 @@ class ToolSchema(BaseModel):
             return None, "the arguments are nested too deeply"
         path = ".".join(str(part) for part in problem.instance_path)
         return None, f"argument {path!r}: {problem.message:.500}" if path else f"{problem.message:.500}"
+
+
+def _not_json(value: Any, path: str) -> tuple[str, Any] | None:
+    """Return the first value or key that JSON has none of, and where it stands."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return None
+    if isinstance(value, dict):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            return path, strange[0]
+        items: Any = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return path, value
+    return next((wrong for key, item in items if (wrong := _not_json(item, f"{path}.{key}"))), None)
 
 
 def _no_retrieval(uri: str) -> Any:
