@@ -174,6 +174,55 @@ def test_what_is_said_before_stays_said() -> None:
     assert "</tool_call> that closes nothing" in call.problem
 
 
+CLOSES = {
+    "hermes": "</tool_call>",
+    "qwen3_coder": "</tool_call>",
+    "mimo": "</tool_call>",
+    "seed": "</seed:tool_call>",
+    "glm45": "</tool_call>",
+    "minimax": "</invoke>",
+    "step3": "<｜tool_call_end｜>",
+}
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_an_answer_may_name_the_end_of_a_call(name: str) -> None:
+    said = f"A call ends with {CLOSES[name]}, that is all."
+    assert parse(name, said) == AssistantTurn(said)
+    assert parse(name, f"It ends with `{CLOSES[name]}`") == AssistantTurn(f"It ends with `{CLOSES[name]}`")
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_what_is_said_before_a_call_may_name_closing_tags(name: str) -> None:
+    call = write(name, {"x": "1"})
+    for tag in re.findall(r"</[^<>]+>|<｜tool_call_end｜>", call):
+        said = f"I add the missing `{tag}`, then {tag} again."
+        turn = parse(name, f"{said}\n{call}")
+        assert (turn.content, calls_of(turn)) == (said, [("f", {"x": "1"})])
+        turn = parse(name, f"{said}\n{call[: len(call) // 2]}")
+        assert (turn.content, calls_of(turn), len(turn.calls)) == (said, [], 1)
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSES if name not in ("minimax", "step3")])
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_a_call_that_is_closed_twice(name: str, between: str) -> None:
+    call = write(name, {"x": "1"}).rstrip() + between + CLOSES[name]
+    turn = parse(name, call)
+    assert (turn.content, calls_of(turn)) == ("", [("f", {"x": "1"})])
+    assert calls_of(parse(name, f"{call}\n{call}")) == [("f", {"x": "1"})] * 2
+    for after in (CLOSES[name], f" and {CLOSES[name]}", write(name, {"x": "1"})[-len(CLOSES[name]) - 15 :]):
+        (malformed,) = parse(name, call + after).calls
+        assert isinstance(malformed, MalformedCall)
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_a_quoted_end_that_is_there_twice_cuts_nothing(name: str) -> None:
+    call = write(name, {"x": "QQ"})
+    end = call[call.index("QQ") + 2 :]
+    for value in (end + CLOSES[name], f"a{end}{CLOSES[name]} b", f"{end}\n{CLOSES[name]}\n{CLOSES[name]}"):
+        assert calls_of(parse(name, call.replace("QQ", value))) == []
+
+
 JSON_FORMATS = ["hermes", "interns1", "llama3", "mistral", "gigachat3", "lfm2"]
 
 

@@ -145,8 +145,10 @@ class TextParser(ABC):
 
     What cannot be read reaches to the mark that closes a call, and to the turn's end without one, or where another call
     begins before that mark: nothing is executed that lies in the middle of something unclear. For the same reason
-    nothing of a turn is executed in which a tag closes what no call opened: an argument that held such a tag was cut
-    there, and what is left of it may look like text, like a thought, or like another call.
+    nothing of a turn is executed in which a tag after a call closes what no call opened: an argument that held such a
+    tag was cut there, and what is left of it may look like text, like a thought, or like another call. The mark that
+    closed the call, once more and at once, is none of these. Before the first call only the end of one is unclear
+    (`}</tool_call>`, `</parameter></function>`); a tag alone is text.
 
     Args:
         tokenizer: decodes the turn.
@@ -176,6 +178,11 @@ class TextParser(ABC):
         self._ends_call = re.compile(re.escape(close) if close else r"(?!)")
         self._in_tags = bool(closing)
         self._closing = re.compile(closing) if closing else self._ends_call
+        # What a call ends with whose beginning is not there: a tag alone is text of whoever speaks of it.
+        before = rf"(?:[\]}}](?:\s*```)?|{closing or r'(?!)'})\s*"
+        self._ends_part_of_one = re.compile(f"{before}(?P<tag>{self._closing.pattern})")
+        self._ends_one = re.compile(f"{before}(?P<tag>{self._ends_call.pattern})")
+        self._closed_twice = re.compile(rf"\s*{self._ends_call.pattern}")
 
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
@@ -213,6 +220,9 @@ class TextParser(ABC):
             blank = False
             try:
                 calls, position = self._call(text, found, schemas)
+                # The end of an argument's call that was cut has the argument's own end before it.
+                if again := self._closed_twice.match(text, position):
+                    position = again.end()
                 pieces.append(_Piece(text[start:position], calls=calls))
             except NoCallError:
                 position = max(found.end(), start + 1)
@@ -234,7 +244,7 @@ class TextParser(ABC):
         """The pieces, those from the first call on as one malformed call where a tag closes what none opened."""
         called = next((index for index, piece in enumerate(pieces) if piece.calls or piece.problem), len(pieces))
         for index, piece in enumerate(pieces):
-            stray = self._stray(piece, called < len(pieces), index > called)
+            stray = self._stray(piece) if index > called else self._end_alone(piece, called < len(pieces))
             if stray:
                 start = min(called, index)
                 problem = (
@@ -246,19 +256,26 @@ class TextParser(ABC):
                 return [*pieces[:start], *thoughts, _Piece(unclear, problem=problem)]
         return pieces
 
-    def _stray(self, piece: _Piece, calls: bool, after_one: bool) -> str:
-        """The first tag of a piece that closes nothing; "" without one.
+    def _end_alone(self, piece: _Piece, calls: bool) -> str:
+        """The tag of a piece, before any call, that ends a call whose beginning is not there; "" without one.
 
         Args:
             calls: whether the turn has calls; in one without, only a call's own end is looked for.
-            after_one: whether a call is before the piece; what is left of an argument that was cut may look like a
-                thought.
         """
-        if piece.calls or ((piece.thought or piece.problem) and not after_one):
+        if piece.calls or piece.thought or piece.problem:
+            return ""
+        found = (self._ends_part_of_one if calls else self._ends_one).search(piece.text)
+        return found["tag"] if found else ""
+
+    def _stray(self, piece: _Piece) -> str:
+        """The first tag of a piece, after a call, that closes nothing; "" without one. What is left of an argument that
+        was cut may look like a thought.
+        """
+        if piece.calls:
             return ""
         if piece.problem:  # one that is closed; one that was cut short is the turn's last
             return self._close if self._in_tags and self._close in piece.text else ""
-        found = (self._closing if calls else self._ends_call).search(piece.text)
+        found = self._closing.search(piece.text)
         if found is None:
             return ""
         quoted = piece.thought and not self._in_tags and self._begun.search(piece.text, 0, found.start())
