@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
 from verl_multiturn.tools.registry import load_tools
@@ -47,11 +48,12 @@ def make_row(
         extra_info: handed to the reward.
 
     Raises:
-        ConfigError: `tools` is empty, which verl takes for all.
+        ConfigError: `tools` is empty, which verl takes for all; or a message has an unknown role.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     if system:
         messages.insert(0, {"role": "system", "content": system})
+    check_messages(messages, f"a row of {data_source!r}")
     if tools is not None:
         if not tools:
             raise ConfigError(f"tools={tools!r}: verl gives such a row all tools; name one, or leave `tools` out")
@@ -186,8 +188,8 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
     """Write `<split>.parquet` for each split when the rows of all have been checked against the tools of a YAML.
 
     Raises:
-        ConfigError: rows do not fit the tools or a parquet file, or a split is empty. What was written is left in
-            `new-<split>.parquet` for a look; what was there before stays.
+        ConfigError: a message has an unknown role, rows do not fit the tools or a parquet file, or a split is empty.
+            What was written is left in `new-<split>.parquet` for a look; what was there before stays.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -197,6 +199,8 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
     for split, rows in splits.items():
         if not rows:
             raise ConfigError(f"the split {split!r} has no rows; see what of the source was left out, and why")
+        for index, row in enumerate(rows):
+            check_messages(row["prompt"], f"the split {split!r}, row {index}")
         path = folder / f"new-{split}.parquet"
         numbered = [
             {**row, "extra_info": {"split": split, "index": index, **row["extra_info"]}}

@@ -48,6 +48,11 @@ def test_a_row_that_needs_kwargs_and_has_none_is_a_mistake() -> None:
         request({"need_tools_kwargs": True, "index": 7})
 
 
+def test_an_unknown_role_ends_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"data row \?: message 0 has the role 'usr', .*did you mean 'user'\?"):
+        make_request({"raw_prompt": [{"role": "usr", "content": "Q"}]}, TOOLS, {}, "r1")
+
+
 @pytest.mark.parametrize(("extra_info", "said"), test_validate.ROWS)
 def test_the_run_takes_what_validate_passes(extra_info: Any, said: str) -> None:
     row, tools = test_validate.as_verl_hands_it_over(extra_info), test_validate.TOOLS

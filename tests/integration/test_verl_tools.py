@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from verl_multiturn import load_tools
+from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.registry import schema_of
@@ -111,8 +111,15 @@ class ToolWithAgentData(ToolWithAList):
         return ToolResponse(text=seen), None, None
 
 
-class Bare(verl_tools.BaseTool):  # type: ignore[misc, name-defined]
+class Empty(verl_tools.BaseTool):  # type: ignore[misc, name-defined]
     """All four methods are verl's own."""
+
+
+class Bare(Empty):
+    """All methods but one are verl's own."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResponse(text="x"), 0.0, {}
 
 
 def load(tmp_path: Path, kind: type, schema: dict[str, Any] | None) -> Any:
@@ -294,6 +301,12 @@ async def test_verls_own_methods_work(tmp_path: Path) -> None:
         (result,) = await session.execute([ToolCall("check", '{"answer": "42"}', "c1")])
         assert await session.calc_rewards() == {"check": 0.0}
     assert result.status is CallStatus.OK
+
+
+def test_a_tool_with_verls_own_execute_is_refused(tmp_path: Path) -> None:
+    """It answers "Updated the tool state." to whatever the model asks."""
+    with pytest.raises(ConfigError, match=r"Empty' does not define execute\(\)"):
+        load(tmp_path, Empty, SCHEMA)
 
 
 def test_rows_are_checked_against_them(tmp_path: Path) -> None:

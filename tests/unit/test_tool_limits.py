@@ -16,6 +16,7 @@ from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.processes import WorkerPool
 from verl_multiturn.tasks import Alarms, done_within
+from verl_multiturn.tools.functions import function_tool
 from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.runtime import CallStatus, ToolSession
@@ -232,6 +233,17 @@ def test_limits_that_cannot_be(limits: dict[str, Any], message: str) -> None:
         limited(EchoTool(), **limits)
     with pytest.raises(ConfigError, match="expected a mapping"):
         attach_limits(EchoTool(), 3, "limits")
+
+
+def test_what_a_function_is_advised_is_the_way_of_functions() -> None:
+    def look(key: str) -> str:
+        """Look."""
+        return key
+
+    with pytest.raises(ConfigError, match=r"set `@tool\(repeatable=True\)` on the function, or retries to 0"):
+        limited(function_tool(look), retries=2)
+    with pytest.raises(ConfigError, match=r"set `@tool\(pure=True\)` on the function, or cache to 0"):
+        limited(function_tool(look), cache=10)
 
 
 async def test_a_forked_child_does_not_go_on_with_the_conversation() -> None:

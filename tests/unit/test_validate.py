@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
-from verl_multiturn.data import make_row, read_splits
+from verl_multiturn.data import make_row, read_splits, write_rows
 from verl_multiturn.tools.kwargs import tools_of_row
 from verl_multiturn.tools.validate import validate_dataset
 
@@ -113,6 +113,9 @@ def test_a_run_without_tools_takes_rows_that_name_some() -> None:
         ({"role": "user"}, "content"),
         ({"role": "user", "content": [{"type": "video", "video": "x"}]}, "video in a message is not supported"),
         ({"role": 3, "content": "x"}, "with a role"),
+        ({"role": "usr", "content": "x"}, "message 0 has the role 'usr', expected one of"),
+        ({"role": "User", "content": "x"}, "; did you mean 'user'?"),
+        ({"role": "human", "content": "x"}, "; write one of these"),
     ],
 )
 def test_messages_that_no_template_takes(tmp_path: Path, message: Any, said: str) -> None:
@@ -120,6 +123,16 @@ def test_messages_that_no_template_takes(tmp_path: Path, message: Any, said: str
     _, problems = validate_dataset(path, {"echo": TOOLS["echo"]})
     assert [problem.partition(":")[0] for problem in problems] == ["row 0"]
     assert said in problems[0]
+
+
+def test_every_way_to_make_rows_refuses_an_unknown_role(tmp_path: Path) -> None:
+    """A template leaves such a message out, and the model never sees the question."""
+    prompt = [{"role": "system", "content": "S"}, {"role": "usr", "content": "Q"}]
+    with pytest.raises(ConfigError, match=r"a row of 'qa': message 1 has the role 'usr', .*did you mean 'user'\?"):
+        make_row("qa", prompt, "4")
+    row = make_row("qa", PROMPT, "4")
+    with pytest.raises(ConfigError, match=r"'train', row 1: message 1 has the role 'usr'"):
+        write_rows(tmp_path, {"train": [row, {**row, "prompt": prompt}]})
 
 
 def test_an_assistants_message_may_be_calls_alone(tmp_path: Path) -> None:
@@ -214,6 +227,29 @@ def test_a_module_of_tools_that_is_broken_is_one_clear_error(
     assert "tools.yaml: tools[0]" in str(caught.value)
     assert done.exit_code == 1
     assert BAD_MODULES[source] in done.output
+
+
+class NoExecute(BaseTool):
+    """`execute` is misspelt."""
+
+    def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
+        super().__init__(config or {}, tool_schema or make_schema("mute"))
+
+    async def exceute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+        return "x"
+
+
+def test_a_class_without_execute_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    """In a run the model would be told of an error at every call."""
+    name = f"{__name__}.{NoExecute.__name__}"
+    tools = tmp_path / "tools.yaml"
+    tools.write_text(f"tools:\n  - class_name: {name}\n")
+    with pytest.raises(ConfigError, match=r"tools\[0\]: .*NoExecute' does not define execute\(\), .*; define execute"):
+        load_tools(tools)
+    for command in (["validate", str(tools)], ["check-tool", name]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 1
+        assert "define execute" in done.output
 
 
 def test_no_tools_at_all_is_refused_where_a_row_is_made() -> None:

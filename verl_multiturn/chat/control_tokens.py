@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.errors import ConfigError
 
 _BREAK = "\u200b"
@@ -22,7 +23,6 @@ _STRUCTURAL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 
 # Roles whose text an author wrote: a system prompt may explain `<tool_call>`, a worked example may use it.
 _AUTHORED = {"system", "assistant"}
-_ROLES = {"system", "developer", "user", "assistant", "tool"}
 
 
 class ControlTokenizer(Protocol):
@@ -129,7 +129,7 @@ class Firewall:
         """A message with all its text cleaned; a role that is none of the usual ones is text too."""
         role = str(message.get("role"))
         cleaned = {
-            key: value if key == "role" and role in _ROLES else self._clean_value(value, role)
+            key: value if key == "role" and role in ROLES else self._clean_value(value, role)
             for key, value in message.items()
         }
         content = cleaned.get("content")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.functions import FunctionTool
 
 _ATTRIBUTE = "multiturn_limits"
 
@@ -57,9 +58,12 @@ def attach_limits(tool: Any, raw: Any, where: str) -> None:
         ("cache", "pure", "that its answer depends on the arguments alone"),
     ):
         if getattr(limits, setting) and not getattr(tool, attribute, False):
+            how = f"`{attribute} = True` in the class"
+            if isinstance(tool, FunctionTool):
+                how = f"`@tool({attribute}=True)` on the function"
             raise ConfigError(
                 f"{where}.{setting}={getattr(limits, setting)}: {type(tool).__name__} does not declare {meaning}; set "
-                f"`{attribute} = True` in the class, or {setting} to 0"
+                f"{how}, or {setting} to 0"
             )
     setattr(tool, _ATTRIBUTE, limits)
 

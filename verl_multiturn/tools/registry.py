@@ -10,6 +10,7 @@ Beside each, `limits` says what the calls of its tools may take (`tools/limits.p
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,19 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
     except (Exception, SystemExit) as error:  # an author's constructor may raise anything; it ends the start-up
         raise ConfigError(f"{where}: {entry['class_name']}(config={config!r}) raised {describe(error)}") from error
     _check_built(tool, entry["class_name"], where)
+    if _leaves_out_execute(tool_class):
+        raise ConfigError(
+            f"{where}: {entry['class_name']!r} does not define execute(), so every call would fail or do nothing; "
+            "define execute"
+        )
     return tool
+
+
+def _leaves_out_execute(tool_class: type) -> bool:
+    """Whether `execute` is that of the base, ours or verl's, which stands for a tool's own."""
+    verls = getattr(sys.modules.get("verl.tools.base_tool"), "BaseTool", BaseTool)
+    execute: Any = getattr(tool_class, "execute", None)
+    return execute in (BaseTool.execute, verls.execute)
 
 
 def _check_built(tool: Any, class_name: str, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.chat.images import check_media
+from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.row_files import read_rows
 from verl_multiturn.tools.kwargs import read_tools_kwargs, tools_of_row
@@ -70,7 +70,7 @@ def _row_problem(row: Any, where: str, tools: Mapping[str, Any]) -> str | None:
         if beside and beside != read_tools_kwargs(in_extra_info, where):
             return f"{where}: a column tools_kwargs, and verl reads extra_info.tools_kwargs alone; put them there"
         tools_of_row(row, tools, where)
-        check_media(prompt, where, takes_images=True)
+        check_messages(prompt, where)
     except ConfigError as error:
         return str(error)
     return None

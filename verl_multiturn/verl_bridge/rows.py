@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl_multiturn.chat.images import check_media
+from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.rollout.conversation import Request
 from verl_multiturn.tools.kwargs import tools_of_row
 
@@ -31,7 +31,7 @@ def make_request(
     where = row_name(row)
     chosen, tools_kwargs = tools_of_row(row, tools, where)
     messages = [_plain_message(message) for message in row["raw_prompt"]]
-    check_media(messages, where, takes_images)
+    check_messages(messages, where, takes_images)
     return Request(request_id, messages, chosen, tools_kwargs, sampling)
 
 
