@@ -23,8 +23,8 @@ class HarmonyParser:
     The turn begins after `<|start|>assistant`. verl's parser wants that header in the turn, and the channel before the
     recipient; the model samples neither always.
 
-    The analysis reaches to its `<|end|>`, whatever it holds: a call written in there is none. What cannot be read
-    reaches to the turn's end.
+    The analysis reaches to its `<|end|>`, whatever it holds: a call written in there is none. One that is not ended
+    and holds no call ends where the final answer begins. What cannot be read reaches to the turn's end.
     """
 
     _HEADER = re.compile(
@@ -33,6 +33,7 @@ class HarmonyParser:
         re.DOTALL,
     )
     _ANALYSIS = re.compile(r"[^<]*<\|channel\|>\s*analysis\b")
+    _FINAL = re.compile(r"<\|start\|>assistant\s*<\|channel\|>\s*final\s*<\|message\|>")
     _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
     _BODY_END = re.compile(r"<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z")
     _SPACE = re.compile(r"\s*")
@@ -82,6 +83,8 @@ class HarmonyParser:
                     "the analysis is not ended, so the call in it was not run; end it with <|end|> and begin the call "
                     "with <|start|>assistant"
                 )
+            if closed < 0 and (final := self._FINAL.search(text, message.end())):
+                return "", final.start()  # the answer was begun without an end of the analysis, and holds no call
             return "", len(text) if closed < 0 else closed + len("<|end|>")
         end = self._BODY_END.search(text, message.end())
         assert end is not None  # at the text's end, at the latest
