@@ -366,6 +366,24 @@ def test_functions_in_the_yaml(tmp_path: Path) -> None:
         assert message in str(caught.value)
 
 
+def test_a_pair_that_reads_as_a_reward_is_refused() -> None:
+    """It would be JSON, and the reward lost without a word."""
+
+    def pair(n: int) -> tuple[str, float]:
+        return "x", 0.5
+
+    def perhaps(n: int) -> tuple[ToolResponse, float | None]:
+        return ToolResponse("x"), None
+
+    def plain(n: int) -> tuple[float, float]:
+        return 0.5, 0.5
+
+    for function in (pair, perhaps):
+        with pytest.raises(ConfigError, match=r"no reward; return \(text, reward, \{\}\), or a list"):
+            function_tool(function)
+    function_tool(plain)
+
+
 class Strict(BaseTool):
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)

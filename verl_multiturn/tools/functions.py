@@ -130,6 +130,11 @@ def function_tool(function: Callable[..., Any], schema: ToolSchema | None = None
     options: ToolOptions = getattr(function, _OPTIONS, ToolOptions())
     parameters = inspect.signature(function).parameters.values()
     annotations = _annotations(function, where)
+    if _is_pair_with_a_reward(annotations.get("return")):
+        raise ConfigError(
+            f"{where}: returns {show(annotations['return'])}, which is JSON for the model and no reward; return "
+            "(text, reward, {}), or a list if it is meant as JSON"
+        )
     from_row = [parameter for parameter in parameters if _is_from_row(annotations.get(parameter.name))]
     arguments: type[BaseModel] | None = None
     names: dict[str, str] = {}
@@ -159,6 +164,14 @@ def _annotations(function: Callable[..., Any], where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where}: an annotation cannot be read: {describe(error)}; annotate with names of its module"
         ) from None
+
+
+def _is_pair_with_a_reward(returned: Any) -> bool:
+    """Whether a function says that it returns (text, number), which reads as a reward and would be none."""
+    parts = typing.get_args(returned)
+    if typing.get_origin(returned) is not tuple or len(parts) != 2:
+        return False
+    return parts[0] in (str, ToolResponse) and bool({float, int} & {parts[1], *typing.get_args(parts[1])})
 
 
 def _is_from_row(annotation: Any) -> bool:
