@@ -6,8 +6,9 @@ Each text goes the way of a real message: `ChatCodec.trusted`, then `ChatCodec.i
 verl's builder and the family's chat template. Which tokens are control tokens is read off tokenizer and template
 (`control_tokens`); nothing here asks the firewall, so what it forgets is attacked and counted like the rest. An attack
 has forged when the control tokens that come out are, by id, not those of the same message saying "x". A benign text has
-to be tokenized as without the firewall. What a template refuses even for "x" (a system message, two users in a row) is
-skipped. The last line is one JSON object.
+to be tokenized as without the firewall, but where the template makes a control token of it (a tag of a schema's key).
+What a template refuses even for "x" (a system message, two users in a row) is skipped. The last line is one object of
+JSON.
 """
 
 from __future__ import annotations
@@ -236,7 +237,11 @@ class Trial:
             try:
                 trusted = self._trusted(plain), self._trusted_schemas(schemas)
                 # The same messages give the same ids.
-                if trusted != (plain, schemas) and self._ids_of(place, *trusted) != self._ids_of(place, plain, schemas):
+                if (
+                    trusted != (plain, schemas)
+                    and self._ids_of(place, *trusted) != self._ids_of(place, plain, schemas)
+                    and self._controls(place, left, right, guarded=False) == self._honest[place.name]
+                ):
                     score.differing.append((place.name, text))
             except REFUSALS:
                 score.raised.append((place.name, text))
@@ -268,11 +273,13 @@ class Trial:
             return self._codec.initial(messages, schemas)
         return self._codec.observation(place.before, messages, self._ids, []).observation
 
-    def _controls(self, place: Place, left: str, right: str) -> list[int | str]:
+    def _controls(self, place: Place, left: str, right: str, guarded: bool = True) -> list[int | str]:
         """The control tokens of a message or schema that says this, in their order, then the tags that are none."""
         control = self._control.authored if place.authored else self._control.outside
-        schemas = self._trusted_schemas(place.schemas(left, right)) if place.schemas else []
-        ids = self._ids_of(place, self._trusted(place.added(left, right)), schemas)
+        messages, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
+        if guarded:
+            messages, schemas = self._trusted(messages), self._trusted_schemas(schemas)
+        ids = self._ids_of(place, messages, schemas)
         tags = () if place.authored else self._control.tags
         shown = self._tokenizer.decode(ids) if tags else ""
         return [*(index for index in ids if index in control), *(tag for tag in tags for _ in range(shown.count(tag)))]
