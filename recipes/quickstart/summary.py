@@ -73,7 +73,8 @@ def summarize(
     calls = [call for record in trained for call in record["calls"]]
 
     def over_steps(key: str) -> list[float]:
-        return [entry["data"][key] for entry in steps if key in entry["data"]]
+        # A number that is none, as of a step without a trained token, stands as null in the file.
+        return [entry["data"][key] for entry in steps if entry["data"].get(key) is not None]
 
     step_seconds = sum(over_steps("timing_s/step"))
     summary = {
@@ -82,8 +83,8 @@ def summarize(
         "val_acc_after": validations[-1][1] if validations else None,
         "reward_first_10": mean(rewards[:10]),
         "reward_last_10": mean(rewards[-10:]),
-        "prob_diff_mean": mean(over_steps(PROB_DIFF_MEAN)),
-        "prob_diff_max": max(over_steps(PROB_DIFF_MAX)),
+        "prob_diff_mean": mean(over_steps(PROB_DIFF_MEAN)) if over_steps(PROB_DIFF_MEAN) else None,
+        "prob_diff_max": max(over_steps(PROB_DIFF_MAX), default=None),
         "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
         "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),

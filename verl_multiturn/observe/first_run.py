@@ -121,8 +121,8 @@ def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
         _judged("weight syncs", *_synced(trained, steps), log),
         _judged(
             "|rollout - trainer probability|",
-            difference <= most,
-            f"{difference:.1e} in the mean; at most {most:.0e} is expected",
+            difference is not None and difference <= most,
+            f"{'none' if difference is None else f'{difference:.1e}'} in the mean; at most {most:.0e} is expected",
             "engine and trainer compute different models: look for another attention backend, dtype or kernel version",
         ),
         _judged(
