@@ -1,0 +1,91 @@
+"""The script that stays beside the program of an MCP server: what ends it, and what it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import has_ended
+from verl_multiturn.tools import mcp_guard
+
+GUARD = [sys.executable, "-I", "-S", mcp_guard.__file__]
+OLDER_KERNEL = """
+import os, runpy, sys
+
+def pidfd_open(pid, flags=0):
+    raise OSError(38, "not implemented")
+
+os.pidfd_open = pidfd_open
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+WITHOUT_PIDFD = [sys.executable, "-c", OLDER_KERNEL, mcp_guard.__file__]
+# Starts something in a session of its own by something that ends at once; ends with its input, and not when it is told.
+SERVER = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+shell = "sleep 60 < /dev/null > /dev/null 2>&1 & echo $!"
+print(subprocess.run(["sh", "-c", shell], start_new_session=True, stdout=subprocess.PIPE, text=True).stdout, end="")
+sys.stdout.flush()
+sys.stdin.readline()
+"""
+# Hands on its standard input and output.
+WORKER = "import os, subprocess, sys; subprocess.run([*sys.argv[1:5], str(os.getpid()), *sys.argv[5:]])"
+
+
+def wait_for_the_end(process: psutil.Process) -> None:
+    deadline = time.monotonic() + 20
+    while not has_ended(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("guard", [GUARD, WITHOUT_PIDFD])
+def test_a_server_outlives_the_thread_that_started_it(guard: list[str]) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        command = [*guard, str(os.getpid()), sys.executable, "-c", "while True: print(input(), flush=True)"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        print("one", file=process.stdin, flush=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "one\n"
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(0.01)
+    (process,) = started
+    answer, _ = process.communicate("two\n", timeout=20)
+    assert answer == "two\n"
+
+
+@pytest.mark.parametrize("guard", [GUARD, WITHOUT_PIDFD])
+@pytest.mark.parametrize("what_ends", ["the worker", "the server", "the group is told to"])
+def test_what_has_left_the_servers_group_ends_too(guard: list[str], what_ends: str) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, *guard, sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    left_behind = psutil.Process(int(worker.stdout.readline()))
+    (beside,) = psutil.Process(worker.pid).children()
+    if what_ends == "the worker":
+        worker.kill()
+    elif what_ends == "the server":
+        print(file=worker.stdin, flush=True)
+    else:
+        os.killpg(beside.pid, signal.SIGTERM)
+    wait_for_the_end(left_behind)
+    wait_for_the_end(beside)
+    worker.communicate(timeout=20)
