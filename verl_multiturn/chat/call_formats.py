@@ -188,6 +188,9 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
     "lfm2": PythonForm(begun=r"<\|tool_call_start\|>", close="<|tool_call_end|>"),
 }
 
+PYTHON_FORMATS = frozenset(name for name, form in _FORMS.items() if isinstance(form, PythonForm))
+"""Those whose calls are Python."""
+
 FORMATS = sorted([*_FORMS, "gpt-oss"])
 """The names of the formats that are read here."""
 

@@ -33,7 +33,7 @@ from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.adapters import check_adapters
-from verl_multiturn.verl_bridge.codec import check_names, examine_model, load_chat
+from verl_multiturn.verl_bridge.codec import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.parsers import check_format
 from verl_multiturn.verl_bridge.score_checks import check_scores
@@ -105,6 +105,7 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
         if path or function_path:
             tools = load_run_tools(path, function_path)
             _check_code_tool(multi_turn.format, tools)
+            check_python_names(multi_turn.format, tools.values())
             _check_tool_names(config, tools)
         if function_path:  # the workers may have another working folder
             multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
