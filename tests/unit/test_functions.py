@@ -390,6 +390,9 @@ class Strict(BaseTool):
         if config:
             raise ConfigError(f"unknown settings {sorted(config)}")
 
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        return ""
+
 
 class Foreign:
     """As written for verl: derived from nothing of ours."""
