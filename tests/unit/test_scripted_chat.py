@@ -90,10 +90,32 @@ async def test_what_a_tool_says_is_no_control_token() -> None:
     assert said.count(end) == 1
 
 
-async def test_a_script_that_is_too_short_says_so() -> None:
-    outcome = await scripted_rollout([lookup], [CALL], "What is a?", tools_kwargs=KWARGS)
-    assert outcome.stop_reason is StopReason.ENGINE_ERROR
-    assert "the script has 1 turns" in outcome.error
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"turns": [CALL]}, "the script has 1 turns, and one more was asked for; add it"),
+        ({"turns": ["It is 1.", CALL]}, "finished after turn 1 of 2; leave "),
+        ({"turns": "It is 1."}, "turns='It is 1.': expected a list of texts"),
+        ({"turns": [1]}, "expected a list of texts"),
+        ({"prompt": 3}, "prompt=3: expected a text or a list of messages"),
+        ({"prompt": [{"role": "usr", "content": "x"}]}, "did you mean 'user'?"),
+        ({"limits": {"max_user_turns": 2}}, "expected Limits(...)"),
+        ({"tools": 3}, "tools=3: expected what load_tools returns"),
+        ({"tools": "lookup"}, "tools='lookup': expected what load_tools returns"),
+    ],
+)
+async def test_a_mistake_in_the_script_is_said(changed: Any, said: str) -> None:
+    given = {"tools": [lookup], "turns": [CALL, "1"], "prompt": "What is a?", "tools_kwargs": KWARGS}
+    with pytest.raises(ConfigError) as caught:
+        await scripted_rollout(**{**given, **changed})
+    assert said in str(caught.value)
+
+
+async def test_malformed_turns_end_it_as_in_a_run() -> None:
+    turns = ["<tool_call>\n{oops\n</tool_call>"] * 4
+    outcome = await scripted_rollout([lookup], turns, "What is a?", tools_kwargs=KWARGS)
+    assert outcome.stop_reason is StopReason.MALFORMED_CALLS
+    assert len(outcome.assistant_turns) == 3
 
 
 @pytest.mark.parametrize(

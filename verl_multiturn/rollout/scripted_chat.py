@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.chat.parsers import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
-from verl_multiturn.rollout.limits import Limits
+from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.tools.functions import function_tool
@@ -37,7 +40,11 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent / "tiny_chat"
 _END, _HEADER = "<|im_end|>", "<|im_start|>assistant\n"
-_LIMITS = Limits(prompt_length=8192, response_length=8192)
+_LIMITS = Limits(
+    prompt_length=8192,
+    response_length=8192,
+    max_malformed_turns=MultiTurnSettings.model_fields["max_malformed_turns"].default,
+)
 
 
 async def scripted_rollout(
@@ -53,30 +60,55 @@ async def scripted_rollout(
 
     Args:
         tools: what `load_tools` returns; or tools and typed functions.
-        turns: what the model writes, turn by turn; `verl_multiturn.data.tool_call` writes a call. A turn that is asked
-            for beyond the last one ends the conversation as an engine that fails would: `engine_error`.
+        turns: what the model writes, turn by turn; `verl_multiturn.data.tool_call` writes a call.
         prompt: the user's message, or all messages.
         tools_kwargs: as in a data row: by tool, then `create_kwargs`, `execute_kwargs` …
-        limits: by default those of verl, one call a turn and 256 characters of an answer among them, and 8,192 tokens
-            each of prompt and response.
+        limits: by default those of verl, one call a turn and 256 characters of an answer among them, 8,192 tokens
+            each of prompt and response, and a run's default of `max_malformed_turns`. In `Limits` of your own, what
+            you leave out has the default of `Limits`: no limit of malformed turns.
 
     Raises:
-        ConfigError, ToolContractError: a mistake in the tools or their kwargs; nothing else.
+        ConfigError, ToolContractError: a mistake in what is given, more turns asked for than there are, or some left
+            over once a turn called no tool; nothing else.
     """
+    if isinstance(turns, str) or not isinstance(turns, Sequence) or not all(isinstance(turn, str) for turn in turns):
+        raise ConfigError(f"turns={show(turns)}: expected a list of texts; give one text for each turn")
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"limits={show(limits)}: expected Limits(...); import it from verl_multiturn")
+    messages = _messages(prompt)
     given = _by_name(tools)
     chosen, kwargs = tools_of_row({"tools_kwargs": tools_kwargs}, given, "scripted_rollout")
     tokenizer = tiny_tokenizer()
     end = [tokenizer.eos_token_id]
+    engine = ScriptedEngine([tokenizer.encode(turn + _END) for turn in turns])
     conversation = Conversation(
-        ScriptedEngine([tokenizer.encode(turn + _END) for turn in turns]),
+        engine,
         ChatCodec(TinyBuilder(tokenizer), end, firewall=Firewall(tokenizer), tokenizer=tokenizer),
         JsonParser(tokenizer, end),
         limits,
         Gates(tool_timeout_s),
         RenderingCheck(tokenizer, {}, _HEADER, end),
     )
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-    return await conversation.run(Request("scripted", messages, chosen, kwargs))
+    outcome = await conversation.run(Request("scripted", messages, chosen, kwargs))
+    asked = len(engine.seen)
+    if asked > len(turns):
+        raise ConfigError(f"turns: the script has {len(turns)} turns, and one more was asked for; add it")
+    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # a limit may well leave some over
+        raise ConfigError(
+            f"turns: the conversation finished after turn {asked} of {len(turns)}; leave {show(turns[asked], 100)} "
+            "out, or call a tool before it"
+        )
+    return outcome
+
+
+def _messages(prompt: Any) -> list[Message]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    listed = isinstance(prompt, Sequence) and prompt and all(isinstance(message, Mapping) for message in prompt)
+    if not listed:
+        raise ConfigError(f"prompt={show(prompt)}: expected a text or a list of messages; give one of them")
+    check_messages(prompt, "prompt")
+    return [dict(message) for message in prompt]
 
 
 def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
@@ -90,6 +122,8 @@ def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
 def _by_name(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
     if isinstance(tools, Mapping):
         return dict(tools)
+    if isinstance(tools, str) or not isinstance(tools, Iterable):
+        raise ConfigError(f"tools={show(tools)}: expected what load_tools returns, or a list; write [tool]")
     named: dict[str, Any] = {}
     listed: Iterable[Any] = tools
     for tool in listed:
