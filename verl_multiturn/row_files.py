@@ -40,7 +40,14 @@ def _parquet(path: Path) -> list[Any]:
 
 def _json_lines(path: Path) -> list[Any]:
     with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other characters that end a line
-        return [json.loads(line) for line in file if line.strip()]
+        return [_json_line(number, line) for number, line in enumerate(file, 1) if line.strip()]
+
+
+def _json_line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:  # it counts the lines of this one text
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _json(path: Path) -> list[Any]:

@@ -164,6 +164,7 @@ def test_all_files_that_verl_reads_are_read(tmp_path: Path, name: str) -> None:
         ("rows.json", b'{"a": 1', "cannot be read"),
         ("rows.json", b"[1, 2", "cannot be read"),
         ("rows.jsonl", b"\xff\xfe", "cannot be read"),
+        ("rows.jsonl", b'{"prompt": 1}\n{"prompt"', "(ValueError: line 2, column 10: "),
         ("rows.jsonl", b"", "has no rows"),
         ("rows.csv", b"prompt\nx", "expected one of *.parquet, *.jsonl, *.json"),
     ],
