@@ -127,9 +127,8 @@ async def test_questions_beside_verls() -> None:
         found: Numbers = await score("searchR1_nq", text, truth)
         assert found == expected, text
         assert found[0] == verl_qa.compute_score(text, truth), text
-    # verl looks into the reasoning too, and takes a part of the score off where it finds more than ten tags.
-    thought = "<think><answer>Paris</answer></think>"
-    assert (verl_qa.compute_score(thought, truth), (await score("searchR1_nq", thought, truth))[0]) == (1.0, 0.0)
-    many = "<answer>Paris</answer>" * 11
-    assert (verl_qa.compute_score(many, truth), (await score("searchR1_nq", many, truth))[0]) == (0.25, 1.0)
-    assert await score("searchR1_nq", many, truth, qa={"format_weight": 1.0}) == (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+    # In the reasoning too, and more than ten tags are worth a quarter.
+    thought, many = "<think><answer>Paris</answer></think>", "<answer>Paris</answer>" * 11
+    assert (verl_qa.compute_score(thought, truth), (await score("searchR1_nq", thought, truth))[0]) == (1.0, 1.0)
+    assert (verl_qa.compute_score(many, truth), (await score("searchR1_nq", many, truth))[0]) == (0.25, 0.25)
+    assert await score("searchR1_nq", many, truth, qa={"format_weight": 1.0}) == (-0.75, 1.0, 0.0, 1.0, 0.0, 0.0)
