@@ -136,5 +136,5 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
         time.sleep(0.5)
     assert all(any(name in process for process in processes_of(out)) for name in started)
     trainer.send_signal(signum)
-    assert trainer.wait(timeout=60) == 130
+    assert trainer.wait(timeout=200) == 130
     assert processes_of(out) == set()
