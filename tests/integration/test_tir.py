@@ -109,8 +109,7 @@ def test_an_engine_without_a_tokenizer_is_refused(tokenizer: Any) -> None:
 
 def the_record(runner: Any) -> dict[str, Any]:
     """Of the one conversation that was had."""
-    runner.records._file.close()
-    record: dict[str, Any] = json.loads(Path(runner.records._file.name).read_text())
+    record: dict[str, Any] = json.loads(runner.records._path.read_text())
     return record
 
 
