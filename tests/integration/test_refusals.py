@@ -248,9 +248,9 @@ def test_whose_trainer_runs(
 
 
 def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge import ray_cpus
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert preflight.cluster_address("ray://head:10001") == "ray://head:10001"
+    assert ray_cpus.cluster_address("ray://head:10001") == "ray://head:10001"
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert preflight.cluster_address(None) is None
+    assert ray_cpus.cluster_address(None) is None

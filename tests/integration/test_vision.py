@@ -64,13 +64,17 @@ async def test_the_mask_around_an_image(processors: dict[str, Any]) -> None:
     called = len(processor.tokenizer.encode(f"{CALL}<|im_end|>"))
     tokens = processor.tokenizer.convert_ids_to_tokens(output.response_ids[called:])
     pad = "<|image_pad|>"
+    # Plain text to Qwen2.5's tokenizer, which has tokens of their own for the tags of calls only.
+    opened, closed = (processor.tokenizer.tokenize(tag) for tag in ("<tool_response>\n", "</tool_response>"))
+    assert min(len(opened), len(closed)) > 1
     assert tokens == [
-        "Ċ", "<|im_start|>", "user", "Ċ", "<tool_response>", "Ċ",
-        "<|vision_start|>", pad, pad, pad, pad, "<|vision_end|>", "Here", ".Ċ", "</tool_response>", "<|im_end|>",
+        "Ċ", "<|im_start|>", "user", "Ċ", *opened,
+        "<|vision_start|>", pad, pad, pad, pad, "<|vision_end|>", "Here", ".Ċ", *closed, "<|im_end|>",
         "Ċ", "<|im_start|>", "assistant", "Ċ", "Yes", ".", "<|im_end|>",
     ]  # fmt: skip
-    assert output.response_mask == [1] * called + [0] * 20 + [1, 1, 1]
-    assert output.versions == [7] * called + [-1] * 20 + [7] * 3
+    observed = 17 + len(opened) + len(closed)
+    assert output.response_mask == [1] * called + [0] * observed + [1, 1, 1]
+    assert output.versions == [7] * called + [-1] * observed + [7] * 3
 
 
 async def test_text_never_becomes_an_image(processors: dict[str, Any]) -> None:
@@ -124,8 +128,8 @@ async def test_what_the_model_writes_is_no_image(processors: dict[str, Any]) -> 
         outcome, receipts, output = await roll(runner, "Look.", [ToolResponse("Here.", image=[picture(28, 2, 2)])])
         assert outcome.stop_reason is StopReason.ENGINE_ERROR
         assert processor.tokenizer.decode(output.response_ids).endswith("assistant\nI see ")
-        assert output.response_mask[-3:] == [1, 1, 1]
-        assert outcome.valid
+        assert outcome.trajectory.mask[-3:] == [1, 1, 1]  # sampled, but nothing of an invalid conversation is trained
+        assert (outcome.valid, set(output.response_mask)) == (False, {0})
         assert [len(receipt.ids) for receipt in receipts] == [len(processor.tokenizer.encode(f"{CALL}<|im_end|>")), 3]
     # Up to the token that completes it.
     assert runner.vision.usable(processor.tokenizer.encode("Well: ") + spelled + [13]) == 2 + len(spelled)

@@ -8,7 +8,6 @@ in another way calls `prepare_config` itself.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import traceback
@@ -17,12 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
-import ray
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
-from ray._private.services import canonicalize_bootstrap_address
-from ray._private.utils import get_num_cpus
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.import_utils import resolve_config_path
 
@@ -36,6 +32,7 @@ from verl_multiturn.verl_bridge.adapters import check_adapters
 from verl_multiturn.verl_bridge.codec import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.parsers import check_format
+from verl_multiturn.verl_bridge.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.score_checks import check_scores
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
@@ -78,7 +75,7 @@ def prepare_config(config: DictConfig) -> None:
         _check_void_turns(config, settings)
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == "sglang_async":
-        _check_ray_cpus(config, parts)
+        check_ray_cpus(config, parts)
 
 
 def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[str]) -> None:
@@ -256,69 +253,6 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
     raw = (rollout.get("custom") or {}).get("multiturn")
     plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
     return read_settings(plain)
-
-
-def required_ray_cpus(config: DictConfig) -> dict[str, int]:
-    """Logical CPUs that verl 0.9.1's V1 trainer reserves in Ray, by what for."""
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    rollout = config.actor_rollout_ref.rollout
-    standalone = rollout.nnodes * rollout.n_gpus_per_node
-    backend = OmegaConf.select(config, "transfer_queue.backend.storage_backend")
-    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=8)
-    parts = {
-        "TransferQueue's controller": 1,
-        "TransferQueue's storage (transfer_queue.backend.SimpleStorage.num_data_storage_units)": (
-            int(units) if backend == "SimpleStorage" else 0
-        ),
-        "training workers, 3 for each device": 3 * devices,
-        "standalone rollout workers, 2 for each device": 2 * standalone,
-        "starting actors": 1,
-    }
-    return {name: count for name, count in parts.items() if count}
-
-
-def _check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
-    """Refuse a local run, and warn of a cluster, with fewer logical CPUs than verl reserves: it would wait for ever."""
-    ray_init = config.ray_kwargs.ray_init
-    cluster = cluster_address(ray_init.get("address"))
-    if not config.trainer.use_v1 or "async_training" in config or (cluster or "").startswith("ray://"):
-        return  # Other trainers reserve other numbers; Ray's remote client is not joined for this.
-    if cluster:
-        have = _cluster_cpus(ray_init.get("address") or "auto")
-    else:
-        have = ray_init.get("num_cpus") or int(get_num_cpus())
-    need = sum(parts.values())
-    if have >= need:
-        return
-    listed = "; ".join(f"{count} {name}" for name, count in parts.items())
-    problem = f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}."
-    if cluster:
-        # It may grow.
-        print(f"\nverl-multiturn: the cluster at {cluster}: {problem}\n", file=sys.stderr)
-        return
-    raise ConfigError(
-        f"{problem} Set ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
-    )
-
-
-def cluster_address(address: str | None) -> str | None:
-    """The cluster that `ray.init(address)` joins; None when it starts one of its own."""
-    asked = os.environ.get("RAY_ADDRESS") or address
-    if asked and asked.startswith("ray://"):
-        return asked
-    found: str | None = canonicalize_bootstrap_address(address)
-    return found
-
-
-def _cluster_cpus(address: str) -> int:
-    try:
-        ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    except ConnectionError as error:
-        raise ConfigError(f"Ray's cluster cannot be joined: {error}; start it, or set RAY_ADDRESS=local") from error
-    try:
-        return int(ray.cluster_resources().get("CPU", 0))
-    finally:
-        ray.shutdown()
 
 
 def only_our_loop(config: DictConfig) -> bool:
