@@ -7,7 +7,7 @@ Places in the code are drawn by the seed, and for each one of the changes that c
 (another operator, another number, a condition turned round …), a statement that is left out, a keyword argument that is
 left out. Annotations are no places, nor is what makes no difference to Python (`is` and `==` of None). Each mutant is
 written into a copy of the tree, and the few test files that cover its module run until one fails, in a process that is
-forked from one that has imported what is slow to import.
+forked from one that has imported what is slow to import; there is one such process for each core.
 
 What was found is kept in `outputs/mutants/`, so that a run goes on where it was cut off. A survivor that is told in
 `benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
@@ -34,6 +34,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
 OUT = ROOT / "outputs" / "mutants"
-TIMEOUT_S = 300
 
 UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
 PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers"]
@@ -80,6 +80,7 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}certificate",
         f"{STACK}plugin",
     ],
+    "verl_bridge/ray_cpus": [f"{STACK}refusals"],
     "verl_bridge/rollout": [f"{STACK}spmd"],
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
     "verl_bridge/score_checks": [f"{STACK}metrics", f"{STACK}otc"],
@@ -213,13 +214,14 @@ def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
     return module, tests
 
 
-def run_tests(tree: Path, tests: Sequence[str], log: Path) -> str:
+def run_tests(tree: Path, tests: Sequence[str], log: Path, limit_s: float) -> str:
     """Run test files one after another until one does not pass: "passed", "failed" or "timeout"."""
-    outcomes = (_run_file(tree, test, log) for test in tests)
+    deadline = time.monotonic() + limit_s
+    outcomes = (_run_file(tree, test, log, deadline) for test in tests)
     return next((outcome for outcome in outcomes if outcome != "passed"), "passed")
 
 
-def _run_file(tree: Path, test: str, log: Path) -> str:
+def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
     """Run one in a copy of the tree, in a process forked from this one."""
     child = os.fork()
     if not child:
@@ -239,7 +241,6 @@ def _run_file(tree: Path, test: str, log: Path) -> str:
             code = int(pytest.main([*options, test]))
         finally:
             os._exit(code)
-    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -266,37 +267,57 @@ def copy_tree(target: Path) -> None:
 
 
 def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
-    """Run the tests of each mutant, and append what came of it to a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        copy_tree(tree)
-        log = Path(folder) / "log"
-        honest: dict[tuple[str, ...], str] = {}
-        for mutant in mutants:
-            if time.monotonic() > deadline:
-                return
-            tests = tests_of(mutant)
-            if tuple(tests) not in honest:
-                honest[tuple(tests)] = run_tests(tree, tests, log)
-            if honest[tuple(tests)] != "passed":
-                print(f"{tests} do not pass without a mutant:\n{log.read_text(errors='replace')[-3000:]}")
-                continue
-            started = time.monotonic()
-            path = tree / mutant.module
-            source = path.read_text(encoding="utf-8")
-            path.write_text(mutant.source, encoding="utf-8")
-            try:
-                outcome = run_tests(tree, tests, log)
-            finally:
-                path.write_text(source, encoding="utf-8")
-            result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-            seconds = round(time.monotonic() - started, 1)
-            print(f"{result:9} {seconds:6} s  {mutant.module}:{mutant.line} {mutant.what}", flush=True)
-            module, covering = state_of(mutant, tree)
-            line = {"name": mutant.name, "module": module, "tests": covering, "result": result, "seconds": seconds}
-            line |= {"before": mutant.before, "after": mutant.after}
-            with found.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+    """Run the tests of each mutant, and append what came of it to a file; a process for each core takes a module's
+    mutants after another's."""
+    modules = [list(group) for _, group in groupby(sorted(mutants, key=_module), key=_module)]
+    modules.sort(key=len, reverse=True)
+    reading, writing = os.pipe()
+    os.write(writing, bytes(range(len(modules))))
+    os.close(writing)
+    prepare()
+    workers = []
+    for _ in range(os.cpu_count() or 1):
+        workers.append(os.fork())
+        if not workers[-1]:
+            with tempfile.TemporaryDirectory() as folder:
+                copy_tree(Path(folder) / "tree")
+                while time.monotonic() < deadline and (taken := os.read(reading, 1)):
+                    _examine_module(modules[taken[0]], Path(folder), found, deadline)
+            os._exit(0)
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def _module(mutant: Mutant) -> str:
+    return mutant.module
+
+
+def _examine_module(mutants: Sequence[Mutant], folder: Path, found: Path, deadline: float) -> None:
+    tree, log = folder / "tree", folder / "log"
+    tests, path = tests_of(mutants[0]), tree / mutants[0].module
+    source = path.read_text(encoding="utf-8")
+    started = time.monotonic()
+    if run_tests(tree, tests, log, limit_s=600) != "passed":
+        print(f"{tests} do not pass without a mutant:\n{log.read_text(errors='replace')[-3000:]}", flush=True)
+        return
+    limit_s = 30 + 4 * (time.monotonic() - started)
+    for mutant in mutants:
+        if time.monotonic() > deadline:
+            return
+        module, covering = state_of(mutant, tree)
+        started = time.monotonic()
+        path.write_text(mutant.source, encoding="utf-8")
+        try:
+            outcome = run_tests(tree, tests, log, limit_s)
+        finally:
+            path.write_text(source, encoding="utf-8")
+        result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
+        seconds = round(time.monotonic() - started, 1)
+        print(f"{result:9} {seconds:6} s  {mutant.module}:{mutant.line} {mutant.what}", flush=True)
+        line = {"name": mutant.name, "module": module, "tests": covering, "result": result, "seconds": seconds}
+        line |= {"before": mutant.before, "after": mutant.after}
+        with found.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
@@ -334,12 +355,7 @@ def main() -> None:
     todo = [m for m in drawn if args.only in m.module and m not in before]
     print(f"{len(drawn)} mutants are drawn, {len(todo)} are to be examined", flush=True)
     deadline = time.monotonic() + 60 * args.minutes
-    worker = os.fork()
-    if not worker:
-        prepare()
-        examine(sorted(todo, key=lambda mutant: mutant.module), found, deadline)
-        os._exit(0)
-    os.waitpid(worker, 0)
+    examine(todo, found, deadline)
     report(drawn, known(found, drawn))
 
 
