@@ -86,7 +86,7 @@ for name in os.listdir('/proc'):
         attempt(show, f'/proc/{name}/cmdline')
         won('process ' + name)
 ### read_proc_of_others
-for pid in {PID, VICTIM, 1}:
+for pid in dict.fromkeys([VICTIM, PID, 1]):
     for name in ['environ', 'mem', 'maps', 'cmdline', 'status', 'cwd', 'root', 'exe', 'fd', 'task']:
         attempt(os.listdir if name in ('cwd', 'root', 'fd', 'task') else show, f'/proc/{pid}/{name}')
         if os.path.lexists(f'/proc/{pid}/{name}'): won(f'{pid} {name}')

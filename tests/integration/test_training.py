@@ -32,7 +32,14 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(RUN), "--out", str(out), *arguments]
     environment = {**os.environ, "VERL_PLATFORM": "cpu", **marked(out)}
     with (out.parent / "console.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        return subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=_can_be_interrupted
+        )
+
+
+def _can_be_interrupted() -> None:
+    """Take back what a shell does to the commands that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_of(out: Path) -> set[str]:
