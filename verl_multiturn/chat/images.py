@@ -117,7 +117,7 @@ def check_media(messages: Sequence[Message], where: str, takes_images: bool) -> 
 async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadImages | None) -> Any:
     """Return the content of a tool's message: its images, then its text.
 
-    A text tells the model about images that it cannot be shown.
+    Where an image cannot be shown, a text tells the model so.
 
     Args:
         tool: Name of the tool.
