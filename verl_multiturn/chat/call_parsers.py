@@ -271,8 +271,9 @@ class GemmaParser(JsonParser):
 class LlamaParser(JsonParser):
     """A parser for Llama 3: JSON that at most `<|python_tag|>` marks as a call.
 
-    Without that mark, an object is a call in two cases: it names a tool of the request, or it is a name and arguments
-    and nothing else. Any other object that begins with a name is an answer.
+    Without that mark, an object is a call in two cases: it names a tool of the request, or the request has tools and
+    the object is a name and at least one argument and nothing else. Any other object that begins with a name is an
+    answer.
     """
 
     _NAME = re.compile(

@@ -230,6 +230,10 @@ class ChatCodec:
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Return the ids of the first prompt, with the header of the assistant's turn at the end.
 
+        Args:
+            messages: The messages so far, as `trusted` returns them.
+            schemas: The tools' schemas, as `trusted_schemas` returns them; empty without tools.
+
         Raises:
             ConfigError: The template cannot render the messages, or writes placeholders for more or fewer images than
                 they have.

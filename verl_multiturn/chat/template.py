@@ -161,6 +161,7 @@ class _Probe:
             return Rule(name, Verdict.REFUSED, found)
         alone = self._text(self._opening[1:]) or ""
         head = alone.partition(_USER)[0]
+        # More letters than the headers of Llama 3 have: the template writes a system message of its own.
         words = sum(character.isalpha() for character in head)
         if words > len("beginoftextstartheaderiduserendheaderidsystem"):
             return Rule(name, Verdict.KEPT, "a prompt without one gets the template's own")
