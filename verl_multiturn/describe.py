@@ -5,7 +5,7 @@ address in memory. Every message that names such an object is written with these
 
 Invariants:
 - nothing is raised, whatever the object does;
-- the text is bounded, and the same in every process.
+- the text is bounded, and the same in every process (but for the order of a set whose items cannot be sorted).
 """
 
 from __future__ import annotations
