@@ -1,4 +1,7 @@
-"""verl-multiturn: multi-turn tool rollouts for verl. Importing this package needs neither torch nor verl."""
+"""verl-multiturn: multi-turn tool rollouts for verl.
+
+Importing this package needs neither torch nor verl.
+"""
 
 from verl_multiturn.errors import (
     CertificateError,

@@ -43,8 +43,11 @@ def doctor(
     ] = False,
     out: Annotated[Path, typer.Option(help="Where --gpu writes its run.")] = Path("outputs/doctor"),
 ) -> None:
-    """Say which versions and which platform are here, what is missing and what to do about it; with --model, which
-    rules of multi-turn training the model's chat template keeps; with --gpu, whether this machine's GPU can train."""
+    """Show which versions and which platform are here, what is missing and what to do about it.
+
+    With --model: which rules of multi-turn training the model's chat template keeps. With --gpu: whether this machine's
+    GPU can train.
+    """
     if model is not None:
         _examine(model, tool_format, tools)
         return
@@ -55,10 +58,10 @@ def doctor(
 
 
 def _report(title: str, findings: list[Finding]) -> None:
-    """Print a table of findings, and end the program with the names of the bad ones."""
+    """Print a table of findings. If some are bad, end the program with their names."""
     table = Table("", "what", title=title)
     for column in ("found", "remedy"):
-        table.add_column(column, overflow="fold")  # a command that is cut cannot be run
+        table.add_column(column, overflow="fold")  # nobody can run a command that was cut
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
         table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))
@@ -97,8 +100,11 @@ def validate(
     prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
     tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
 ) -> None:
-    """Check a tool YAML and, if given, data sets: classes, schemas, that each row's kwargs fit the tools and, with
-    --model, that its prompt fits."""
+    """Check a tool YAML and, if given, data sets.
+
+    The checks: the tools' classes, their schemas, that each row's kwargs fit the tools and, with --model, that each
+    row's prompt fits.
+    """
     try:
         tools = load_tools(tool_config)
     except MultiTurnError as error:
@@ -146,8 +152,11 @@ def check_tools(
     execute_kwargs: Annotated[str | None, typer.Option(help="As a data row gives them, as JSON.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="After which a call counts as hanging.")] = 10.0,
 ) -> None:
-    """Check a tool of your own: lifecycle, return types, cancellation, what it leaves behind, isolation, many
-    conversations at once, bad arguments. It is called some hundred times."""
+    """Check a tool of your own. It is called some hundred times.
+
+    The checks: lifecycle, return types, cancellation, what the tool leaves behind, isolation, many conversations at
+    once, bad arguments.
+    """
     problems = 0
     try:
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
@@ -177,7 +186,7 @@ def _json(text: str | None) -> Any:
 
 @recipes_app.command("list")
 def list_them() -> None:
-    """The recipes that come with this package."""
+    """List the recipes that come with this package."""
     try:
         recipes = list_recipes()
     except MultiTurnError as error:
@@ -209,7 +218,7 @@ def copy(
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` or the quickstart wrote (JSONL).")],
 ) -> None:
-    """Verify recorded conversations against what the engine returned; one line for each violation."""
+    """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = 0
     for path in files:
         try:
@@ -239,6 +248,9 @@ def _fail(message: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script. As with `python -m`, modules of the current folder can be named."""
+    """Run the command line, as the console script does.
+
+    As with `python -m`, a command can name modules of the current folder.
+    """
     sys.path.insert(0, os.getcwd())
     app()

@@ -1,6 +1,6 @@
-"""Our own settings, under `actor_rollout_ref.rollout.custom.multiturn`.
+"""The settings of this package, under `actor_rollout_ref.rollout.custom.multiturn`.
 
-verl's `rollout.multi_turn.*` keep their meaning.
+verl's settings under `rollout.multi_turn.*` keep their meaning.
 """
 
 from __future__ import annotations
@@ -17,90 +17,130 @@ from verl_multiturn.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
+"""Path of the settings in verl's configuration."""
 
 
 class ToolRewardSettings(BaseModel):
-    """What the rewards of the tools do to a conversation's score: the step rewards of its calls, and each tool's
-    `calc_reward`."""
+    """Settings for the effect of the tools' rewards on a conversation's score.
+
+    The tools' rewards are the step rewards of the calls and each tool's `calc_reward`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Literal["none", "add", "replace"] = "none"
-    """none: they are only reported; add: they are added to what `compute_score` gives; replace: they are the score, and
-    `compute_score` is not called."""
+    """How the rewards change the score.
+
+    - `none`: they are only reported.
+    - `add`: they are added to what `compute_score` returns.
+    - `replace`: they are the score, and `compute_score` is not called.
+    """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Factor of their sum."""
+    """Factor of the sum of the rewards."""
 
 
 class OtcSettings(BaseModel):
-    """The reward of Optimal Tool Calls (`rewards/otc.py`): in training, what `compute_score` gives a correct answer is
-    multiplied by `alpha` and a coefficient in (0, 1], the larger, the fewer tool calls it took."""
+    """Settings for the reward of Optimal Tool Calls (`rewards/otc.py`), in training only.
+
+    What `compute_score` gives a correct answer is multiplied by `alpha` and by a coefficient in (0, 1]. The coefficient
+    is larger, the fewer tool calls the answer took.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     form: Literal["none", "ppo", "grpo"] = "none"
-    """none: off; ppo: by the conversation's own calls; grpo: compared with the fewest calls of a correct answer in its
-    group."""
+    """Form of the coefficient.
+
+    - `none`: off.
+    - `ppo`: from the conversation's own calls.
+    - `grpo`: compared with the fewest calls of a correct answer in the conversation's group.
+    """
 
     c: float = Field(default=4.0, gt=0, allow_inf_nan=False)
-    """Smoothing constant: the larger, the less a call costs. As many calls as `c` halve the score in the form ppo, so
-    that the most calls a conversation may have are a good start."""
+    """Smoothing constant: the larger, the less a call costs.
+
+    In the form `ppo`, `c` calls halve the score. So the most calls that a conversation may have are a good first value.
+    """
 
     alpha: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor of a correct answer's score."""
 
 
 class MultiTurnSettings(BaseModel):
-    """Each setting with its default and meaning."""
+    """All settings of this package, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds that one call of one method of a tool may take; the model is told when `execute` does not answer."""
+    """Seconds that one call of one method of a tool may take.
+
+    When `execute` does not answer in time, the model is told.
+    """
 
     request_timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Wall-clock seconds of a whole conversation; null: no limit. What was sampled until then is kept.
-    The tools have 10 s more to be released."""
+    """Wall-clock seconds of a whole conversation; null: no limit.
+
+    What was sampled until then is kept. The tools have 10 s more to be released.
+    """
 
     turn_length: int | None = Field(None, gt=0)
-    """Tokens that the assistant may sample in one turn; null: what is left of `rollout.response_length`."""
+    """The most tokens that the assistant may sample in one turn; null: what is left of `rollout.response_length`."""
 
     observation_length: int | None = Field(None, gt=0)
-    """Tokens of one tool's answer, cut at `multi_turn.tool_response_truncate_side`. It takes the place of
-    `multi_turn.max_tool_response_length`, which counts characters; null: that one holds."""
+    """The most tokens of one tool response; null: `multi_turn.max_tool_response_length` holds.
+
+    A longer response is cut at `multi_turn.tool_response_truncate_side`. This limit replaces
+    `multi_turn.max_tool_response_length`, which counts characters.
+    """
 
     turns_reminder: bool = False
-    """Whether the model is told after its calls how many turns it has left, as in SkyRL-SQL; the words come after
-    `observation_length`, and need `multi_turn.max_assistant_turns`."""
+    """True: after its calls the model is told how many turns are left, as in SkyRL-SQL.
+
+    The words come on top of `observation_length`. The setting needs `multi_turn.max_assistant_turns`.
+    """
 
     max_tool_calls: int | None = Field(None, gt=0)
-    """Tool calls executed in a whole conversation; null: no limit. The model is told when they are used up."""
+    """The most tool calls executed in a whole conversation; null: no limit. The model is told when they are used up."""
 
     max_malformed_turns: int | None = Field(3, gt=0)
-    """Turns in a row whose calls can all not be read, after which a conversation ends; null: no limit."""
+    """The most turns in a row with calls and no readable one; null: no limit.
+
+    The last of these turns ends the conversation.
+    """
 
     tool_reward: ToolRewardSettings = ToolRewardSettings()
-    """What the tools' rewards do to the score, in training and in validation alike."""
+    """Effect of the tools' rewards on the score, in training and in validation alike."""
 
     otc: OtcSettings = OtcSettings()
-    """Fewer tool calls for the same answer earn more, in training; validation keeps the score as it is."""
+    """Optimal Tool Calls: fewer tool calls for the same answer earn more.
+
+    This holds in training only; validation keeps the score as it is.
+    """
 
     void_turn_pattern: str | None = None
-    """Regular expression of a final answer, for example `\\\\boxed`. A conversation with a turn that has neither a
-    readable tool call nor a match is kept out of the loss (the void turns of SimpleTIR); null: none is. Its reward
-    counts in its group all the same. In training alone."""
+    """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.
+
+    A conversation is kept out of the loss if one of its turns has neither a readable tool call nor a match (a void turn
+    of SimpleTIR). Its reward still counts in its group.
+    """
 
     record_dir: str | None = None
-    """Folder that every finished conversation is written to, one JSON object a line; null: none."""
+    """Folder for records of all finished conversations, one JSON object a line; null: no records."""
 
     certificate_share: float = Field(1.0, ge=0, le=1)
-    """Share of each training batch's rows that the trainer verifies against what the engine returned, before it uses
-    them; 1: all of them, 0: off. A row that does not fit ends the run."""
+    """Share of each training batch's rows that the trainer verifies; 1: all rows, 0: off.
+
+    The trainer compares these rows with what the engine returned, before it uses them. A row that does not agree ends
+    the run.
+    """
 
     tool_config_path: str | None = None
-    """The tool YAML. Leave it: the start-up check moves `rollout.multi_turn.tool_config_path` here, since verl's worker
-    would build every tool of that file a second time and knows only entries with `config.type: native`."""
+    """Path of the tool YAML. Do not set it yourself.
+
+    The start-up check moves `rollout.multi_turn.tool_config_path` here. verl's worker would otherwise build every tool
+    of that file a second time, and it accepts only entries with `config.type: native`.
+    """
 
     @field_validator("void_turn_pattern")
     @classmethod
@@ -113,10 +153,13 @@ class MultiTurnSettings(BaseModel):
 
 
 def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
-    """Typed settings.
+    """Read the settings of this package.
+
+    Args:
+        raw: The mapping under `PATH`; None: all defaults.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is named), or a value that does not fit.
+        ConfigError: A key is unknown (the error names the nearest known one), or a value does not fit.
     """
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}")
@@ -124,13 +167,15 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
 
 
 def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
-    """A mapping of a YAML file or of Hydra as `model`.
+    """Read a mapping from a YAML file or from Hydra as a pydantic model.
 
     Args:
-        where: named in the error, for example `tools.yaml: tools[0].config`.
+        model: Class of the model.
+        raw: The mapping.
+        where: Name of the mapping in errors, for example `tools.yaml: tools[0].config`.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is named), or a value that does not fit.
+        ConfigError: A key is unknown (the error names the nearest known one), or a value does not fit.
     """
     try:
         return model.model_validate(dict(raw))
@@ -147,7 +192,7 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
 
 
 def _nested(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
-    """The model that a path of keys leads to, as far as its fields are models themselves."""
+    """Return the model that a path of keys leads to, or the last model on the way to it."""
     for key in path:
         field = model.model_fields.get(str(key))
         if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):

@@ -1,6 +1,7 @@
-"""Data sets for a run: a local file or a hub name in, verl's parquet out, checked against the tools.
+"""Data sets for a run: from a local file or a hub name to verl's parquet files, checked against the tools.
 
-A row is what verl's data set and our agent loop read; `make_row` is the one place that knows its columns.
+Each row has the columns that verl's data set and this package's agent loop read. `make_row` is the one place that knows
+these columns.
 """
 
 from __future__ import annotations
@@ -35,20 +36,26 @@ def make_row(
     tools_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     **extra_info: Any,
 ) -> Row:
-    """A row in verl's schema.
+    """Make a row in verl's schema.
 
     Args:
-        data_source: chooses the reward.
-        prompt: the user's message, or all messages.
-        ground_truth: what the reward compares with; what is no text is kept as JSON, since a column of a parquet file
-            has one type and a data set may mix tasks.
-        system: goes before a prompt that is one message.
-        tools: names of those that the row has, one or more; None: all of the run.
-        tools_kwargs: by tool, then `create_kwargs`, `execute_kwargs` …; the row then has only tools that it names.
-        extra_info: handed to the reward.
+        data_source: Name that chooses the reward.
+        prompt: The user's message, or all messages.
+        ground_truth: What the reward compares the answer with. A value that is not text is stored as JSON, since a
+            column of a parquet file has one type, and a data set may mix tasks.
+        system: System message to put before the prompt; "": none.
+        ability: Kind of the task, for example `math`.
+        tools: Names of the tools that the row has, one or more; None: all tools of the run.
+        tools_kwargs: Arguments for the tools' methods: by tool, then `create_kwargs`, `execute_kwargs` … With them, the
+            row has only the tools that they name.
+        extra_info: Other fields for the reward.
+
+    Returns:
+        The row, for example `{"data_source": …, "prompt": [{"role": "user", "content": …}], …}`.
 
     Raises:
-        ConfigError: `tools` is empty, which verl takes for all; or a message has an unknown role.
+        ConfigError: `tools` is empty (verl would give such a row all tools), or a message has an unknown role, video or
+            audio.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     if system:
@@ -73,19 +80,19 @@ def make_row(
 def read_splits(
     source: str, name: str | None = None, splits: tuple[str, str] = ("train", "test"), held_out: float = 0.05
 ) -> dict[str, Sequence[Any]]:
-    """The rows of a data set as dictionaries, under `train` and `test`.
+    """Read the rows of a data set, under the keys `train` and `test`.
 
     Args:
-        source: a local .parquet, .jsonl, .json or .csv file, some rows of which are held out; a folder with a file for
-            each split, named after it; or the name of a data set on the Hugging Face hub, whose rows are read one by
-            one, with pictures as they are stored.
-        name: the configuration of a data set on the hub.
-        splits: what the data set calls its two splits; the same name twice: rows of that one are held out.
-        held_out: the share of rows that become the test split where there is but one, taken at even distances, since
-            files are often in the order of their parts; 0: none.
+        source: One of three. A local .parquet, .jsonl, .json or .csv file, of which some rows are held out. A folder
+            with a file for each split, named after the split. The name of a data set on the Hugging Face hub; its rows
+            are read one by one, with images as they are stored.
+        name: Configuration of a data set on the hub.
+        splits: The data set's own names of its two splits. The same name twice: rows of that split are held out.
+        held_out: Share of the rows that become the test split where there is only one; 0: none. These rows are taken at
+            even distances, since a file often lists its parts one after the other.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: There is no such data set, it cannot be read, or it has fewer than two rows to split.
     """
     if splits[0] != splits[1] and not Path(source).expanduser().is_file():
         return {"train": _read(source, splits[0], name), "test": _read(source, splits[1], name)}
@@ -100,10 +107,16 @@ def read_splits(
 
 
 def benchmark_names(entries: Sequence[Any], default: str) -> list[str]:
-    """Return the `data_source` under which each row of a validation set is reported: the one that it came with, below
-    `math/`, where the set holds several benchmarks, so that each has its own accuracy; the default for all otherwise.
+    """Return the `data_source` under which each row of a validation set is reported.
+
+    Where the rows came with several data sources, each row keeps its own, in lower case and below `math/`. Each
+    benchmark then has its own accuracy. Otherwise all rows get the default.
 
     Example: `["math/aime24", "math/math_500"]` for rows with the data sources `AIME24` and `Math 500`.
+
+    Args:
+        entries: Rows as they came.
+        default: Name for rows without a data source, and for all rows if they came with the same one.
     """
     came_with = [str(entry.get("data_source") or "") if isinstance(entry, Mapping) else "" for entry in entries]
     if len(set(came_with)) < 2:
@@ -113,10 +126,19 @@ def benchmark_names(entries: Sequence[Any], default: str) -> list[str]:
 
 
 def hold_out(size: int, share: float) -> tuple[list[int], list[int]]:
-    """Which of so many rows are for training, and which for testing: that share of them, at even distances.
+    """Choose the rows for training and for testing, the latter at even distances.
+
+    Example: `hold_out(4, 0.5)` returns `([0, 2], [1, 3])`.
+
+    Args:
+        size: Number of rows.
+        share: Share of the rows for testing. Each side gets at least one row.
+
+    Returns:
+        Indexes of the rows for training, and of those for testing.
 
     Raises:
-        ConfigError: there are not two.
+        ConfigError: There are fewer than two rows.
     """
     if size < 2:
         raise ConfigError(f"{size} rows cannot be parted into some to train on and some to test on; give two or more")
@@ -126,8 +148,10 @@ def hold_out(size: int, share: float) -> tuple[list[int], list[int]]:
 
 
 class _HubRows(Sequence[dict[str, Any]]):
-    """Rows of a data set of the hub, each read from the disk when it is asked for: the pictures of all do not fit in
-    memory."""
+    """The rows of a data set on the hub.
+
+    Each row is read from disk when it is asked for, because all images together do not fit in memory.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset.with_format("arrow")
@@ -143,7 +167,7 @@ class _HubRows(Sequence[dict[str, Any]]):
 
 
 def _keep_encoded(feature: Any) -> Any:
-    """A data set's features, with pictures that are not decoded."""
+    """Change a data set's features so that images are not decoded, and return them."""
     import datasets
 
     inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
@@ -176,7 +200,7 @@ def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]
 
     try:
         return _HubRows(datasets.load_dataset(source, name, split=split))
-    except Exception as error:  # the hub, its client and a data set's own files each raise theirs
+    except Exception as error:  # the hub, its client and a data set's own files each raise errors of their own
         raise ConfigError(
             f"{source!r} is no local file, and the hub does not give its split {split!r}: "
             f"{type(error).__name__}: {error}; download it, and name the file or folder in its place (--data of a "
@@ -185,11 +209,19 @@ def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]
 
 
 def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: Path | None = None) -> None:
-    """Write `<split>.parquet` for each split when the rows of all have been checked against the tools of a YAML.
+    """Check the rows of all splits, and then write `<split>.parquet` for each split.
+
+    Each row's `extra_info` gets its `split` and `index`, unless it has its own.
+
+    Args:
+        folder: Folder for the files. It is made if it does not exist.
+        splits: The rows of each split.
+        tool_config: The tool YAML that the rows are checked against; None: no such check.
 
     Raises:
-        ConfigError: a message has an unknown role, rows do not fit the tools or a parquet file, or a split is empty.
-            What was written is left in `new-<split>.parquet` for a look; what was there before stays.
+        ConfigError: A message has an unknown role, video or audio; rows do not fit the tools or a parquet file; or a
+            split is empty. What was written stays in `new-<split>.parquet` for you to look at. Files that existed
+            before stay unchanged.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -224,10 +256,10 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
 
 
 def problem_and_answer(problem: Any, answer: Any) -> tuple[str, str]:
-    """Those of a source's row as text.
+    """Return the problem and the answer of a source's row as text, without white space around them.
 
     Raises:
-        ConfigError: the problem is no text, or there is no answer.
+        ConfigError: The problem is not text, or there is no answer.
     """
     if not isinstance(problem, str) or answer is None:
         raise ConfigError(
@@ -237,13 +269,18 @@ def problem_and_answer(problem: Any, answer: Any) -> tuple[str, str]:
 
 
 def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as models of the Hermes format write it."""
+    """Return the text of a tool call in the Hermes format."""
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def arguments(description: str, default_source: str) -> argparse.ArgumentParser:
-    """What every `prepare_data.py` takes."""
+    """Return a parser with the arguments that every `prepare_data.py` takes.
+
+    Args:
+        description: Text for `--help`.
+        default_source: Default of `--source`.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
     parser.add_argument(
@@ -255,7 +292,7 @@ def arguments(description: str, default_source: str) -> argparse.ArgumentParser:
 
 
 def prepare(main: Callable[[], None]) -> None:
-    """Runs the `main` of a `prepare_data.py`; what an author can mend ends it with one line."""
+    """Run the `main` of a `prepare_data.py`. A mistake of the author ends it with one line instead of a traceback."""
     try:
         main()
     except MultiTurnError as error:

@@ -1,11 +1,11 @@
-"""What objects of others say of themselves, as text: errors, return values, data.
+"""Safe text about other people's objects: errors, return values, data.
 
-Their `__str__` and `__repr__` are somebody's code: they may raise, return a text without end, or an address in memory.
-Every message that names such an object is written with these functions.
+The `__str__` and `__repr__` of such an object are somebody's code: they may raise, return an endless text, or name an
+address in memory. Every message that names such an object is written with these functions.
 
 Invariants:
 - nothing is raised, whatever the object does;
-- the text is bounded, and the same in every process.
+- the text is bounded, and the same in every process (but for the order of a set whose items cannot be sorted).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ADDRESS = re.compile(r"(<[^<>]{0,200}?) at 0x[0-9a-fA-F]+>")
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an error says, without the addresses in it; empty where it says nothing."""
+    """Return the message of an error, without addresses in memory; "" for an error without a message."""
     try:
-        # A plain `str`: an author may have made one with methods of its own.
+        # Not `str(error)` alone: it may return a subclass of `str` with methods of its own.
         text = str.__str__(str(error))
     except BaseException as broken:  # whatever `__str__` does
         return f"its message cannot be read: {_name_of(broken)}"
@@ -36,12 +36,12 @@ def describe(error: BaseException) -> str:
 
 
 def show(value: object, most_characters: int = 200) -> str:
-    """Return a value's `repr`, cut to `most_characters`; of a large container its first items."""
+    """Return the `repr` of a value, cut to `most_characters`. A large container shows only its first items."""
     return _ADDRESS.sub(r"\1>", _short.repr(value)[:_LONGEST])[:most_characters]
 
 
 class _Short(reprlib.Repr):
-    """`repr` that reads no more of a value than is shown."""
+    """A `repr` that reads little more of a value than is shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class _Short(reprlib.Repr):
         self.maxarray = self.maxstring = self.maxlong = self.maxother = 2_000
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        """Return the first bytes."""
+        """Return the `repr` of the first bytes."""
         return repr(value[: self.maxstring])
 
     def repr_dict(self, value: dict[Any, Any], level: int) -> str:
-        """Return the first items, in their own order."""
+        """Return the first items of a dictionary, in their own order."""
         if level <= 0 and value:
             return "{...}"
         items = islice(value.items(), self.maxdict)
@@ -62,14 +62,14 @@ class _Short(reprlib.Repr):
         return "{" + ", ".join([*pieces, "..."] if len(value) > self.maxdict else pieces) + "}"
 
     def repr1(self, value: Any, level: int) -> str:
-        """Return what a value, or a part of one, says of itself, or that it cannot."""
+        """Return the `repr` of a value or of a part of one. Where that raises, say so instead."""
         try:
             return str.__str__(super().repr1(value, level))
         except BaseException as broken:  # whatever `__repr__` does
             return f"<{_name_of(value)} whose repr raises {_name_of(broken)}>"
 
     def repr_instance(self, value: Any, level: int) -> str:
-        """Return the author's own `repr`."""
+        """Return the author's own `repr` of an object."""
         return repr(value)
 
 
@@ -79,5 +79,5 @@ _short = _Short()
 def _name_of(value: object) -> str:
     try:
         return str.__str__(type(value).__name__)
-    except BaseException:  # of a metaclass
+    except BaseException:  # a metaclass may raise
         return "object"

@@ -1,20 +1,22 @@
-"""Every error this package raises, one tree.
+"""The tree of this package's public errors.
 
-`ConfigError` and `ToolContractError` are mistakes of an author and may end a run; what a model, a tool or a network
-does never raises out of a conversation but ends it with a `StopReason`.
+`ConfigError` and `ToolContractError` are mistakes of an author and may end a run. What a model, a tool or a network
+does never raises out of a conversation: it ends the conversation with a `StopReason`.
 
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
-    ├── EngineError          the generation engine failed or answered with something that is no generation
+    ├── EngineError          the generation engine failed, or returned something that is not a generation
     ├── SandboxError         the sandbox itself failed, not the code in it (in `sandbox/launch.py`)
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
-    └── CertificateError     the trainer's batch is not what the engine returned
+    └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
+
+Errors of single modules, such as `WorkerError` of `processes.py`, are not in the tree.
 """
 
 
 class MultiTurnError(Exception):
-    """Root of the package's errors."""
+    """The root of this package's errors."""
 
 
 class ConfigError(MultiTurnError, ValueError):
@@ -26,7 +28,7 @@ class ToolContractError(MultiTurnError, TypeError):
 
 
 class EngineError(MultiTurnError, RuntimeError):
-    """The generation engine failed."""
+    """The generation engine failed, or returned something that is not a generation."""
 
 
 class TrajectoryError(MultiTurnError, ValueError):
@@ -34,4 +36,4 @@ class TrajectoryError(MultiTurnError, ValueError):
 
 
 class CertificateError(MultiTurnError, RuntimeError):
-    """The trainer's batch is not what the engine returned."""
+    """A training batch or a record is not what the engine returned, or cannot be verified."""

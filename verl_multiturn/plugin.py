@@ -1,7 +1,7 @@
-"""What verl loads: the entry point `verl.plugins`, at the end of `import verl`, in the driver and every Ray worker.
+"""The entry point `verl.plugins`. verl loads it at the end of `import verl`, in the driver and in every Ray worker.
 
-Every registration of the package is here. verl hides what a plugin raises (it logs at DEBUG), so a failure is printed
-here first; in the trainer's own process it ends the run.
+Every registration of this package is here. verl hides an error that a plugin raises (it logs the error at DEBUG), so a
+failure is printed here first. In the trainer's own process it ends the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _TRAINERS = "verl.trainer.ppo.v1"
-# SGLang's own settings for packages of others; it reads them in its processes, which inherit them.
+# SGLang's own settings for external packages. SGLang reads them in its processes, which inherit the environment.
 _SGLANG = {
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "verl_multiturn.verl_bridge.sglang.models",
     "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE": "verl_multiturn.verl_bridge.sglang.processors",
@@ -22,15 +22,20 @@ _SGLANG = {
 
 
 class _AfterTrainers(SourceFileLoader):
-    """Registers our trainers when verl's have been imported: verl looks them up right after. Imported here, verl's
-    would cost every worker that needs none of them a quarter of a second and five warnings."""
+    """A loader that registers this package's trainers right after verl's trainers were imported.
+
+    verl looks the trainers up just after that import. Importing verl's trainers here instead would cost every worker
+    that needs none of them a quarter of a second and five warnings.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
+        """Import verl's trainers, then register ours."""
         super().exec_module(module)
         import verl_multiturn.verl_bridge.trainers  # noqa: F401  # registers them
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a spec with this loader for the module of verl's trainers; None for any other module."""
         if name != _TRAINERS:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -40,15 +45,18 @@ class _AfterTrainers(SourceFileLoader):
 
 
 def register() -> None:
-    """Register the rollout, its replica, the agent loop, the trainers, the start-up check and, where wanted, the CPU
-    platform."""
+    """Register this package with verl.
+
+    The rollout, its replica, the agent loop, the trainers and the start-up check are registered, and the CPU platform
+    where it is wanted.
+    """
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.rollout.AsyncSGLangRollout"
 
     def load_replica() -> type:
-        RolloutReplicaRegistry.get("sglang")  # verl's loader: prepares SGLang's import on a driver without a GPU
+        RolloutReplicaRegistry.get("sglang")  # verl's loader prepares the import of SGLang on a driver without a GPU
         from verl_multiturn.verl_bridge.replica import AsyncSGLangReplica
 
         return AsyncSGLangReplica
@@ -74,13 +82,13 @@ def register() -> None:
 
 
 def is_trainer() -> bool:
-    """Whether this process is a run of one of verl's `main_*` trainers."""
+    """Tell whether this process runs one of verl's `main_*` trainers."""
     return any("verl.trainer.main_" in part or "verl/trainer/main_" in part for part in sys.orig_argv)
 
 
 try:
     register()
-except Exception as error:  # whatever it is, verl would hide it; printed here, then raised
+except Exception as error:  # any error: verl would hide it, so it is printed here and then raised
     print(
         f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
         "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run `verl-multiturn doctor`: it\n"

@@ -1,13 +1,15 @@
-"""`WorkerPool`: processes that answer JSON requests and can be killed, for work that nothing else stops.
+"""`WorkerPool`: processes that answer JSON requests and can be killed, for work that nothing else can stop.
 
-A worker is a script of ours. It says `{}` when it is ready, then answers each line with a line, over the socket that is
-its standard input, and ends when that is closed. An answer with `"worn": true` is the last one of its process.
+A worker is a script of this package. It writes `{}` when it is ready, and then answers each line with a line, over the
+socket that is its standard input. It ends when that socket is closed. An answer with `"worn": true` is the last one of
+its process.
 
 Invariants:
-- a process is killed when its answer is late or the call is cancelled, and is otherwise used again;
-- no more than `processes` run at once; further requests wait, and their time does not run meanwhile, nor while a
-  process starts;
-- no process outlives `close`, and none the process that started it once it reads its socket again.
+- a process is killed when its answer is late or the call is cancelled; otherwise it is used again;
+- no more than `processes` run at once: further requests wait. The time limit of a request counts neither this wait nor
+  the start of a process;
+- `close` ends the processes that wait for a request; a process at work ends with its request;
+- when the process that started a worker is gone, the worker ends as soon as it next reads its socket.
 """
 
 from __future__ import annotations
@@ -24,22 +26,27 @@ from typing import Any
 
 from verl_multiturn.tasks import Alarms, done_within, ended, finish
 
+# The most bytes of one answer.
 _ANSWER_BYTES = 2**24
 
 
 class WorkerError(RuntimeError):
-    """The process ended, or wrote something that is no answer."""
+    """Work in another process gave no answer that can be used.
+
+    For example, the process ended, or wrote something that is not an answer. Rewards also raise this error when a gold
+    query fails or a judge gives no verdict.
+    """
 
 
 class WorkerPool:
-    """The processes of one event loop; those that wait for a request are kept.
+    """A pool of processes for one event loop. A process that has answered is kept for further requests.
 
     Args:
-        script: what a worker runs.
-        arguments: its limits, as the script takes them; handed over as JSON.
-        timeout_s: seconds for one answer.
-        processes: at once.
-        python: flags of the interpreter.
+        script: The script that each worker runs.
+        arguments: Limits for the worker, as the script reads them. They are handed over as JSON.
+        timeout_s: Seconds for one answer.
+        processes: The most processes that run at once.
+        python: Flags of the interpreter.
     """
 
     def __init__(
@@ -58,11 +65,16 @@ class WorkerPool:
         self._is_closed = False
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A worker's answer. When this is cancelled, the process is killed before the cancellation goes on.
+        """Return a worker's answer to a request.
+
+        When the call is cancelled, the process is killed before the cancellation goes on.
+
+        Args:
+            request: The request. It is sent as JSON.
 
         Raises:
-            TimeoutError: it is late.
-            WorkerError: the process ended meanwhile, or does not start.
+            TimeoutError: The answer is late.
+            WorkerError: The process does not start, ended meanwhile, or wrote something that is not an answer.
         """
         async with self._slots:
             worker = await self._take()
@@ -90,7 +102,7 @@ class WorkerPool:
                 return asking.result()
             raise TimeoutError
         finally:
-            asking.cancel()  # it must let go of the socket before that is closed
+            asking.cancel()  # the task must leave the socket before the socket is closed
             cancelled = await ended(asking)
             if not asking.cancelled():
                 asking.exception()
@@ -107,7 +119,7 @@ class WorkerPool:
         return _Worker(self._command)
 
     async def close(self) -> None:
-        """End the processes that wait; one that is still at work ends with its request."""
+        """End the processes that wait for a request. One that is still at work ends with its request."""
         self._is_closed = True
         for worker in self._idle:
             worker.kill()
@@ -116,7 +128,10 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process. Started with plain `subprocess`: asyncio's needs a child watcher, which not every loop has."""
+    """One process.
+
+    It is started with plain `subprocess`: asyncio's own way needs a child watcher, which not every event loop has.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._socket, other = socket.socketpair()
@@ -128,19 +143,19 @@ class _Worker:
                 stdin=other.fileno(),
                 stdout=other.fileno(),
                 stderr=subprocess.DEVNULL,
-                # Not the environment, where keys may be, but how some Pythons find their libraries.
+                # Only what some Pythons need to find their libraries: the rest of the environment may hold keys.
                 env={key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ},
             )
 
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Tell whether the process is still running."""
         return self._process.poll() is None
 
     async def wait_until_ready(self) -> None:
-        """Wait for Python to start.
+        """Wait until the script has started.
 
         Raises:
-            WorkerError: it does not.
+            WorkerError: The script does not start.
         """
         if self._is_ready:
             return
@@ -151,10 +166,12 @@ class _Worker:
         self._is_ready = True
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request.
+        """Return the answer to a request.
 
         Raises:
-            OSError, EOFError, ValueError: the process is dead or writes no answers.
+            OSError: The process is dead.
+            EOFError: The process is dead, or its answer is too long.
+            ValueError: The process wrote something that is not an answer.
         """
         await asyncio.get_running_loop().sock_sendall(self._socket, json.dumps(dict(request)).encode() + b"\n")
         return await self._read()
@@ -173,10 +190,10 @@ class _Worker:
         return answer
 
     def kill(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._socket.close()
         self._process.kill()
 
     async def wait(self) -> None:
-        """Wait until it has ended, also when this is cancelled."""
+        """Wait until the process has ended, even if the call is cancelled."""
         await finish(asyncio.ensure_future(asyncio.to_thread(self._process.wait)))

@@ -1,4 +1,4 @@
-"""The recipes that come with the package: `verl-multiturn recipe list` and `recipe copy`."""
+"""The recipes that come with this package: `verl-multiturn recipe list` and `recipe copy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _LEFT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 def shipped_folder() -> Path:
-    """The folder that holds `recipes/` and `tool_configs/`: in a wheel within the package, in a checkout beside it."""
+    """Return the folder that holds `recipes/` and `tool_configs/`.
+
+    In a wheel it lies within the package, in a checkout beside the package.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
     for folder in (_PACKAGE / "shipped", _PACKAGE.parent):
         if (folder / "recipes" / _SHARED).is_dir():
             return folder
@@ -22,7 +28,11 @@ def shipped_folder() -> Path:
 
 
 def list_recipes() -> dict[str, str]:
-    """The recipes' names, each with the first line of its README."""
+    """Return the names of the recipes, each with the first line of its README.
+
+    Raises:
+        ConfigError: The package has no recipes beside it.
+    """
     found = {}
     for script in sorted((shipped_folder() / "recipes").glob("*/run.sh")):
         readme = script.with_name("README.md")
@@ -32,14 +42,20 @@ def list_recipes() -> dict[str, str]:
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copy a recipe, and what it uses, into a folder: `recipes/NAME`, `recipes/common` and others, and `tool_configs`.
-    What is there already, perhaps with changes of the user, stays.
+    """Copy a recipe, and everything that it uses, into a folder.
+
+    The copies are `recipes/NAME`, `recipes/common`, other recipes that it uses, and `tool_configs`. A folder that
+    exists already (except `recipes/NAME`) stays as it is: the user may have changed it.
+
+    Args:
+        name: Name of the recipe.
+        target: The folder.
 
     Returns:
-        The copied recipe's folder.
+        Folder of the copied recipe.
 
     Raises:
-        ConfigError: there is no such recipe, or the folder has a copy of it.
+        ConfigError: There is no such recipe, or the folder already has a copy of it.
     """
     known = list_recipes()
     if name not in known:
@@ -59,7 +75,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _needed(source: Path, name: str) -> set[str]:
-    """The folders of recipes that a recipe's files name in a path or a string, and those that these name."""
+    """Return the folders of recipes that a recipe uses, directly or through another one.
+
+    A recipe uses a folder if one of its files names the folder in a path or a string.
+    """
     needed: set[str] = set()
     waiting = {name, _SHARED}
     while waiting:

@@ -1,4 +1,4 @@
-"""Rows of a local file."""
+"""Reading the rows of a local file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from verl_multiturn.errors import ConfigError
 
 
 def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
-        suffixes: which of the known kinds of files are taken.
+        path: The file. Its suffix says which kind it is.
+        suffixes: Kinds of files that are accepted, for example `[".parquet", ".jsonl"]`.
 
     Raises:
-        ConfigError: there is no such file, it is of another kind, or it cannot be read.
+        ConfigError: There is no such file, it is of another kind, or it cannot be read.
     """
     expected = ", ".join(f"*{suffix}" for suffix in suffixes)
     if not path.is_file():
@@ -26,7 +27,7 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
         raise ConfigError(f"{str(path)!r}: expected one of {expected}")
     try:
         return READERS[path.suffix](path)
-    except Exception as error:  # the readers of damaged files raise what they like
+    except Exception as error:  # a reader may raise anything for a damaged file
         raise ConfigError(
             f"{str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:300]}); write the file again"
         ) from error
@@ -39,19 +40,19 @@ def _parquet(path: Path) -> list[Any]:
 
 
 def _json_lines(path: Path) -> list[Any]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other characters that end a line
+    with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other line-ending characters
         return [_json_line(number, line) for number, line in enumerate(file, 1) if line.strip()]
 
 
 def _json_line(number: int, line: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:  # it counts the lines of this one text
+    except json.JSONDecodeError as error:  # its own line number counts within this line, not in the file
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _json(path: Path) -> list[Any]:
-    """One list of rows, or a row in each line."""
+    """Return the rows of a JSON file: one list of rows, or one row in each line."""
     text = path.read_text(encoding="utf-8")
     return list(json.loads(text)) if text.lstrip().startswith("[") else _json_lines(path)
 
@@ -69,4 +70,4 @@ READERS: dict[str, Callable[[Path], list[Any]]] = {
     ".json": _json,
     ".csv": _csv,
 }
-"""By a file's suffix."""
+"""Readers by the suffix of a file."""

@@ -1,5 +1,9 @@
-"""What asyncio lacks: waiting for what cannot be cancelled, keeping what nobody waits for, and time limits that leave
-out the time for which somebody else held up the event loop."""
+"""Helpers that asyncio lacks.
+
+- Wait for something that must not be cancelled.
+- Keep something alive that nobody waits for.
+- Limit time without counting the time for which other code held up the event loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,11 @@ T = TypeVar("T")
 
 
 async def ended(awaited: asyncio.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait for the end of something that cannot be cancelled; the last cancellation that came meanwhile."""
+    """Wait until a future has ended, even if the waiting task is cancelled.
+
+    Returns:
+        The last cancellation that came meanwhile; None without one.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not awaited.done():
         try:
@@ -24,7 +32,10 @@ async def ended(awaited: asyncio.Future[Any]) -> asyncio.CancelledError | None:
 
 
 async def finish(awaited: asyncio.Future[Any]) -> Any:
-    """The result of something that cannot be cancelled; a cancellation meanwhile is raised once it has ended."""
+    """Return the result of a future that must not be cancelled.
+
+    A cancellation that comes meanwhile is raised after the future has ended.
+    """
     cancelled = await ended(awaited)
     if cancelled is not None:
         if not awaited.cancelled():
@@ -33,12 +44,12 @@ async def finish(awaited: asyncio.Future[Any]) -> Any:
     return awaited.result()
 
 
-# The event loop holds its tasks weakly.
+# The event loop holds only weak references to its tasks.
 _kept: set[asyncio.Future[Any]] = set()
 
 
 def keep(awaited: asyncio.Future[Any]) -> None:
-    """Let something end that nobody waits for."""
+    """Let a future end that nobody waits for."""
     _kept.add(awaited)
     awaited.add_done_callback(_forget)
 
@@ -46,11 +57,11 @@ def keep(awaited: asyncio.Future[Any]) -> None:
 def _forget(awaited: asyncio.Future[Any]) -> None:
     _kept.discard(awaited)
     if not awaited.cancelled():
-        awaited.exception()  # looked at, so that nobody reports it as never retrieved
+        awaited.exception()  # retrieved, so that asyncio does not report that nobody did
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results, in order; the first failure cancels the others and is raised."""
+    """Return the results of coroutines, in order. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -59,34 +70,44 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+# Seconds between two rings of the timer, at most.
 _LOOK_S = 0.25
+# A ring that is later than this many seconds counts as a standstill.
 _LATE_S = 0.02
 
 
 class Alarms:
-    """Wakes whoever waits longer than a time that is the same for all: one timer instead of one for each call.
+    """A timer that wakes everybody who has waited longer than a time limit, the same limit for all.
 
-    The loop's own timers are a heap, whose upkeep costs as much as all else that a call of a quick tool needs.
+    One timer serves all, because the loop's own timers are a heap: its upkeep costs as much as everything else that a
+    call of a quick tool needs.
 
-    Time in which the loop stood still is not waiting time: who is awaited could not go on either. It is measured by how
-    late the timer rings, four times a second, so that of a longer standstill a quarter of a second is still counted.
-    A loop that is always busy stands still for most of the time, so no more than the limit is left out: who has waited
-    for twice as long, standstills included, gets a quarter of a second at most, and the loop a turn, to end in.
-    Where a time limit is a promise to somebody else, such as the grace of a conversation, it is not `is_fair`.
+    Time in which the loop stood still does not count as waiting, since the awaited task could not go on either. A
+    standstill is measured by how late the timer rings. The timer rings four times a second (for limits below one
+    second, four times in the limit), so up to a quarter of a second of a longer standstill still counts.
+
+    A loop that is always busy stands still most of the time. So at most `after_s` of standstill is left out: whoever
+    has waited for twice the limit, standstills included, gets one last quarter of a second, and the loop a turn, to end
+    in.
+
+    Args:
+        after_s: The time limit in seconds.
+        is_fair: Whether standstills are left out. False for a limit that is a promise to somebody else, such as the
+            grace of a conversation.
     """
 
     def __init__(self, after_s: float, *, is_fair: bool = True) -> None:
         self.after_s = after_s
         self._is_fair = is_fair
         self._look_s = min(_LOOK_S, after_s / 4)
-        # When each is due without the time in which the loop stood still, and when with it; both in order.
+        # For each future: when it is due without counting standstills, and when at the latest. Both are in order.
         self._set: deque[tuple[float, float, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
         self._stood_s = 0.0
 
     def add(self, woken: asyncio.Future[None]) -> None:
-        """Wake a future `after_s` from now, unless it is done by then."""
+        """Wake a future `after_s` seconds from now, unless it is done by then."""
         waiting = self._set
         while waiting and waiting[0][2].done():
             waiting.popleft()
@@ -121,13 +142,16 @@ class Alarms:
 
 
 def wake(woken: asyncio.Future[None], _: object = None) -> None:
-    """End a future that somebody waits for, unless it has ended."""
+    """End a future that somebody waits for, unless it has ended already."""
     if not woken.done():
         woken.set_result(None)
 
 
 async def done_within(awaited: asyncio.Future[Any], alarms: Alarms) -> bool:
-    """Wait for the end of a future, no longer than the alarms let; whether it has ended."""
+    """Wait for a future for as long as the alarms allow, and return whether it has ended.
+
+    The future is not cancelled.
+    """
     woken: asyncio.Future[None] = awaited.get_loop().create_future()
     awaited.add_done_callback(partial(wake, woken))
     alarms.add(woken)

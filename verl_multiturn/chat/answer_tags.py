@@ -1,7 +1,8 @@
-"""The tags that a chat template writes around the answers of tools, found out by rendering some.
+"""Find the tags that a chat template writes around tool responses, by rendering some.
 
-Where a tokenizer has no token for such a tag (Qwen2.5's `<tool_response>` is plain text to it), it is text that an
-answer could hold as well as the template: it would close its own block, and open the next.
+Some tokenizers have no token for such a tag (to Qwen2.5's tokenizer, `<tool_response>` is plain text). A tool response
+could then hold the same text that the template writes: it would close its own block and open the next one. The firewall
+(`chat.control_tokens`) therefore breaks these tags in the text of tools and users, whether they are tokens or not.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{3,}\]")
 
 
 def answer_tags(codec: ChatCodec, decode: Callable[[list[int]], str], end_ids: Sequence[int]) -> list[str]:
-    """The tags in what the template writes between a turn with calls and the model's next one.
+    """Return the tags that the template writes between a turn with tool calls and the model's next turn, sorted.
 
     Args:
-        codec: without a firewall.
-        end_ids: each ends a turn.
+        codec: The model's codec, made without a firewall.
+        decode: The tokenizer's `decode`.
+        end_ids: Every token id that ends a turn. All are tried.
+
+    Returns:
+        The tags, for example `["</tool_response>", "<tool_response>", …]`. The list is empty when the template cannot
+            render tool responses.
     """
     calls = [
         {"id": f"call0000{index}", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -49,5 +55,5 @@ def _tags(
     try:
         text = decode(codec.observation(before, answers, [end_id], []).observation)
     except ConfigError:
-        return set()  # the template has no answers of tools
+        return set()  # the template cannot render tool responses
     return set(_TAG.findall(text)) if all(str(answer["content"]) in text for answer in answers) else set()

@@ -1,8 +1,9 @@
-"""The call formats by name.
+"""The tool-call formats, by name.
 
-The parsers that inference engines bring are made for serving: they skip a call that they cannot read, and guess at an
-argument's type. In training the model must be told of the one, and an argument must be what the model wrote. So each
-format is described here, and read by one of a few parsers of ours.
+The parsers that come with inference engines are made for serving: they skip a call that they cannot read, and they
+guess the type of an argument. Training needs more: the model must be told about a call that cannot be read, and an
+argument must be what the model wrote. So this module describes each format, and a few parsers of this package read
+them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from verl_multiturn.chat.parsers import HERMES, CallParser, JsonForm, JsonParser
 
 
 def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> TagForm:
-    """`<function=name><parameter=key>value</parameter></function>` in a tag; the tag itself is often forgotten.
+    """Describe the form `<function=name><parameter=key>value</parameter></function>` inside a tag.
+
+    Models often forget the tag around it, so `<function=` alone begins a call, too.
 
     Args:
-        newline: regular expression of what the model's template writes between a value and its tags.
+        tag: Name of the tag around a call, for example `tool_call`.
+        newline: Regular expression for what the model's template writes between a value and its tags.
+        escaped: Whether values are escaped as in HTML.
     """
     return TagForm(
         begun=rf"<{tag}>(?:\s*<function=)?|<function=",
@@ -34,7 +39,7 @@ def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> Ta
 
 
 def _value_tags(begun: str, header: str, end: str, written: str) -> TagForm:
-    """`name<arg_key>key</arg_key><arg_value>value</arg_value>` in a tag."""
+    """Describe the form `name<arg_key>key</arg_key><arg_value>value</arg_value>` inside a tag."""
     return TagForm(
         begun=begun,
         close="</tool_call>",
@@ -48,11 +53,15 @@ def _value_tags(begun: str, header: str, end: str, written: str) -> TagForm:
 
 
 def _invoke_tags(section: str, mark: str, written: str) -> TagForm:
-    """`<invoke name="name"><parameter name="key">value</parameter></invoke>`, one or more in a section.
+    """Describe the form `<invoke name="name"><parameter name="key">value</parameter></invoke>`.
+
+    A section holds one such call or more.
 
     Args:
-        section: regular expression of the section's name.
-        mark: before each tag's name. With one, a parameter also says whether its value is a string.
+        section: Regular expression for the name of the section's tag.
+        mark: Text before the name of each inner tag, or "". In a format with a mark, each parameter also says whether
+            its value is a string.
+        written: Example of a call, shown to the model when a call cannot be read.
     """
     string = r'\s+string="(?P<string>true|false)"\s*' if mark else ""
     return TagForm(
@@ -104,7 +113,7 @@ def _deepseek(before_name: str, before: str, after: str, written: str) -> JsonFo
     )
 
 
-# At the beginning of a turn; a JSON answer that is no call begins otherwise.
+# How an unmarked call begins, at the beginning of a turn. A JSON answer that is not a call begins in another way.
 _LLAMA = r"""\{\s*["'](?:type["']\s*:\s*["']function["']\s*,\s*["'])?name["']\s*:"""
 
 _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
@@ -178,8 +187,8 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
         written='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="name"><steptml:parameter name="key">'
         "value</steptml:parameter></steptml:invoke><｜tool_call_end｜>",
     ),
-    # Without a mark of its own: a list whose first element looks like a call, and at a turn's beginning even one that
-    # does so only from afar. A call in other words than these is an answer.
+    # A call needs no mark: it is a list whose first element looks like a call with named arguments, or with none. At
+    # the beginning of a turn, `[name(` is enough. Any other text is an answer.
     "pythonic": PythonForm(
         begun=r"<\|python_start\|>\s*|\A\s*(?=\[\s*[A-Za-z_][\w.]*\()"
         r"|(?=\[\s*[A-Za-z_][\w.]*\(\s*(?:[A-Za-z_]\w*\s*=|\)))",
@@ -189,19 +198,24 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
 }
 
 PYTHON_FORMATS = frozenset(name for name, form in _FORMS.items() if isinstance(form, PythonForm))
-"""Those whose calls are Python."""
+"""Names of the formats that write calls as Python."""
 
 FORMATS = sorted([*_FORMS, "gpt-oss"])
-"""The names of the formats that are read here."""
+"""Names of all formats that this package reads, sorted."""
 
 
 def make_call_parser(
     name: str, tokenizer: Tokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]]
 ) -> CallParser:
-    """The parser of one of `FORMATS`.
+    """Make the parser of a format.
+
+    `gpt-oss` uses neither `end_ids` nor `marks`: its format fixes both.
 
     Args:
-        marks: what opens and closes the model's reasoning.
+        name: One of `FORMATS`.
+        tokenizer: Decodes the model's turns.
+        end_ids: Every token id that ends a turn.
+        marks: Pairs of texts that open and close the model's reasoning.
     """
     if name == "gpt-oss":
         return HarmonyParser(tokenizer)

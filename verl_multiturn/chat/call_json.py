@@ -1,4 +1,4 @@
-"""JSON of a call, read so strictly that nothing of it is lost: what is read is all that the model wrote."""
+"""Strict reading of a call's JSON: nothing that the model wrote is lost or changed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,28 @@ from collections import Counter
 from typing import Any
 
 NamedCall = tuple[str, str]
-"""Name and arguments, these as JSON text."""
+"""`(name, arguments)` of a call. The arguments are JSON text."""
 
 
 class UnreadableCallError(ValueError):
-    """What the model wrote in the place of a call is none; the text says why, to the model."""
+    """Text that stands where a call should be, and cannot be read as one. The message tells the model why."""
 
 
 def read_json(text: str, position: int = 0) -> tuple[Any, int]:
-    """What the JSON at a position says, and where it ends. A key that an object has twice is no JSON here: one of its
-    values would be lost; neither is NaN, nor a number that is too large.
+    """Read the JSON value at a position of a text.
+
+    This reader refuses what would change on the way to the tool: an object with the same key twice (one value would be
+    lost), NaN, infinity, and a number too large for a float.
+
+    Args:
+        text: The text, with anything before and after the value.
+        position: Index of the value's first character.
+
+    Returns:
+        The value, and the index after its last character.
 
     Raises:
-        UnreadableCallError: it is none.
+        UnreadableCallError: There is no such value at this position.
     """
     try:
         return _JSON.raw_decode(text, position)
@@ -29,10 +38,10 @@ def read_json(text: str, position: int = 0) -> tuple[Any, int]:
 
 
 def read_whole_json(text: str) -> Any:
-    """What a text says that is JSON and nothing else.
+    """Read a text that is one JSON value and nothing else.
 
     Raises:
-        UnreadableCallError: it is none.
+        UnreadableCallError: The text is not JSON, or more text follows the value.
     """
     value, end = read_json(text)
     if text[end:].strip():
@@ -56,15 +65,17 @@ def _finite(text: str) -> float:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
-# What a call may have beside its name and its arguments.
+# Every key that the object of a call may have.
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "index"})
 
 
 def named_calls(value: Any) -> list[NamedCall]:
-    """The call that an object is, or those of a list.
+    """Return the call that a JSON object describes, or the calls of a list of such objects.
+
+    Example: `{"name": "lookup", "arguments": {"key": "a"}}` becomes `[("lookup", '{"key": "a"}')]`.
 
     Raises:
-        UnreadableCallError: one of them is none.
+        UnreadableCallError: An object is not a call, has an unknown key, or has both `arguments` and `parameters`.
     """
     found = value if isinstance(value, list) and value else [value]
     calls = []
@@ -82,10 +93,13 @@ def named_calls(value: Any) -> list[NamedCall]:
 
 
 def written_arguments(arguments: Any) -> str:
-    """A call's arguments as JSON text.
+    """Return the arguments of a call as JSON text.
+
+    Arguments that the model wrote as a JSON string, as in the OpenAI API, stay exactly as they are. A string that is
+    not JSON stays, too: the later check against the tool's schema tells the model.
 
     Raises:
-        UnreadableCallError: they are none, or would not reach the tool as they are.
+        UnreadableCallError: The arguments would not reach the tool unchanged, for example because a key stands twice.
     """
     if not isinstance(arguments, str):
         return as_json(arguments)
@@ -93,13 +107,17 @@ def written_arguments(arguments: Any) -> str:
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments  # the tool's schema says so, later
+        return arguments  # the check against the tool's schema tells the model later
     as_json(read_json(arguments.lstrip())[0])
     return arguments
 
 
 def read_problem(error: Exception) -> str:
-    """What is wrong with a text that was to be read, in words for the model."""
+    """Say why a text could not be read, in words for the model.
+
+    Args:
+        error: What the reader raised.
+    """
     if isinstance(error, json.JSONDecodeError):
         rest = error.doc[error.pos : error.pos + 20]
         return f"{error.msg} at {rest!r}" if rest else f"{error.msg} at its end"
@@ -107,11 +125,11 @@ def read_problem(error: Exception) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Arguments as JSON text.
+    """Write a call's arguments as JSON text.
 
     Raises:
-        UnreadableCallError: they cannot be written so, or hold half a character (a lone surrogate), which no tokenizer,
-            file or socket takes.
+        UnreadableCallError: JSON cannot hold the value, or it contains half a character (a lone surrogate), which no
+            tokenizer, file or socket accepts.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,6 +1,7 @@
-"""Three kinds of call formats beside plain JSON: arguments in tags, calls as Python writes them, and Gemma's JSON.
+"""Three kinds of call formats besides plain JSON: arguments in tags, calls written as Python, and Gemma's JSON.
 
-The formats themselves are in `chat.call_formats`.
+`LlamaParser` is here, too: plain JSON, but most often without a mark around the call. `chat.call_formats` defines the
+formats themselves.
 """
 
 from __future__ import annotations
@@ -34,44 +35,65 @@ _JSON_TYPES = {
     float: "number",
     type(None): "null",
 }
-# What Llama 4 writes after a list of calls, now and then.
+# Llama 4 sometimes writes this after a list of calls.
 _PYTHON_END = "<|python_end|>"
-# Chat templates write an argument as Jinja does, which is as Python does.
+# Chat templates write an argument as Jinja prints it, which is Python's spelling.
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
 class TagForm:
-    """A call in tags: each argument is between two of them, as text; what it means is in the tool's schema."""
+    """A format that writes a call in tags.
+
+    Each argument stands between two tags, as text. The tool's schema gives its type.
+    """
 
     begun: str
+    """Regular expression for how a call begins."""
     close: str
+    """Text that closes a call."""
     header: str
-    """Regular expression of what is before the arguments, with the group `name`."""
+    """Regular expression for what stands before the arguments, with the group `name`."""
     argument: str
-    """Regular expression with the groups `key` and `value`; `string`, where the model says whether it is one."""
+    """Regular expression for one argument, with the groups `key` and `value`.
+
+    Where the model says whether a value is a string, the expression has the group `string`, too.
+    """
     end: str
-    """Regular expression of what is after the arguments."""
+    """Regular expression for what stands after the arguments."""
     opening: str
-    """Regular expression of every tag that begins a call or a part of one. A value that holds one is not read: whether
-    it is text of the value, or the value was not closed, is not to be known."""
+    """Regular expression for every tag that begins a call or a part of one.
+
+    A value that holds such a tag is not read: nobody can know whether the tag is text of the value, or the value was
+    not closed.
+    """
     closing: str
-    """Regular expression of every tag that ends a call or a part of one."""
+    """Regular expression for every tag that ends a call or a part of one."""
     written: str
+    """Example of a call, shown to the model when a call cannot be read."""
     escaped: bool = False
-    """Whether values are escaped as in HTML."""
+    """True where values are escaped as in HTML."""
 
 
 @dataclass(frozen=True)
 class PythonForm:
-    """A list of calls as Python writes them: `[name(key="value"), …]`."""
+    """A format that writes a list of calls as Python: `[name(key="value"), …]`."""
 
     begun: str
+    """Regular expression for how a list of calls begins."""
     close: str
+    """Text that closes the list; "" where the list's own `]` closes it."""
 
 
 class TagParser(TextParser):
-    """Calls in tags."""
+    """A parser for calls whose arguments stand in tags.
+
+    Args:
+        tokenizer: Decodes the model's turns.
+        end_ids: Every token id that ends a turn.
+        form: The format.
+        marks: Pairs of texts that open and close the model's reasoning.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, end_ids: Sequence[int], form: TagForm, marks: Sequence[tuple[str, str]]
@@ -90,7 +112,7 @@ class TagParser(TextParser):
         arguments: dict[str, Any] = {}
         position = header.end()
         while one := self._argument.match(text, position):
-            key = one["key"].strip()  # here, since an expression that leaves white space out takes quadratic time
+            key = one["key"].strip()  # not in the expression: skipping white space there takes quadratic time
             if key in arguments:
                 raise UnreadableCallError(f"the call has the argument {key!r:.100} twice")
             if tag := self._tag.search(one["value"]):
@@ -100,7 +122,7 @@ class TagParser(TextParser):
             arguments[key] = self._value(one, key, parameters)
             position = one.end()
         if not arguments and (opened := re.compile(r"\s*(?=\{)").match(text, position)):
-            arguments, position = read_json(text, opened.end())  # DeepSeek's models write the whole object, too
+            arguments, position = read_json(text, opened.end())  # DeepSeek's models may write one object instead
         end = self._end.match(text, position)
         if end is None:
             rest = text[position : position + 20].strip()
@@ -110,7 +132,7 @@ class TagParser(TextParser):
         return [(header["name"], as_json(arguments))], end.end()
 
     def _unread_to(self, text: str, position: int) -> int:
-        return len(text)  # where an argument ends that cannot be read is not known
+        return len(text)  # nobody knows where an argument ends that cannot be read
 
     def _value(self, one: re.Match[str], key: str, parameters: Mapping[str, Any]) -> Any:
         text = html.unescape(one["value"]) if self._form.escaped else one["value"]
@@ -121,8 +143,8 @@ class TagParser(TextParser):
         return read_argument(text, types_of(schema, parameters))
 
 
-# A string of Python, or of JSON. One that is not closed is none, and ends with the line or the text, so that nothing is
-# looked at twice.
+# A string of Python or JSON. A string that is not closed also matches, up to the end of its line or of the text, so
+# that the search reads nothing twice.
 _STRING = (
     r"""\"{3}(?:\\.|[^\\])*?(?:\"{3}|\\?\Z)|'{3}(?:\\.|[^\\])*?(?:'{3}|\\?\Z)"""
     r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?"""
@@ -130,13 +152,20 @@ _STRING = (
 
 
 class PythonParser(TextParser):
-    """Calls as Python writes them; a list of them is read as a whole or not at all."""
+    """A parser for calls written as Python. It reads a list of calls as a whole or not at all.
+
+    Args:
+        tokenizer: Decodes the model's turns.
+        end_ids: Every token id that ends a turn.
+        form: The format.
+        marks: Pairs of texts that open and close the model's reasoning.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, end_ids: Sequence[int], form: PythonForm, marks: Sequence[tuple[str, str]]
     ) -> None:
         super().__init__(tokenizer, end_ids, marks, form.begun, form.close)
-        # A mark within a string closes nothing.
+        # Strings are matched first, because a mark within a string closes nothing.
         self._closed = re.compile(f"{_STRING}|(?P<close>{re.escape(form.close or ']')})", re.DOTALL)
 
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
@@ -160,23 +189,24 @@ class PythonParser(TextParser):
         raise UnreadableCallError(f'the calls cannot be read ({problem}); write them as [name(key="value")]')
 
     def _close_at(self, text: str, position: int) -> int:
-        """Where the mark stands that closes the calls; -1 where it does not."""
+        """Return the index of the mark that closes the calls; -1 when there is none."""
         marks = (found.start() for found in self._closed.finditer(text, position) if found["close"])
         return next(marks, -1)
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Some templates write an object within a call as JSON does."""
+    """Replace JSON's `true`, `false` and `null` by Python's constants: some templates write objects as JSON."""
 
     _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace the name if it is one of JSON's words."""
         return ast.Constant(self._WORDS[node.id]) if node.id in self._WORDS else node
 
 
 def _python_calls(source: str) -> list[NamedCall]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the code's style, to whom it may concern
+        warnings.simplefilter("ignore")  # Python warns about style in the model's code
         tree = _JsonWords().visit(ast.parse(source, mode="eval")).body
     calls = []
     for call in tree.elts if isinstance(tree, ast.List) and tree.elts else [tree]:
@@ -190,7 +220,12 @@ def _python_calls(source: str) -> list[NamedCall]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal that JSON can hold as it is."""
+    """Return the value of a Python literal, if JSON can hold it unchanged.
+
+    Raises:
+        ValueError: The expression is not a literal, or the keys of an object are not texts or integers, or one key
+            stands twice.
+    """
     for each in ast.walk(node):
         if isinstance(each, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in each.keys]
@@ -200,7 +235,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 class GemmaParser(JsonParser):
-    """Gemma 4: JSON whose keys are bare, and whose strings are between tokens of their own."""
+    """A parser for Gemma 4: JSON with bare keys, and strings between tokens of their own (`<|"|>`)."""
 
     _QUOTE = '<|"|>'
     _KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:]+)(?=\s*:)")
@@ -219,7 +254,11 @@ class GemmaParser(JsonParser):
         return value, end
 
     def _close_at(self, text: str, position: int) -> int:
-        """Where the mark stands that closes the call; within a string it closes nothing."""
+        """Return the index of the mark that closes the call. A mark within a string closes nothing.
+
+        Raises:
+            UnreadableCallError: The call is not closed.
+        """
         in_string = False
         for mark in re.finditer(f"{re.escape(self._QUOTE)}|{re.escape(self._close)}", text[position:]):
             if mark[0] == self._QUOTE:
@@ -230,10 +269,11 @@ class GemmaParser(JsonParser):
 
 
 class LlamaParser(JsonParser):
-    """Llama 3: JSON that nothing marks but, sometimes, `<|python_tag|>`.
+    """A parser for Llama 3: JSON that at most `<|python_tag|>` marks as a call.
 
-    Without that mark an object is a call where it names a tool of the request, or is a name and arguments and nothing
-    else; another object that begins with a name is an answer.
+    Without that mark, an object is a call in two cases: it names a tool of the request, or the request has tools and
+    the object is a name and at least one argument and nothing else. Any other object that begins with a name is an
+    answer.
     """
 
     _NAME = re.compile(
@@ -266,7 +306,7 @@ class LlamaParser(JsonParser):
 
 
 def _parameters(schemas: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments; an empty one for a tool that does not exist."""
+    """Return the JSON Schema of a tool's arguments; an empty one for a tool that does not exist."""
     for schema in schemas:
         if schema["function"]["name"] == name:
             parameters = schema["function"].get("parameters")
@@ -275,10 +315,17 @@ def _parameters(schemas: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows, as far as it says so; empty: any.
+    """Return the JSON types that a schema allows, as far as the schema says.
+
+    Example: `{"type": "integer"}` gives `frozenset({"integer"})`.
 
     Args:
-        root: where a `$ref` leads to.
+        schema: JSON Schema of one argument.
+        root: The schema in which a `$ref` is looked up.
+        depth: How many references and choices led here. The search ends at 8.
+
+    Returns:
+        Names of types. An empty set means any type.
     """
     if not isinstance(schema, dict) or depth > 8:
         return frozenset()
@@ -300,10 +347,15 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
 
 
 def read_argument(text: str, types: frozenset[str]) -> Any:
-    """What an argument's text means.
+    """Return the value of an argument that the model wrote as text.
 
-    A string stays as it is, anything else is JSON. Text that is not what the schema asks for stays text too: the check
-    against the schema then tells the model.
+    Where the schema allows a string, the text stays a string unless it reads as a value of another allowed type.
+    Otherwise the text is read as JSON (or as Python's `True`, `False` or `None`). Text that cannot be read stays text:
+    the later check against the schema tells the model.
+
+    Args:
+        text: What the model wrote between the tags.
+        types: Types that the schema allows, as `types_of` returns them. An empty set means any type.
     """
     word = text.strip()
     try:

@@ -1,4 +1,4 @@
-"""Cutting text to a number of tokens, never through a character."""
+"""Cutting a text to a number of tokens, never through the middle of a character."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ from typing import Any, Protocol
 from verl_multiturn.rollout.limits import Side
 
 _MARK = "...(truncated)..."
-# A first guess of how many characters a token has at most; the window grows where it is too small.
+# First guess of the most characters in a token. The window grows where the guess is too small.
 _WINDOW = 16
 
 
 class Encoder(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that this module uses."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
 
 
 def clip(text: str, tokens: int, side: Side, tokenizer: Encoder) -> str:
-    """The text within `tokens` tokens, a mark where text is missing included.
+    """Cut a text to at most `tokens` tokens, with `...(truncated)...` where text is missing.
+
+    The mark counts among the tokens. Where the mark itself does not fit, the beginning of the text is returned without
+    it.
 
     Args:
-        side: where a longer text loses its text: at its `left`, `middle` or `right`.
+        text: The text to cut. A text that is short enough is returned unchanged.
+        tokens: The most tokens that the result may have.
+        side: Where a longer text loses its text: at its `left`, `middle` or `right`.
+        tokenizer: Counts the tokens, without special tokens.
     """
 
     def count(part: str) -> int:
@@ -39,17 +47,17 @@ def clip(text: str, tokens: int, side: Side, tokenizer: Encoder) -> str:
         excess = count(clipped) - tokens
         if excess <= 0:
             return clipped
-        kept -= excess  # the mark and its neighbours make more tokens together than apart
+        kept -= excess  # the mark and its neighbours can have more tokens together than apart
     return _prefix(text, tokens, tokenizer)
 
 
 def _prefix(text: str, tokens: int, tokenizer: Encoder) -> str:
-    """The longest beginning of the text that has at most `tokens` tokens."""
+    """Return the longest beginning of the text that has at most `tokens` tokens."""
     return _cut(text, tokens, tokenizer, lambda length: text[:length], lambda spans: spans[tokens][0])
 
 
 def _suffix(text: str, tokens: int, tokenizer: Encoder) -> str:
-    """The longest end of the text that has at most `tokens` tokens."""
+    """Return the longest end of the text that has at most `tokens` tokens."""
     return _cut(
         text,
         tokens,
@@ -66,7 +74,10 @@ def _cut(
     part: Callable[[int], str],
     length_of: Callable[[list[tuple[int, int]]], int],
 ) -> str:
-    """The longest `part` of at most `tokens` tokens; `length_of` reads its length off the tokens' spans."""
+    """Return the longest part of a text that has at most `tokens` tokens.
+
+    `part` returns the part with a given number of characters; `length_of` reads that number off the tokens' spans.
+    """
     if tokens <= 0:
         return ""
     window = _WINDOW * tokens
@@ -83,7 +94,7 @@ def _cut(
     low = 0
     if spans is not None and len(tokenizer.encode(part(high), add_special_tokens=False)) <= tokens:
         return part(high)
-    # Without spans, and where a part alone has more tokens than it had within the whole.
+    # A binary search: there are no spans, or the part has more tokens alone than within the text.
     while low < high:
         middle = (low + high + 1) // 2
         if len(tokenizer.encode(part(middle), add_special_tokens=False)) <= tokens:
@@ -94,7 +105,7 @@ def _cut(
 
 
 def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]] | None:
-    """Where each token lies in the text; None when the tokenizer cannot tell."""
+    """Return each token's `(start, end)` in the text, in characters; None when the tokenizer cannot tell."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

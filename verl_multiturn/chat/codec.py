@@ -1,7 +1,7 @@
-"""Messages to token ids: the initial prompt, and the increment that an observation adds.
+"""`ChatCodec`: messages to token ids, for the first prompt and for each observation that is appended later.
 
-Wraps a Continuous Token builder of verl (it is handed in: this room does not import verl). What the engine sampled is
-never rendered again; only what comes after it is, and of its images only the new ones are processed.
+The codec wraps a Continuous Token builder of verl. Its caller hands the builder in: `chat` does not import verl. What
+the engine sampled is never rendered again. Only the messages after it are rendered, and only their images processed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from verl_multiturn.rollout.limits import Side
 Message = dict[str, Any]
 Result = TypeVar("Result")
 
-# A builder's edits at the junction look at the last token or two; handing it the whole history would make the cost of
-# a turn grow with the conversation.
+# How many of the last ids a builder gets. It needs the last token or two; with the whole history, the cost of a turn
+# would grow with the conversation.
 _TAIL = 16
-# Lists of schemas whose cleaned form is remembered; the requests of a run have few different ones.
+# The most lists of schemas whose cleaned form is remembered. The requests of a run have few different lists.
 _MOST_SCHEMAS = 256
 
 
 class TokenBuilder(Protocol):
-    """What is used of `verl.utils.tokenizer.continuous_token.ContinuousTokenBuilder`."""
+    """The part of `verl.utils.tokenizer.continuous_token.ContinuousTokenBuilder` that the codec uses."""
 
     def build_initial_tokens(
         self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **images: Any
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Return the ids of a first prompt, with the header of the assistant's turn at the end."""
+        ...
 
     def merge_context_tokens(
         self,
@@ -44,30 +46,39 @@ class TokenBuilder(Protocol):
         runtime_token_ids: list[int],
         *,
         tools: list[dict[str, Any]] | None = None,
-    ) -> Any: ...
+    ) -> Any:
+        """Return the ids so far with those of the new messages appended.
+
+        The returned object has `token_ids`, `inserted_token_ids` (the separator after the turn) and
+        `removed_prefix_token_count` (how many of the last ids so far the builder left out).
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Increment:
-    """Tokens to append: the template's separator after a sampled turn, then the observation with the next header."""
+    """Tokens to append after a sampled turn."""
 
     separator: list[int]
+    """Ids that the template writes between the turn's end token and the next message."""
     observation: list[int]
+    """Ids of the new messages, with the header of the next assistant turn."""
 
     def __len__(self) -> int:
         return len(self.separator) + len(self.observation)
 
 
 class ChatCodec:
-    """Renders messages with one model's chat template.
+    """A codec that renders messages with one model's chat template.
 
     Args:
         builder: verl's builder for the model.
-        end_ids, separator: what the template writes after a turn's end token (ChatML: a newline), for a builder that
-            does not restore it itself; the model stops at the end token and never samples it.
-        firewall: what `trusted` uses; None for a tokenizer without control tokens.
-        tokenizer: what `clip` counts with.
-        vision: the model's placeholders; None for a model that takes no images.
+        end_ids: Token ids that end a turn, for a builder that does not restore the separator itself.
+        separator: Ids that the template writes after a turn's end token (in ChatML a newline), for the same builders.
+            The model stops at the end token and never samples the separator.
+        firewall: Cleans the text of rows, tools and users; None for a tokenizer without control tokens.
+        tokenizer: Counts the tokens for `clip`; None where no limit counts tokens.
+        vision: The model's placeholder tokens; None for a model that takes no images.
     """
 
     def __init__(
@@ -95,9 +106,10 @@ class ChatCodec:
         return await self.vision.run(method, *arguments)
 
     def trusted(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages of rows, tools or users in which no text is, or joins the template to become, a control token.
+        """Return messages of rows, tools or users with all control tokens in their text broken.
 
-        What `initial` and `observation` are given has to come through here.
+        This includes text that would become a control token only together with the template's text or the next message.
+        What `initial` and `observation` get must have passed through here.
         """
         firewall = self._firewall
         if firewall is None:
@@ -109,9 +121,10 @@ class ChatCodec:
         return [self._parted(message, firewall) for message in cleaned]
 
     def trusted_schemas(self, schemas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Tool schemas in which no text is, or joins the template to become, a control token.
+        """Return tool schemas with all control tokens in their text broken.
 
-        What `initial` and `observation` are given has to come through here.
+        This includes text that would become a control token only together with the template's text. What `initial` and
+        `observation` get must have passed through here. Results are remembered.
         """
         firewall = self._firewall
         if firewall is None or not schemas:
@@ -124,6 +137,7 @@ class ChatCodec:
         return self._shown[key]
 
     def _harmless_schemas(self, schemas: Sequence[dict[str, Any]], firewall: Firewall) -> list[dict[str, Any]]:
+        """Clean the schemas, and seal their texts if the template would join one of them to a control token."""
         cleaned = [firewall.clean_schema(schema) for schema in schemas]
         if not any(map(firewall.may_join, texts(cleaned))):
             return cleaned
@@ -131,12 +145,12 @@ class ChatCodec:
         prompt: list[Message] = [{"role": "user", "content": "x"}]
         try:
             counts = [firewall.count(self._build(prompt, each)) for each in (cleaned, parted)]
-        except Exception:  # templates are programs of others; parted for nothing is safe
+        except Exception:  # a template is other people's code; sealing without need is safe
             return parted
         return cleaned if counts[0] == counts[1] else parted
 
     def _parted(self, message: Message, firewall: Firewall) -> Message:
-        """The message, its text parted from the template's where the two together form a token."""
+        """Seal a message's text, or the names in its calls, if the template would join it to a control token."""
         content = message.get("content")
         role = str(message.get("role"))
         if message.get("tool_calls"):
@@ -151,14 +165,15 @@ class ChatCodec:
         return sealed if self._brings_in(message, harmless, firewall, role) else message
 
     def _brings_in(self, message: Message, harmless: Message, firewall: Firewall, role: str) -> bool:
-        """Whether a message brings in other control tokens than a harmless form of it."""
+        """Tell whether a message renders with another number of control tokens than a harmless form of it."""
         try:
             counts = [firewall.count(self._render_alone(each, role), role) for each in (message, harmless)]
-        except Exception:  # templates are programs of others; parted for nothing is safe
+        except Exception:  # a template is other people's code; sealing without need is safe
             return True
         return counts[0] != counts[1]
 
     def _render_alone(self, message: Message, role: str) -> list[int]:
+        """Return the ids of a message in the smallest conversation that the template can render."""
         images = images_of([message])
         (message,) = with_images([message], [stand_in()] * len(images)) if images else (message,)
         if role == "tool":
@@ -179,7 +194,6 @@ class ChatCodec:
         return list(self._builder.build_initial_tokens(messages, tools=tools, **given))
 
     def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        """Refuse ids in which not every image, or something else, has placeholders."""
         images = len(images_of(messages))
         if self.vision is None:
             if images:
@@ -191,25 +205,42 @@ class ChatCodec:
             )
 
     def clip(self, text: str, tokens: int, side: Side) -> tuple[str, bool]:
-        """A `harmless` text within `tokens` tokens as `clipping.clip` cuts it, and whether it was."""
+        """Cut a text to at most `tokens` tokens, as `clipping.clip` does.
+
+        Args:
+            text: A text that `harmless` returned.
+            tokens: The most tokens that the result may have.
+            side: Where a longer text loses its text.
+
+        Returns:
+            The text, and whether it was cut.
+
+        Raises:
+            ConfigError: This codec was made without a tokenizer.
+        """
         if self._tokenizer is None:
             raise ConfigError("a limit in tokens needs a tokenizer, and this codec was made without one")
         clipped = clip(text, tokens, side, self._tokenizer)
         return clipped, clipped != text
 
     def harmless(self, text: str) -> str:
-        """The text of a tool without control tokens."""
+        """Return the text of a tool with all control tokens in it broken."""
         return self._firewall.clean(text) if self._firewall is not None else text
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of the first prompt, the assistant's header included.
+        """Return the ids of the first prompt, with the header of the assistant's turn at the end.
+
+        Args:
+            messages: The messages so far, as `trusted` returns them.
+            schemas: The tools' schemas, as `trusted_schemas` returns them; empty without tools.
 
         Raises:
-            ConfigError: the template cannot render the messages.
+            ConfigError: The template cannot render the messages, or writes placeholders for more or fewer images than
+                they have.
         """
         try:
             ids = self._build(list(messages), list(schemas) or None)
-        except Exception as error:  # templates are programs of others, and raise what they like
+        except Exception as error:  # a template is other people's code and may raise anything
             raise ConfigError(f"the chat template cannot render the prompt: {error}") from error
         self._check_images(ids, messages)
         return ids
@@ -221,13 +252,21 @@ class ChatCodec:
         ids: Sequence[int],
         schemas: Sequence[dict[str, Any]],
     ) -> Increment:
-        """What `added` messages (tool or user) append after `ids`, up to and with the next assistant header.
+        """Return the tokens that new messages append after `ids`, up to and with the next assistant header.
 
-        What was sampled stays as it is. Where a family's turns end with the next message's first token (GLM), that
-        token is not written twice; where the model sampled another one than the observation begins with, both stand.
+        Sampled ids stay unchanged. In some families (GLM) a turn ends with the first token of the next message: that
+        token is not written twice. Where the model sampled a different token than the observation begins with, both
+        stand.
+
+        Args:
+            before: The messages so far. The last one is the assistant's turn.
+            added: New messages of tools or users, as `trusted` returns them.
+            ids: All ids so far, up to and with the sampled ids of that turn.
+            schemas: The tools' schemas, as `trusted_schemas` returns them.
 
         Raises:
-            ConfigError: the template cannot render the messages, or rewrites tokens that the engine sampled.
+            ConfigError: The template cannot render the messages, changes tokens that the engine sampled, or writes
+                placeholders for more or fewer images than the new messages have.
         """
         tail = list(ids[-_TAIL:])
         merged = self._merge(_stub(before), list(added), tail, schemas if self._observes_schemas else ())
@@ -250,12 +289,16 @@ class ChatCodec:
         return Increment(separator=separator, observation=added_ids[inserted:])
 
     def forget_schemas(self, schema: dict[str, Any], end_ids: Sequence[int]) -> bool:
-        """Leave the tools' schemas out of observations from now on, which then cost no more with many tools than with
-        none, if that makes no difference to their tokens; whether it is so.
+        """Leave the tools' schemas out of observations from now on, if that does not change the observations' tokens.
+
+        An observation then costs the same with many tools as with none.
 
         Args:
-            schema: of a tool, to find that out with.
-            end_ids: each ends a turn; the first that the template takes is used.
+            schema: Schema of one tool, to try this with.
+            end_ids: Token ids that end a turn. The first one that works with the template is used.
+
+        Returns:
+            Whether the schemas are left out from now on.
         """
         function = schema["function"]
         two = [schema, {**schema, "function": {**function, "name": "other"}}]
@@ -282,7 +325,6 @@ class ChatCodec:
     def _try(
         self, before: Message, added: list[Message], end_id: int, schemas: Sequence[dict[str, Any]]
     ) -> Increment | None:
-        """An observation, or None where the template has none such."""
         try:
             return self.observation([{"role": "user", "content": "u"}, before], added, [end_id], schemas)
         except ConfigError:
@@ -291,10 +333,11 @@ class ChatCodec:
     def _merge(
         self, before: list[Message], added: list[Message], tail: list[int], schemas: Sequence[dict[str, Any]]
     ) -> Any:
+        """Append messages with the builder, several tool responses as one where the template takes no more than one."""
         tools = list(schemas) or None
         try:
             return self._builder.merge_context_tokens(before, [*before, *added], tail, tools=tools)
-        except Exception as error:  # templates are programs of others, and raise what they like
+        except Exception as error:  # a template is other people's code and may raise anything
             if len(added) > 1 and all(message.get("role") == "tool" for message in added):
                 return self._merge(before, [_joined(added)], tail, schemas)
             role = added[0].get("role")
@@ -302,8 +345,11 @@ class ChatCodec:
 
 
 def _stub(before: Sequence[Message]) -> list[Message]:
-    """As little of a conversation as a template needs to render what comes next: builders that render `before` too
-    would make the cost of a turn grow with the history, and raise for what a model wrote."""
+    """Return the smallest conversation that a template needs to render what comes next.
+
+    Some builders render `before`, too. With the whole history the cost of a turn would grow with the conversation, and
+    a builder would raise for what a model wrote.
+    """
     last: Message = {"role": "assistant", "content": "x"}
     calls = before[-1].get("tool_calls") if before else None
     if calls:
@@ -313,7 +359,7 @@ def _stub(before: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    """Several answers of tools as one, for a template that takes no more than one."""
+    """Join several tool responses into one message, for a template that takes no more than one."""
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {**messages[0], "content": "\n".join(contents)}
@@ -325,7 +371,10 @@ def _joined(messages: Sequence[Message]) -> Message:
 
 
 def assistant_message(turn: AssistantTurn) -> Message:
-    """A turn as a message for the chat template."""
+    """Convert a turn to a message for the chat template.
+
+    A malformed call becomes a call of the tool `error` without arguments.
+    """
     message: Message = {"role": "assistant", "content": turn.content}
     calls = []
     for call in turn.calls:
@@ -337,7 +386,7 @@ def assistant_message(turn: AssistantTurn) -> Message:
 
 
 def _arguments(text: str) -> Any:
-    """Templates expect a mapping; what the model wrote instead stays text."""
+    """Return a call's arguments as the mapping that templates expect. Text that is not a JSON object stays text."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Text of tools, users and data rows never becomes a control token of the model.
+"""The firewall: text of tools, users and data rows never becomes a control token of the model.
 
-A tokenizer turns the *text* `<|im_end|>` into the control token wherever it stands, so a tool's answer could end its
-own message and forge the next one. Here each such text is broken by a zero-width space before it is rendered; text
-without one is left exactly as it is.
+A tokenizer turns the *text* `<|im_end|>` into the control token wherever the text stands. A tool response could thus
+end its own message and forge the next one. The firewall puts a zero-width space into each such text before it is
+rendered. Text without a control token stays exactly as it is.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ _BREAK = "\u200b"
 _NO_ID = -1
 
 
-# DeepSeek's tokenizer does not call these special; they begin and end its turns all the same.
+# Tokens of this form begin and end DeepSeek's turns, though its tokenizer does not call them special.
 _STRUCTURAL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 
-# Roles whose text an author wrote: a system prompt may explain `<tool_call>`, a worked example may use it.
+# Roles whose text the author of the data wrote. A system prompt may explain `<tool_call>`; a worked example may use it.
 _AUTHORED = {"system", "assistant"}
 
 
 class ControlTokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that the firewall uses."""
 
     all_special_tokens: Any
     unk_token: Any
     added_tokens_decoder: Any
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of a token, or the ids of a list of tokens."""
+        ...
 
 
 class _Tokens:
-    """A set of control tokens, and how text is searched for them."""
+    """A set of control tokens, with what is needed to find them in text and in ids."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
-        # A single character cannot be broken; as text it forges nothing that it is not.
+        # A single character cannot be broken. As text it forges nothing.
         self.ids = {token: index for token, index in tokens.items() if len(token) > 1}
         longest_first = sorted(self.ids, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -51,25 +55,30 @@ class _Tokens:
         self._indices = frozenset(self.ids.values())
 
     def touch(self, text: str) -> bool:
-        """Whether the text begins with the end of one, or ends with the beginning of one."""
+        """Tell whether the text begins with the end of a control token, or ends with the beginning of one."""
         lengths = range(1, min(self.longest, len(text) + 1))
         return any(text[-length:] in self.beginnings or text[:length] in self.ends for length in lengths)
 
     def count(self, ids: Sequence[int]) -> int:
+        """Count the control tokens among ids."""
         return sum(index in self._indices for index in ids)
 
 
 class Firewall:
-    """Breaks control tokens in text.
+    """A firewall that breaks the control tokens in text.
 
-    In the text of tools and users a control token is every special token of the tokenizer, and every added token with a
-    punctuation mark in it (`<tool_call>`, `<think>`), as against added words or runs of white space. In a row's system
-    and assistant messages it is the special tokens and what is written like one (`<|…|>`), those that structure the
-    conversation.
+    Which texts are control tokens depends on the role of the message:
+    - In a row's system and assistant messages: every special token of the tokenizer, and every added token of the form
+      `<|…|>`. These structure the conversation. Other tags are allowed there, since a system prompt may explain
+      `<tool_call>`.
+    - In all other messages and in schemas: the same, and every added token that holds a punctuation mark
+      (`<tool_call>`, `<think>`). Added words and runs of white space are not control tokens.
 
     Args:
-        placeholders: more control tokens, of every role: texts that a processor puts an image's tokens for.
-        tags: more of them in the text of tools and users: what the template writes around answers, token or not.
+        tokenizer: The model's tokenizer.
+        placeholders: Texts that a processor replaces by an image's tokens. They are control tokens for every role.
+        tags: Tags that the template writes around tool responses. They are control tokens for every role but system and
+            assistant, whether the tokenizer has a token for them or not.
     """
 
     def __init__(
@@ -84,11 +93,12 @@ class Firewall:
         }
         added_ids = {token.content: index for index, token in added.items()}
         if tokenizer.unk_token in special:
-            # What a tokenizer writes for a character that it does not know; it structures nothing.
+            # The unknown token stands for a character that the tokenizer does not know. It structures nothing, unless
+            # it has another task as well.
             structural = {getattr(tokenizer, name, None) for name in ("eos_token", "bos_token", "pad_token")}
             if tokenizer.unk_token not in structural:
-                special[tokenizer.unk_token] = _NO_ID  # looked for in the text alone
-        # Those that the tokenizer does not know are looked for in the text alone.
+                special[tokenizer.unk_token] = _NO_ID  # found in text only, never among ids
+        # Placeholders that are not tokens of the tokenizer are found in text only, too.
         special |= {text: added_ids.get(text, _NO_ID) for text in placeholders}
         marks = {token.content: index for index, token in added.items() if re.search(r"[^\w\s]", token.content)}
         marks = {token: index for token, index in marks.items() if token != tokenizer.unk_token or token in special}
@@ -98,35 +108,45 @@ class Firewall:
         self._tokenizer = tokenizer
 
     def count(self, ids: Sequence[int], role: str = "tool") -> int:
-        """How many tokens that a message of `role` must not bring in are among `ids`."""
+        """Count the ids that are control tokens for a role."""
         return self._tokens(role).count(ids)
 
     def clean(self, text: str, role: str = "tool") -> str:
-        """The text with every control token in it broken, and half a character (a lone surrogate), which no tokenizer
-        takes, as a question mark; unchanged when there is neither.
+        """Return the text with every control token in it broken.
+
+        Half a character (a lone surrogate), which no tokenizer accepts, becomes a question mark. A text with neither is
+        returned unchanged.
+
+        Args:
+            text: Text of a row, a tool or a user.
+            role: Role of the message that holds the text.
 
         Raises:
-            ConfigError: the tokenizer makes control tokens of text in a way that cannot be broken.
+            ConfigError: The tokenizer makes a control token of the text in a way that the firewall cannot prevent.
         """
         tokens = self._tokens(role)
         broken = text if text.isascii() else text.encode("utf-8", "replace").decode()
-        # Breaking one may leave another that was hidden inside it, so until none is left.
+        # Breaking a control token may leave another one that was hidden inside it. Repeat until none is left.
         while (again := tokens.pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], broken)) != broken:
             broken = again
         if not self._forged(broken, tokens):
             return broken
-        # A tokenizer that normalizes text first (full-width letters, say) sees tokens where the text has none.
+        # A tokenizer that normalizes text first (for example full-width letters) sees tokens that the text has not.
         spaced = _BREAK.join(text)
         if self._forged(spaced, tokens):
             raise ConfigError(f"the tokenizer makes a control token of {text!r:.200}, which cannot be prevented")
         return spaced
 
     def clean_schema(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool's schema with all its text cleaned, like the text of a tool."""
+        """Return a tool's schema with all its text cleaned like the text of a tool."""
         return {key: self._clean_value(value, "tool") for key, value in schema.items()}
 
     def clean_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with all its text cleaned; a role that is none of the usual ones is text too."""
+        """Return a message with all its text cleaned.
+
+        A role that is not one of `ROLES` is cleaned, too. Texts of one content that would form a control token side by
+        side are sealed.
+        """
         role = str(message.get("role"))
         cleaned = {
             key: value if key == "role" and role in ROLES else self._clean_value(value, role)
@@ -138,26 +158,44 @@ class Firewall:
         return cleaned
 
     def may_join(self, text: str, role: str = "tool") -> bool:
-        """Whether the text and its neighbours may form a control token: it begins with the end of one, ends with the
-        beginning of one, or is a part of one."""
+        """Tell whether a text and its neighbours may form a control token together.
+
+        That is so when the text begins with the end of a control token, ends with the beginning of one, or is a part of
+        one.
+        """
         tokens = self._tokens(role)
         inside = bool(text) and any(text in token for token in tokens.ids if len(text) < len(token))
         return inside or tokens.touch(text)
 
     def joins(self, content: Any, following: Any) -> bool:
-        """Whether two contents form a control token where a template writes them side by side."""
+        """Tell whether two contents form a control token where a template writes them side by side.
+
+        White space at the junction is left out, since some templates trim the contents.
+
+        Args:
+            content: A message's content: text, or a list of blocks.
+            following: Content of the next message.
+        """
         left, right = ("".join([each] if isinstance(each, str) else text_parts(each)) for each in (content, following))
         longest = self._all.longest
         return self._all.pattern.search(left.rstrip()[-longest:] + right.lstrip()[:longest]) is not None
 
     def seal(self, content: Any) -> Any:
-        """A content whose texts are parted from what a template may put beside them, for when both together would form
-        a token."""
+        """Put a zero-width space before and after each text of a content.
+
+        The text then forms no control token together with what a template writes beside it.
+        """
         return map_texts(content, _sealed)
 
     def seal_names(self, value: Any) -> Any:
-        """A message's calls, with each name in them parted from the brackets that a template puts around names, where
-        both together may form a token."""
+        """Return a message's calls with a zero-width space before and after each name that may form a control token.
+
+        Names are the keys of the calls and of their arguments. Templates write names between brackets or tags of their
+        own, and both together may form a control token.
+
+        Args:
+            value: The calls, or a part of them.
+        """
         if isinstance(value, Mapping):
             return {
                 _sealed(key) if isinstance(key, str) and self._all.touch(key) else key: self.seal_names(item)
@@ -166,7 +204,7 @@ class Firewall:
         return [self.seal_names(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _apart(self, parts: list[Any], role: str) -> list[Any]:
-        """Parts of a content, kept from forming a token together: templates put them side by side, some trim them."""
+        """Seal the texts of a content's blocks if they form a control token side by side; some templates trim them."""
         texts = text_parts(parts)
         tokens = self._tokens(role)
         if not any(self._forged(together, tokens) for together in ("".join(texts), "".join(map(str.strip, texts)))):
@@ -197,24 +235,27 @@ def _sealed(text: str) -> str:
 
 
 def text_of(part: Any) -> str | None:
-    """The text of one part of a content: a mapping with a `text`, or the text itself."""
+    """Return the text of one block of a content; None for a block that is not text.
+
+    A block is a mapping with a `text`, or the text itself.
+    """
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else None
 
 
 def text_parts(content: Any) -> list[str]:
-    """The texts of a content that is a list of parts; none of any other."""
+    """Return the texts of a content that is a list of blocks; an empty list for any other content."""
     parts = content if isinstance(content, list) else []
     return [text for text in map(text_of, parts) if text is not None]
 
 
 def map_texts(content: Any, change: Callable[[str], str]) -> Any:
-    """A content with each of its texts changed."""
+    """Return a content with each of its texts replaced by `change(text)`."""
     if isinstance(content, str):
         return change(content)
     return [part if (text := text_of(part)) is None else with_text(part, change(text)) for part in content]
 
 
 def with_text(part: Any, text: str) -> Any:
-    """A part of a content with another text."""
+    """Return a block of a content with another text."""
     return text if isinstance(part, str) else {**part, "text": text}

@@ -1,7 +1,7 @@
 """gpt-oss: the Harmony format.
 
-A turn is several messages, each with a channel, and one addressed `to=functions.name` is a call, whichever channel it
-is on.
+A turn consists of several messages, each with a channel. A message addressed `to=functions.name` is a call, whichever
+channel it is on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ _WRITTEN = "write its JSON after <|message|> and end it with <|call|>"
 
 
 class HarmonyParser:
-    """Reads a turn message by message.
+    """A parser that reads a gpt-oss turn message by message.
 
     The turn begins after `<|start|>assistant`. verl's parser wants that header in the turn, and the channel before the
-    recipient; the model samples neither always.
+    recipient; the model does not always sample either.
 
-    The analysis reaches to its `<|end|>`, whatever it holds: a call written in there is none. One that is not ended
-    and holds no call ends where the final answer begins. What cannot be read reaches to the turn's end.
+    Rules for where a message ends:
+    - The analysis goes on to its `<|end|>`, whatever it holds: a call written inside it is not a call.
+    - An analysis without `<|end|>` and without a call ends where the final answer begins.
+    - What cannot be read goes on to the end of the turn.
+
+    Args:
+        tokenizer: Decodes the turn.
     """
 
     _HEADER = re.compile(
@@ -44,6 +49,7 @@ class HarmonyParser:
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
+        """Read a turn, as `CallParser.parse` describes."""
         text = "<|start|>assistant" + turn_text(self._tokenizer, ids, ())
         content: list[str] = []
         calls: list[ToolCall | MalformedCall] = []
@@ -63,7 +69,7 @@ class HarmonyParser:
         return AssistantTurn("".join(content).strip(), calls)
 
     def _arguments(self, text: str, message: re.Match[str]) -> tuple[str, int]:
-        """A call's arguments as the model wrote them, and where the call ends."""
+        """Return a call's arguments as the model wrote them, and the index where the call ends."""
         if message["body"] is None:
             raise UnreadableCallError(f"the call is not closed; {_WRITTEN}")
         start = self._space_end(text, message.end())
@@ -75,7 +81,7 @@ class HarmonyParser:
         return text[start:end], closed + len(_CALL)
 
     def _said(self, text: str, message: re.Match[str]) -> tuple[str, int]:
-        """What a message says that is no call, nothing if it is analysis, and where it ends."""
+        """Return the text of a message that is not a call, and the index where it ends; the text is "" for analysis."""
         if self._ANALYSIS.match(message["header"]):
             closed = text.find("<|end|>", message.end())
             if closed < 0 and _CALL in text[message.end() :]:
@@ -84,10 +90,10 @@ class HarmonyParser:
                     "with <|start|>assistant"
                 )
             if closed < 0 and (final := self._FINAL.search(text, message.end())):
-                return "", final.start()  # the answer was begun without an end of the analysis, and holds no call
+                return "", final.start()  # the analysis has no end, and the final answer began without a call
             return "", len(text) if closed < 0 else closed + len("<|end|>")
         end = self._BODY_END.search(text, message.end())
-        assert end is not None  # at the text's end, at the latest
+        assert end is not None  # the expression matches at the text's end at the latest
         if end[0] == _CALL:
             raise UnreadableCallError("the call has no recipient; name the tool in its header, as to=functions.name")
         return text[message.end() : end.start()] if message["body"] else "", end.end()

@@ -1,9 +1,9 @@
-"""Images in messages, and the tokens that stand for them.
+"""Images in messages, and the placeholder tokens that stand for them.
 
 An image is a block `{"type": "image", "image": <PIL image>}` in a message's content. The model's processor writes one
-group of placeholder tokens for it (`<|image_pad|>`, repeated as often as the image is large), and engine and trainer
-put the image's features there. So the groups in a conversation's ids and its images have to be the same, in number and
-order: whatever else would be a placeholder is kept out.
+group of placeholder tokens for each image: `<|image_pad|>`, repeated more often the larger the image is. Engine and
+trainer put the image's features there. So the groups in a conversation's ids and the images must be the same in number
+and order. This module keeps out everything else that would become a placeholder.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from verl_multiturn.errors import ConfigError, ToolContractError
 
 Message = dict[str, Any]
 ReadImages = Callable[[Sequence[Message]], Awaitable[Sequence[Any]]]
-"""Loads and resizes the images of messages, in their order; raises whatever it likes for one that it cannot read."""
+"""A coroutine function that loads and resizes the images of messages, and returns them in their order.
+
+It may raise anything for an image that it cannot read.
+"""
 
 CANNOT_BE_SHOWN = "[an image that this model cannot be shown]"
+"""Text that stands in a tool response for each image that the model cannot take."""
 
 Result = TypeVar("Result")
 
 
 def is_image(block: Any) -> bool:
-    """Whether a block of a content is an image, as verl's builders and the templates see it."""
+    """Tell whether a block of a content is an image, by the same rule as verl's builders and the templates."""
     return isinstance(block, dict) and (
         block.get("type") in ("image", "image_url") or "image" in block or "image_url" in block
     )
 
 
 def images_of(messages: Sequence[Message]) -> list[Any]:
-    """The images of messages, in order."""
+    """Return the images of messages, in order."""
     return [block.get("image", block.get("image_url")) for block in _blocks(messages) if is_image(block)]
 
 
 def with_images(messages: Sequence[Message], images: Sequence[Any]) -> list[Message]:
-    """The messages, with `images` in the place of theirs and nothing else in these blocks."""
+    """Return the messages with each image block replaced by one that holds nothing but the next of `images`."""
     given = iter(images)
 
     def replaced(message: Message) -> Message:
@@ -60,17 +64,22 @@ def _blocks(messages: Sequence[Message]) -> Iterator[Any]:
 
 
 async def load_images(messages: Sequence[Message], read: ReadImages, where: str) -> list[Message]:
-    """The messages of a data row with their images loaded.
+    """Return the messages of a data row with their images loaded.
+
+    Args:
+        messages: The row's messages.
+        read: Loads the images.
+        where: Name of the row in errors, for example `data row 7`.
 
     Raises:
-        ConfigError: an image cannot be read.
+        ConfigError: An image cannot be read, or `read` returned another number of images than the messages have.
     """
     expected = len(images_of(messages))
     if not expected:
         return list(messages)
     try:
         images = await read(messages)
-    except Exception as error:  # a data set class of the user's, files, pictures of any kind
+    except Exception as error:  # a user's data set class, files and damaged images may raise anything
         raise ConfigError(f"{where}: an image cannot be read: {describe(error)}"[:500]) from error
     if len(images) != expected:
         raise ConfigError(
@@ -81,10 +90,15 @@ async def load_images(messages: Sequence[Message], read: ReadImages, where: str)
 
 
 def check_media(messages: Sequence[Message], where: str, takes_images: bool) -> None:
-    """Refuse messages with images where the model takes none, and with what no model of ours takes.
+    """Refuse messages with images if the model takes none, and messages with video or audio.
+
+    Args:
+        messages: The messages to check.
+        where: Name of their source in errors, for example `data row 7`.
+        takes_images: Whether the model takes images.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: A message holds such a block.
     """
     for message in messages:
         content = message.get("content")
@@ -101,32 +115,40 @@ def check_media(messages: Sequence[Message], where: str, takes_images: bool) -> 
 
 
 async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadImages | None) -> Any:
-    """What a tool's message holds: its images, then its text; an image that cannot be shown is told of instead.
+    """Return the content of a tool's message: its images, then its text.
+
+    Where an image cannot be shown, a text tells the model so.
 
     Args:
-        read: None where the model takes no images; then it is told of each.
+        tool: Name of the tool.
+        text: What the tool answered.
+        images: What the tool returned as images. None among them is left out.
+        read: Loads and resizes images; None if the model takes no images, so that `CANNOT_BE_SHOWN` stands for each.
+
+    Returns:
+        The text alone, or a list of blocks where images are shown.
 
     Raises:
-        ToolContractError: these are none.
+        ToolContractError: The model takes images, and the tool returned something else than PIL images.
     """
     given = [image for image in images if image is not None]
     if not given:
         return text
-    if read is None:  # what a server answers depends on the arguments, which are the model's
+    if read is None:  # not an error of the author: the model's arguments decide what a server answers
         return "\n".join([text, *[CANNOT_BE_SHOWN] * len(given)]).lstrip("\n")
     if strange := [image for image in given if not is_pil(image)]:
         raise ToolContractError(f"tool {tool!r}: `image` must be a list of PIL images, got {show(strange[0])}")
     blocks = [{"type": "image", "image": image} for image in given]
     try:
         shown = await read([{"role": "tool", "content": blocks}])
-    except Exception as error:  # what an image can be wrong in depends on the processor (an aspect ratio of 1:500, say)
+    except Exception as error:  # each processor refuses other images (for example an aspect ratio of 1:500)
         return f"{text}\nError: the image cannot be shown: {message_of(error) or describe(error)}".strip()
     content = [{"type": "image", "image": image} for image in shown]
     return [*content, {"type": "text", "text": text}] if text else content
 
 
 def is_pil(image: Any) -> bool:
-    """Whether this is a PIL image."""
+    """Tell whether an object is a PIL image."""
     try:
         from PIL.Image import Image
     except ImportError:
@@ -135,7 +157,11 @@ def is_pil(image: Any) -> bool:
 
 
 async def as_they_are(messages: Sequence[Message]) -> list[Any]:
-    """Reads PIL images; neither files nor addresses, and resizes none."""
+    """Return the PIL images of messages as RGB, in order and not resized.
+
+    Raises:
+        ValueError: An image is not a PIL image; files and addresses are not loaded.
+    """
     images = images_of(messages)
     if strange := [image for image in images if not is_pil(image)]:
         raise ValueError(f"expected a PIL image, got {show(strange[0], 100)}")
@@ -143,7 +169,7 @@ async def as_they_are(messages: Sequence[Message]) -> list[Any]:
 
 
 def stand_in() -> Any:
-    """A small image, for where only the text beside an image matters."""
+    """Return a small image, for use where only the text beside an image matters."""
     from PIL import Image
 
     return Image.new("RGB", (64, 64))
@@ -153,10 +179,10 @@ class Vision:
     """The placeholder tokens of a model, and the thread in which its processor works.
 
     Args:
-        image_id: the token that is repeated for an image.
-        media_ids: all placeholder tokens, of videos and audio too.
-        texts: texts that the processor makes placeholders of.
-        decode: the tokenizer's.
+        image_id: Id of the token that is repeated for an image.
+        media_ids: Ids of all placeholder tokens, also those for video and audio.
+        texts: Texts that the processor turns into placeholders.
+        decode: The tokenizer's `decode`.
     """
 
     def __init__(
@@ -166,32 +192,49 @@ class Vision:
         self.media_ids = frozenset(media_ids) | {image_id}
         self.texts = tuple(texts)
         self._decode = decode
-        # One thread: a tokenizer must not be used by two at once. Pictures are large, the event loop is everybody's.
+        # One thread, because two must not use a tokenizer at once. Not the event loop, because images are large and all
+        # conversations share the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="images")
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in the thread; when cancelled, what has begun there ends unheard."""
+        """Call a function in the processor's thread.
+
+        A call that has begun cannot be stopped: when the caller is cancelled, the call goes on and its result is
+        dropped.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
 
     def count(self, ids: Sequence[int]) -> int:
-        """How many images stand in `ids`: groups of the placeholder."""
+        """Count the images in `ids`: groups of the placeholder token."""
         before = [None, *ids[:-1]] if ids else []
         image_id = self.image_id
         return sum(token == image_id != previous for previous, token in zip(before, ids, strict=True))
 
     def collapse(self, ids: Sequence[int], flags: Sequence[bool]) -> tuple[list[int], list[bool]]:
-        """Ids, and flags beside them, with one placeholder for each image, as a template's text has it."""
+        """Shorten each group of placeholders to one, as the template's text has it.
+
+        Args:
+            ids: Token ids, `(tokens,)`.
+            flags: A flag for each token, `(tokens,)`.
+
+        Returns:
+            The ids that are left, and their flags.
+        """
         kept = [i for i, token in enumerate(ids) if not (i and token == self.image_id == ids[i - 1])]
         return [ids[i] for i in kept], [flags[i] for i in kept]
 
     def without_media(self, ids: Sequence[int]) -> list[int]:
-        """The ids that are no placeholder."""
+        """Return the ids without the placeholders."""
         return [token for token in ids if token not in self.media_ids]
 
     def usable(self, sampled: Sequence[int]) -> int:
-        """How many of a turn's first tokens write no placeholder, neither as a token nor spelled out.
+        """Return how many of a turn's first tokens can be kept before the model writes a placeholder.
 
-        A model may sample one; no image belongs to it, and neither engine nor trainer could go on.
+        A model may sample a placeholder token, or spell its text out. No image belongs to it, and neither engine nor
+        trainer could go on.
+
+        Args:
+            sampled: Ids of the turn.
         """
         ids = list(sampled)
         end = next((i for i, token in enumerate(ids) if token in self.media_ids), len(ids))

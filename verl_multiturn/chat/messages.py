@@ -1,4 +1,4 @@
-"""What a message of a data row may be."""
+"""Checks of the messages of a data row."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Most templates leave a message with another role out, and say nothing."""
+"""Roles that a message may have. Most templates silently leave a message with another role out."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]], where: str, takes_images: bool = True) -> None:
-    """Refuse messages with an unknown role, and with media that the model or this loop does not take.
+    """Refuse messages with an unknown role, or with media that the model or this agent loop does not take.
 
     Args:
-        where: named in errors, for example `data row 7`.
+        messages: The messages to check.
+        where: Name of their source in errors, for example `data row 7`.
+        takes_images: Whether the model takes images. Video and audio are always refused.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: There is such a message.
     """
     for index, message in enumerate(messages):
         role = message.get("role")

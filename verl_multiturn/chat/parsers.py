@@ -1,11 +1,13 @@
 """From sampled ids to text and tool calls.
 
-Here is what all formats share, and the best known of them: JSON between tags (Hermes, and with it Qwen and many more).
-gpt-oss is in `chat.harmony`, the others in `chat.call_formats`. For all of them:
-- what the model wrote as an argument is what the tool gets, character by character, or the call is malformed;
+This module holds what all formats share, and the best known format: JSON between tags (Hermes, used by Qwen and many
+others). gpt-oss is in `chat.harmony`; the other formats are in `chat.call_formats`.
+
+Invariants of all formats:
+- a tool gets an argument exactly as the model wrote it, character by character, or the call is malformed;
 - reasoning and calls are found in one pass, from left to right: a call inside a reasoning section is not executed, and
   the mark of such a section inside a call is text of its arguments;
-- no call that cannot be read vanishes: it is a `MalformedCall`, which the model is told about.
+- no call that cannot be read is dropped: it becomes a `MalformedCall`, and the model is told about it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import Any, Protocol
 
 from verl_multiturn.chat.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
 
-# What opens and closes a reasoning section, by family. The first is also written as plain text by models that were
-# only prompted to reason.
+# Pairs that open and close a reasoning section, by model family. Models that were only prompted to reason also write
+# the first pair, as plain text.
 THINK = ("<think>", "</think>")
 REASONING_MARKS = (
     THINK,
@@ -33,88 +35,106 @@ REASONING_MARKS = (
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call the model made. `arguments` is the JSON text of an object, as the model wrote it."""
+    """One tool call that the model made."""
 
     name: str
     arguments: str
+    """The JSON text of an object, as the model wrote it."""
     id: str
+    """Id of the call, unique in a conversation: `call_<turn>_<number>`."""
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """Text in the place of a call that is none, and why."""
+    """A call that could not be read, with the reason."""
 
     text: str
+    """The part of the turn's text that could not be read."""
     problem: str
+    """The reason, in words for the model."""
     id: str
 
 
 @dataclass(frozen=True)
 class AssistantTurn:
-    """What one assistant turn says: text outside of calls, and the calls in their order."""
+    """The content of one assistant turn."""
 
     content: str
+    """Text outside of calls; in text mode, all of the turn's text."""
     calls: list[ToolCall | MalformedCall] = field(default_factory=list)
+    """Calls in the order of the text, readable or not."""
 
 
 class CallParser(Protocol):
-    """Reads one assistant turn."""
+    """A parser that reads one assistant turn."""
 
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
-        """The turn's text and calls.
+        """Return the turn's text and calls.
 
         Args:
-            turn: its number, so that call ids are unique in a conversation.
-            before: the last ids before the turn; they may open a reasoning section, in which it then begins.
+            ids: The turn's sampled ids.
+            schemas: Schemas of the request's tools.
+            turn: Number of the turn. It makes the ids of calls unique in a conversation.
+            before: The last ids before the turn. They may open a reasoning section, in which the turn then begins.
         """
         ...
 
 
 class Tokenizer(Protocol):
-    """The little of a tokenizer that is used here."""
+    """The part of a tokenizer that the parsers use."""
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        ...
 
 
 class Reasoning:
-    """Where the reasoning of a turn lies.
+    """A finder of the reasoning sections in a turn's text.
 
     Args:
-        marks: what opens and closes a section.
+        marks: Pairs of texts that open and close a section.
     """
 
     def __init__(self, marks: Sequence[tuple[str, str]] = (THINK,)) -> None:
         self._closes = dict(marks)
         self.openings = "|".join(re.escape(mark) for mark in sorted(self._closes, key=len, reverse=True))
-        """Regular expression of what opens a section."""
+        """Regular expression for the marks that open a section."""
         self._openings = re.compile(self.openings)
 
     def opened_by(self, before: str) -> str | None:
-        """The mark of a section that the text before a turn ends with.
+        """Return the mark of a section that is opened right before a turn, white space aside; None without one.
 
-        One further back is the text of somebody else: of a prompt, or of a tool.
+        A mark further back does not count: it is text of a prompt or of a tool.
         """
         end = before.rstrip()
         return next((start for start in self._closes if end.endswith(start)), None)
 
     def end(self, text: str, mark: str, position: int) -> int:
-        """Where the section that `mark` opened before `position` ends: after its closing mark, or with the text."""
+        """Return the index where a section ends: after its closing mark, or at the end of the text.
+
+        The search for the closing mark of the section that `mark` opened begins at `position`.
+        """
         close = self._closes[mark]
         at = text.find(close, position)
         return len(text) if at < 0 else at + len(close)
 
     def after(self, text: str, opened: str | None = None) -> str:
-        """A text after the reasoning that it begins with."""
+        """Return the text that follows the reasoning at its beginning.
+
+        `opened` is the mark of a section that began before the text.
+        """
         position = self.end(text, opened, 0) if opened else 0
         while (found := self._openings.search(text, position)) and not text[position : found.start()].strip():
             position = self.end(text, found[0], found.end())
         return text[position:]
 
     def split(self, text: str, opened: str | None = None) -> tuple[str, str]:
-        """`(reasoning, rest)` of a text without calls, each in its order, the marks included, also the one that was
-        `opened` before the turn."""
+        """Split a text without calls into `(reasoning, rest)`, each in its order.
+
+        The marks belong to the reasoning. So does `opened`, the mark of a section that began before the text.
+        """
         end = self.end(text, opened, 0) if opened else 0
         inside, outside = [opened or "", text[:end]], []
         position = end
@@ -127,12 +147,12 @@ class Reasoning:
 
 
 class NoCallError(Exception):
-    """What looked like the beginning of a call is text of an answer."""
+    """The text looked like the beginning of a call, but is text of an answer."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch of a turn: reasoning, calls, a call that cannot be read, or text."""
+    """A part of a turn: reasoning, calls, a call that cannot be read, or text."""
 
     text: str
     thought: bool = False
@@ -141,23 +161,26 @@ class _Piece:
 
 
 class TextParser(ABC):
-    """Reads a turn's text from mark to mark.
+    """The base of parsers that search a turn's text for the marks of calls and of reasoning.
 
-    What cannot be read reaches to the mark that closes a call, and to the turn's end without one, or where another call
-    begins before that mark: nothing is executed that lies in the middle of something unclear. For the same reason
-    nothing of a turn is executed in which a tag after a call closes what no call opened: an argument that held such a
-    tag was cut there, and what is left of it may look like text, like a thought, or like another call. The mark that
-    closed the call, once more and at once, is none of these. Before the first call only the end of one is unclear
-    (`}</tool_call>`, `</parameter></function>`); a tag alone is text.
+    One rule stands behind the others: nothing is executed that lies in the middle of something unclear.
+    - A call that cannot be read goes on to the mark that closes it. It goes on to the end of the turn where that mark
+      is missing, or where another call begins before the mark.
+    - If a tag after a call closes what no call opened, nothing of the turn is executed from the first call on. An
+      argument that held such a tag was cut there, and the rest of the argument may look like text, like reasoning, or
+      like another call. So a later call that is closed and cannot be read counts as such a tag, in a format with
+      arguments between tags. The mark that closed a call may stand once more directly after it.
+    - Before the first call, a tag alone is text. Only the end of a call without its beginning is unclear
+      (`}</tool_call>`, `</parameter></function>`).
 
     Args:
-        tokenizer: decodes the turn.
-        end_ids: ids that end a turn; they and what follows them are no text.
-        marks: what opens and closes a reasoning section.
-        begun: regular expression of how a call begins, or a list of calls.
-        close: what ends a call; "" where a format has no such mark.
-        closing: regular expression of every tag that ends a call or a part of one, where arguments stand between tags
-            as they are; otherwise an argument can hold anything.
+        tokenizer: Decodes the turn.
+        end_ids: Token ids that end a turn. They are left out of its text.
+        marks: Pairs of texts that open and close a reasoning section.
+        begun: Regular expression for how a call, or a list of calls, begins.
+        close: Text that ends a call; "" where the format has no such mark.
+        closing: Regular expression for every tag that ends a call or a part of one, in a format that puts arguments
+            between tags as they are; "" in formats whose arguments can hold any text.
     """
 
     def __init__(
@@ -178,7 +201,7 @@ class TextParser(ABC):
         self._ends_call = re.compile(re.escape(close) if close else r"(?!)")
         self._in_tags = bool(closing)
         self._closing = re.compile(closing) if closing else self._ends_call
-        # What a call ends with whose beginning is not there: a tag alone is text of whoever speaks of it.
+        # The end of a call without its beginning. A tag alone does not match: a text may speak of it.
         before = rf"(?:[\]}}](?:\s*```)?|{closing or r'(?!)'})\s*"
         self._ends_part_of_one = re.compile(f"{before}(?P<tag>{self._closing.pattern})")
         self._ends_one = re.compile(f"{before}(?P<tag>{self._ends_call.pattern})")
@@ -187,6 +210,7 @@ class TextParser(ABC):
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
+        """Read a turn, as `CallParser.parse` describes."""
         opened = self._reasoning.opened_by(self._tokenizer.decode(list(before)))
         pieces = self._pieces(turn_text(self._tokenizer, ids, self._end_ids), opened, schemas)
         pieces = self._without_strays(pieces)
@@ -199,7 +223,7 @@ class TextParser(ABC):
         return AssistantTurn(content.strip(), calls)
 
     def _pieces(self, text: str, opened: str | None, schemas: Sequence[dict[str, Any]]) -> list[_Piece]:
-        """The turn in pieces, in their order."""
+        """Split a turn into pieces, in their order."""
         pieces: list[_Piece] = []
         if opened:
             end = self._reasoning.end(text, opened, 0)
@@ -220,7 +244,8 @@ class TextParser(ABC):
             blank = False
             try:
                 calls, position = self._call(text, found, schemas)
-                # The end of an argument's call that was cut has the argument's own end before it.
+                # The same mark again is harmless: after a call that was cut inside an argument, the argument's own end
+                # would stand between the two marks.
                 if again := self._closed_twice.match(text, position):
                     position = again.end()
                 pieces.append(_Piece(text[start:position], calls=calls))
@@ -234,14 +259,17 @@ class TextParser(ABC):
         return pieces
 
     def _unread_to(self, text: str, position: int) -> int:
-        """Where a call ends that cannot be read, from `position` in it on."""
+        """Return the index where a call ends that cannot be read, from an index inside the call."""
         closed = text.find(self._close, position) if self._close else -1
         if closed < 0 or self._begun.search(text, position, closed):
             return len(text)
         return closed + len(self._close)
 
     def _without_strays(self, pieces: list[_Piece]) -> list[_Piece]:
-        """The pieces, those from the first call on as one malformed call where a tag closes what none opened."""
+        """Return the pieces, from the first call on as one malformed call if a tag closes what no call opened.
+
+        Pieces of reasoning stay apart.
+        """
         called = next((index for index, piece in enumerate(pieces) if piece.calls or piece.problem), len(pieces))
         for index, piece in enumerate(pieces):
             stray = self._stray(piece) if index > called else self._end_alone(piece, called < len(pieces))
@@ -257,10 +285,9 @@ class TextParser(ABC):
         return pieces
 
     def _end_alone(self, piece: _Piece, calls: bool) -> str:
-        """The tag of a piece, before any call, that ends a call whose beginning is not there; "" without one.
+        """Return the tag in a piece before the first call that ends a call without a beginning; "" without one.
 
-        Args:
-            calls: whether the turn has calls; in one without, only a call's own end is looked for.
+        In a turn without calls, only a call's own end counts, and not the end of a part of one.
         """
         if piece.calls or piece.thought or piece.problem:
             return ""
@@ -268,12 +295,14 @@ class TextParser(ABC):
         return found["tag"] if found else ""
 
     def _stray(self, piece: _Piece) -> str:
-        """The first tag of a piece, after a call, that closes nothing; "" without one. What is left of an argument that
-        was cut may look like a thought.
+        """Return the first tag in a piece after the first call that closes nothing; "" without one.
+
+        Reasoning is searched, too: the rest of an argument that was cut may look like it. In a JSON format, reasoning
+        may quote a whole call.
         """
         if piece.calls:
             return ""
-        if piece.problem:  # one that is closed; one that was cut short is the turn's last
+        if piece.problem:  # only if the call is closed; a call without its end is the turn's last piece
             return self._close if self._in_tags and self._close in piece.text else ""
         found = self._closing.search(piece.text)
         if found is None:
@@ -283,26 +312,31 @@ class TextParser(ABC):
 
     @abstractmethod
     def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
-        """The call that begins at `found`, or several where it is a list, and where the text goes on.
+        """Read the call, or the list of calls, that begins at `found`.
+
+        Returns:
+            The calls, and the index where the text goes on.
 
         Raises:
-            UnreadableCallError: it is none.
-            NoCallError: it is not meant as one.
+            UnreadableCallError: The call cannot be read.
+            NoCallError: The text is not meant as a call.
         """
 
 
 @dataclass(frozen=True)
 class JsonForm:
-    """A call in JSON: `{"name": …, "arguments": {…}}`, or the arguments alone after the name."""
+    """A format that writes a call as JSON: `{"name": …, "arguments": {…}}`, or only the arguments after the name."""
 
     begun: str
+    """Regular expression for how a call begins."""
     close: str
+    """Text that closes a call; "" where the format has no such mark."""
     header: str
-    """Regular expression of what is before the JSON; the group `name` where the name is there."""
+    """Regular expression for what stands before the JSON, with the group `name` if the name stands there."""
     end: str
-    """Regular expression of what is after the JSON."""
+    """Regular expression for what stands after the JSON."""
     written: str
-    """What the model is told."""
+    """Example of a call, shown to the model when a call cannot be read."""
 
 
 HERMES = JsonForm(
@@ -315,7 +349,14 @@ HERMES = JsonForm(
 
 
 class JsonParser(TextParser):
-    """Calls in JSON."""
+    """A parser for calls written as JSON.
+
+    Args:
+        tokenizer: Decodes the model's turns.
+        end_ids: Every token id that ends a turn.
+        form: The format.
+        marks: Pairs of texts that open and close the model's reasoning.
+    """
 
     def __init__(
         self,
@@ -348,7 +389,7 @@ class JsonParser(TextParser):
 
 
 def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
-    """The text of a turn without the ids that end it."""
+    """Return the text of a turn without the end tokens at its end."""
     kept = list(ids)
     while kept and kept[-1] in end_ids:
         kept.pop()

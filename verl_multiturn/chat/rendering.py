@@ -1,7 +1,8 @@
-"""Is a conversation that was built turn by turn what the chat template writes for it as a whole?
+"""`RenderingCheck`: compare a conversation that was built turn by turn with the template's rendering of the whole.
 
-What the model sampled is never rendered again, so both can differ where a template rewrites an earlier turn. Each such
-difference has a name here; what has none is `CONTEXT` or `ASSISTANT`, and a fault of a template, a builder or ours.
+What the model sampled is never rendered again, so both can differ where a template rewrites an earlier turn. Each kind
+of such a difference has a name here. A difference that no such rule explains is `CONTEXT` or `ASSISTANT`; it is a fault
+of a template, of a builder or of this package.
 """
 
 from __future__ import annotations
@@ -18,53 +19,64 @@ from verl_multiturn.chat.parsers import REASONING_MARKS, Reasoning
 
 
 class Difference(StrEnum):
-    """How a conversation differs from the template's rendering of its messages."""
+    """The kinds of difference between a conversation and the template's rendering of its messages."""
 
     TOKENS = "tokens"
-    """The same text in other tokens: the model sampled it in its own way."""
+    """The same text in other tokens: the model may split a text in its own way."""
     WHITESPACE = "whitespace"
-    """White space only: the template strips it, the model wrote it."""
+    """White space only: the model wrote it, and the template strips it."""
     REASONING = "reasoning"
-    """The template leaves earlier reasoning out, or writes an empty section where there was none."""
+    """The template leaves out earlier reasoning, or writes an empty section where there was none."""
     CALLS = "calls"
-    """The template writes calls in its own way (spaces, order of keys), the model in another."""
+    """The template writes calls in another way than the model (spaces, order of keys)."""
     END = "end"
     """A turn ended with another end token than the template writes, or was cut short."""
     CONTEXT = "context"
-    """What a tool, a user or the template says stands differently: unexplained."""
+    """Text of a tool, a user or the template differs. Unexplained."""
     ASSISTANT = "assistant"
-    """What the assistant said stands differently: unexplained."""
+    """Text of the assistant differs. Unexplained."""
     UNRENDERABLE = "unrenderable"
-    """The template refuses the conversation as a whole (several calls in a turn, say); turn by turn it is written."""
+    """The template refuses the conversation as a whole (for example several calls in a turn), but not turn by turn."""
 
 
 UNEXPLAINED = frozenset({Difference.CONTEXT, Difference.ASSISTANT})
+"""Differences that point to a fault of a template, of a builder or of this package."""
 
 
 class Templated(Protocol):
-    """What is used of a Hugging Face tokenizer, or of the processor of a model that takes images."""
+    """The part of a tokenizer, or of the processor of a model that takes images, that renders a chat template."""
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Return the template's text for a conversation."""
+        ...
 
 
 class TemplateTokenizer(Templated, Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that the check uses."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        ...
 
 
 class RenderingCheck:
-    """Compares conversations with the template's rendering of them.
+    """A check that compares conversations with the template's rendering of them.
+
+    For a model that takes images, no image is processed: the template's one placeholder for each image is compared with
+    the group of placeholders in the conversation.
 
     Args:
-        template_kwargs: as for the codec.
-        generation_prompt: what the template ends a prompt with.
-        end_ids: ids that end a turn.
-        ignored: differences that are not told.
-        processor, vision: of a model that takes images; the processor has the template. No image is processed: the
-            template's one placeholder for each is compared with the group that stands in the conversation.
+        tokenizer: The model's tokenizer.
+        template_kwargs: Arguments of the template, the same as for the codec.
+        generation_prompt: Text that the template writes at the end of a prompt, up to where the model begins.
+        end_ids: Token ids that end a turn.
+        ignored: Differences that are not reported.
+        processor: Processor of a model that takes images, which holds the template; None for other models.
+        vision: Placeholder tokens of a model that takes images; None for other models.
     """
 
     def __init__(
@@ -84,18 +96,18 @@ class RenderingCheck:
         self._kwargs = dict(template_kwargs)
         self._prompt = generation_prompt
         self._ends = [tokenizer.decode([index]) for index in end_ids]
-        # The header alone: a template may open the reasoning after it, and leave that out of earlier turns.
+        # The prompt without a mark that opens the reasoning: a template may leave the mark out of earlier turns.
         self.header = generation_prompt
         for start, _ in REASONING_MARKS:
             self.header = self.header.partition(start)[0]
         self._reasoning = Reasoning(REASONING_MARKS)
 
     def whole(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
-        """The template's text for a whole conversation. Raises what the template raises."""
+        """Return the template's text for a whole conversation. Any error that the template raises is passed on."""
         try:
             return self._apply(messages, schemas)
         except TypeError:
-            # DeepSeek's templates put the arguments in as they are, and so want text.
+            # DeepSeek's templates insert the arguments unchanged, so these must be text.
             return self._apply([_with_text_arguments(message) for message in messages], schemas)
 
     def _apply(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
@@ -115,10 +127,15 @@ class RenderingCheck:
         ids: Sequence[int],
         sampled: Sequence[bool],
     ) -> list[Difference]:
-        """What differs, each name once, in the enum's order.
+        """Return the kinds of difference, each once, in the order of the enum.
+
+        What follows the last sampled token is not compared.
 
         Args:
-            ids, sampled: the conversation's tokens, and for each whether the model sampled it.
+            messages: All messages of the conversation.
+            schemas: Schemas of the tools, as the model was shown them.
+            ids: Token ids of the conversation, `(tokens,)`.
+            sampled: Whether the model sampled each token, `(tokens,)`.
         """
         found = self._differences(messages, schemas, ids, sampled) - self._ignored
         return [difference for difference in Difference if difference in found]
@@ -132,7 +149,7 @@ class RenderingCheck:
     ) -> set[Difference]:
         try:
             text = self.whole(messages, schemas)
-        except Exception:  # templates are programs of others, and raise what they like
+        except Exception:  # a template is other people's code and may raise anything
             return {Difference.UNRENDERABLE}
         if self._vision is not None:
             ids, sampled = self._vision.collapse(ids, sampled)
@@ -147,12 +164,12 @@ class RenderingCheck:
 
     @staticmethod
     def _first_is_sampled(whole_ids: Sequence[int], ids: Sequence[int], sampled: Sequence[bool]) -> bool:
-        """Whether the first token that differs was sampled, or joins with one that was."""
+        """Tell whether the first token that differs was sampled, or stands right before a sampled one."""
         first = next((i for i, (one, other) in enumerate(zip(whole_ids, ids, strict=False)) if one != other), len(ids))
         return any(sampled[first : first + 2])
 
     def _segments(self, ids: Sequence[int], sampled: Sequence[bool]) -> list[str]:
-        """Texts of the conversation's pieces, context and sampled in turn, beginning with the prompt."""
+        """Return the texts of the conversation's pieces: context and sampled in turn, beginning with the prompt."""
         pieces: list[list[int]] = [[]]
         for index, token in enumerate(ids):
             if bool(sampled[index]) != (len(pieces) % 2 == 0):
@@ -164,7 +181,7 @@ class RenderingCheck:
         found: set[Difference] = set()
         assistants = [message for message in messages if message["role"] == "assistant"]
         said = segments[1::2]
-        assistants = assistants[len(assistants) - len(said) :]  # a prompt may bring some of its own
+        assistants = assistants[len(assistants) - len(said) :]  # the prompt may hold earlier assistant messages
         position, header = 0, ""
         for turn in range(len(said)):
             context = self._without_header(segments[2 * turn])
@@ -173,8 +190,8 @@ class RenderingCheck:
                 return found | {Difference.CONTEXT}
             if turn:
                 turn_text, more = self._split_end(whole[position : start[0]])
-                # The template's text between the turns that the conversation lacks; after a turn without an end token
-                # it lacks the white space, too.
+                # The template writes text between the turns that the conversation does not have. White space alone
+                # is no difference after a turn without an end token.
                 if more.strip() or (more and self._strip_end(said[turn - 1])[1]):
                     found.add(Difference.CONTEXT)
                 found |= self._compare_turn(turn_text, header + said[turn - 1], assistants[turn - 1])
@@ -185,14 +202,20 @@ class RenderingCheck:
         return found
 
     def _without_header(self, context: str) -> str:
-        """A piece of context up to where the assistant's header begins."""
+        """Return a piece of context without the header of the assistant's turn at its end."""
         for prompt in (self._prompt, self.header):
             if prompt and context.endswith(prompt):
                 return context[: len(context) - len(prompt)]
         return context
 
     def _compare_turn(self, written: str, expected: str, message: Message) -> set[Difference]:
-        """How the template's text of a turn, header and all, differs from the header and what the model said."""
+        """Return how two texts of one turn differ, both with the assistant's header.
+
+        Args:
+            written: The template's text.
+            expected: The header and what the model sampled.
+            message: The turn as a message.
+        """
         if written == expected or written.rstrip() == expected.rstrip() == expected:
             return set()
         ended, ends = self._strip_end(expected)
@@ -207,7 +230,7 @@ class RenderingCheck:
             return found | {Difference.REASONING}
         if message.get("tool_calls"):
             return found | {Difference.CALLS} | self._reasoning_lost(wrote, ended)
-        # A turn that was cut inside its reasoning has nothing else to show.
+        # A turn that was cut inside its reasoning holds nothing else to compare.
         return found | ({Difference.ASSISTANT} if ends else set())
 
     def _reasoning_lost(self, wrote: str, ended: str) -> set[Difference]:
@@ -215,12 +238,12 @@ class RenderingCheck:
         return set() if inside[0] == inside[1] else {Difference.REASONING}
 
     def _split_end(self, text: str) -> tuple[str, str]:
-        """A turn up to and with the last end token in it, and what comes after; all of it where there is none."""
+        """Split a text after the last end token in it. Without one, the first part is the whole text."""
         ends = [place + len(end) for end in self._ends if (place := text.rfind(end)) >= 0]
         return (text[: max(ends)], text[max(ends) :]) if ends else (text, "")
 
     def _strip_end(self, text: str) -> tuple[str, bool]:
-        """The text without the end token and what a template writes after it, and whether there was one."""
+        """Return the text without an end token at its end and the white space after it, and whether there was one."""
         for end in self._ends:
             head, mark, tail = text.rpartition(end)
             if mark and not tail.strip():
@@ -243,7 +266,11 @@ def _bare(text: str) -> str:
 
 
 def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[Difference]] | None:
-    """Where a piece of context stands: its beginning, its end, and whether only white space differs."""
+    """Return where a piece of context stands in the template's text; None when it is not there.
+
+    Returns:
+        Its beginning, its end, and `{WHITESPACE}` if only white space differs.
+    """
     at = whole.find(piece, position)
     if at >= 0:
         return at, at + len(piece), set()

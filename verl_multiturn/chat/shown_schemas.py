@@ -1,4 +1,7 @@
-"""Tool schemas as the chat template shows them: text of an author, or of an MCP server, like any other."""
+"""Tool schemas as the chat template shows them.
+
+Their text comes from a tool's author or from an MCP server, so it passes the firewall like any other text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from verl_multiturn.chat.control_tokens import Firewall
 
 Schema = dict[str, Any]
 
-# Keys that templates look for; a name of a property is none of them where it stands.
+# Keys that templates look up. A property of the same name is not such a key.
 _KNOWN_KEYS = frozenset(
     {
         *("type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "const"),
@@ -18,14 +21,17 @@ _KNOWN_KEYS = frozenset(
         *("minLength", "maxLength", "minItems", "maxItems", "pattern", "examples", "nullable"),
     }
 )
-# Their values are words of JSON Schema, or lead to another place.
+# Keys whose values are words of JSON Schema, names, or references.
 _WORDS = frozenset({"type", "name", "$ref", "$id", "$schema"})
-# Their keys are names.
+# Keys whose values map names to schemas.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 def sealed(schemas: Sequence[Schema], firewall: Firewall) -> list[Schema]:
-    """Schemas whose texts are parted from what a template may put beside them, for when both together form a token."""
+    """Seal each text of the schemas that may form a control token together with the template's text beside it.
+
+    Keys and words that belong to JSON Schema itself stay as they are.
+    """
 
     def part(text: str) -> str:
         return str(firewall.seal(text)) if firewall.may_join(text) else text
@@ -34,7 +40,7 @@ def sealed(schemas: Sequence[Schema], firewall: Firewall) -> list[Schema]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text of a schema, keys included."""
+    """Yield every text of a schema, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -47,7 +53,10 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def must_stay(value: Any) -> Iterator[str]:
-    """What a model has to write as it is: names of functions and arguments, and values that are listed."""
+    """Yield the texts of a schema that a model has to write unchanged in a call.
+
+    These are names of functions and arguments, and the values of `enum` and `const`.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key in _NAMED and isinstance(item, Mapping):

@@ -1,7 +1,7 @@
-"""Which rules of multi-turn training a chat template keeps, found out by rendering with it.
+"""Find out which rules of multi-turn training a chat template keeps, by rendering with it.
 
-Each rule is kept, or broken in a way that is known and does no harm, or broken so that a run would train on tokens that
-the model never saw, or never see a tool's answer: that is refused.
+Each rule has one of three verdicts: kept; not kept, in a way that is known and harmless; or refused. A run is refused
+if it would train on tokens that the model never saw, or if the model would never see a tool response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_multiturn.chat.parsers import REASONING_MARKS, CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.errors import ConfigError
 
-# Words that no template writes by itself.
+# Words that no template writes on its own.
 _SYSTEM, _USER, _NEXT, _ANSWER, _THOUGHT = "sysq7", "userq7", "nextq7", "answerq7", "thoughtq7"
 _RESULTS = ("resultq7", "otherq7")
 TOOL = "probe_tool"
@@ -40,17 +40,17 @@ SCHEMA: dict[str, Any] = {
 
 
 class Verdict(StrEnum):
-    """What a rule's finding means for a run."""
+    """The meaning of a rule's finding for a run."""
 
     KEPT = "kept"
     KNOWN = "known"
-    """Not kept, in a way that is understood and harmless."""
+    """The rule is not kept, in a way that is understood and harmless."""
     REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule and what was found."""
+    """A rule, its verdict and what was found."""
 
     name: str
     verdict: Verdict
@@ -59,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Template:
-    """A model's template with everything that reads or writes it."""
+    """A model's template, with everything that reads or writes it."""
 
     tokenizer: Any
     codec: ChatCodec
@@ -70,11 +70,12 @@ class Template:
 
 
 async def examine_template(template: Template, tools: bool = True, prompt_only: bool = False) -> list[Rule]:
-    """Every rule, in the order of the table that `verl-multiturn doctor --model` prints.
+    """Examine every rule, in the order of the table that `verl-multiturn doctor --model` prints.
 
     Args:
-        tools: whether the run calls tools; what only tools need is not refused otherwise.
-        prompt_only: whether the template writes nothing else, as in text mode; no turn follows another there.
+        template: The template to examine.
+        tools: Whether the run calls tools. Otherwise a rule that only tools need is not refused.
+        prompt_only: Whether the template writes only the prompt, as in text mode, where no turn follows another.
     """
     probe = _Probe(template, tools)
     rules = [probe.renders(), probe.system_prompt()]
@@ -94,18 +95,18 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
 
 
 def _with_images(text: str) -> Any:
-    """A content with two images, side by side, before the text."""
+    """Return a content with two images, side by side, before the text."""
     return [*({"type": "image", "image": stand_in()} for _ in range(2)), {"type": "text", "text": text}]
 
 
 def turn_text(template: Template, turn: Message) -> str | None:
-    """What the template writes for a first turn, its end token included; None where it refuses such a turn."""
+    """Return the template's text for a first turn, with its end token; None when the template refuses the turn."""
     probe = _Probe(template, tools=False)
     return probe.written_turn(turn) if turn.get("tool_calls") else probe.written_answer(str(turn["content"]))
 
 
 def refusals(rules: Sequence[Rule]) -> str:
-    """The refused rules in one sentence; empty when there is none."""
+    """Return the refused rules in one sentence; "" when there is none."""
     return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is Verdict.REFUSED)
 
 
@@ -117,7 +118,7 @@ class _Probe:
         self._opening = self._first_prompt()
 
     def _first_prompt(self) -> list[Message]:
-        """System and user, or the user alone where the template knows no system message."""
+        """Return system and user message, or the user message alone if the template has no system message."""
         user: Message = {"role": "user", "content": _USER}
         system: Message = {"role": "system", "content": _SYSTEM}
         return [system, user] if _SYSTEM in (self._text([system, user]) or "") else [user]
@@ -125,7 +126,7 @@ class _Probe:
     def _text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str | None:
         try:
             return self._template.check.whole(messages, schemas)
-        except Exception:  # templates are programs of others, and raise what they like
+        except Exception:  # a template is other people's code and may raise anything
             return None
 
     def _calls(self, count: int, content: str = "") -> Message:
@@ -140,18 +141,18 @@ class _Probe:
         ]
 
     def renders(self) -> Rule:
-        """The template renders a prompt at all."""
+        """Check that the template renders a prompt at all."""
         name = "renders a prompt"
         try:
             text = self._template.tokenizer.decode(self._template.codec.initial(self._opening, []))
-        except Exception as error:  # a template's, or a tokenizer's without one
+        except Exception as error:  # from a template, or from a tokenizer that has none
             return Rule(name, Verdict.REFUSED, f"{type(error).__name__}: {error}"[:200])
         if _USER not in text:
             return Rule(name, Verdict.REFUSED, "the user's words are not in the prompt")
         return Rule(name, Verdict.KEPT, "")
 
     def system_prompt(self) -> Rule:
-        """The prompt holds what the row says, no more."""
+        """Check that the prompt holds the row's system message."""
         name = "system message rendered"
         if len(self._opening) == 1:
             return Rule(name, Verdict.KNOWN, "no system role: put the instructions into the user's message")
@@ -160,13 +161,14 @@ class _Probe:
             return Rule(name, Verdict.REFUSED, found)
         alone = self._text(self._opening[1:]) or ""
         head = alone.partition(_USER)[0]
+        # More letters than the headers of Llama 3 have: the template writes a system message of its own.
         words = sum(character.isalpha() for character in head)
         if words > len("beginoftextstartheaderiduserendheaderidsystem"):
             return Rule(name, Verdict.KEPT, "a prompt without one gets the template's own")
         return Rule(name, Verdict.KEPT, "")
 
     def end_token(self) -> Rule:
-        """A turn ends with a token that the engine stops at."""
+        """Check that a turn ends with a token that the engine stops at."""
         name = "a turn ends with an end token"
         followed = [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
         text = self._text(followed)
@@ -189,7 +191,7 @@ class _Probe:
         )
 
     def separator(self) -> Rule:
-        """What stands between the end token and the next message is written, though the model does not sample it."""
+        """Check what stands between the end token and the next message. The model does not sample it."""
         ids = self._turn_ids()
         increment = self._observe(ids, [{"role": "user", "content": _NEXT}])
         if isinstance(increment, str):
@@ -198,11 +200,11 @@ class _Probe:
         return Rule("separator after the end token", Verdict.KEPT, f"{text!r}, restored" if text else "none")
 
     def generation_prompt(self) -> Rule:
-        """Where the model begins."""
+        """Report the text after which the model begins."""
         return Rule("generation prompt", Verdict.KEPT, repr(self._template.generation_prompt))
 
     def append_only(self) -> Rule:
-        """A longer conversation begins with the shorter one."""
+        """Check that a longer conversation begins with the shorter one."""
         name = "append-only"
         short = self._text([*self._opening, {"role": "assistant", "content": _ANSWER}])
         user = self._text(
@@ -218,14 +220,14 @@ class _Probe:
         return Rule(name, Verdict.KNOWN, "earlier turns are rendered anew; the rollout keeps what the model saw")
 
     def tools_shown(self) -> Rule:
-        """The prompt tells the model of the tools."""
+        """Check that the prompt tells the model about the tools."""
         text = self._text(self._opening, [SCHEMA]) or ""
         if TOOL in text:
             return Rule("tool schemas in the prompt", Verdict.KEPT, "")
         return Rule("tool schemas in the prompt", Verdict.KNOWN, "not shown: describe the tools in the system message")
 
     def tool_role(self) -> Rule:
-        """A tool's answer reaches the model."""
+        """Check that a tool response reaches the model."""
         name = "tool role rendered"
         increment = self._observe(self._turn_ids(), self._results(1))
         if isinstance(increment, str):
@@ -236,7 +238,7 @@ class _Probe:
         return Rule(name, Verdict.KEPT, repr(text.partition(_RESULTS[0])[0]))
 
     def parallel_results(self) -> Rule:
-        """The answers of several calls of a turn reach the model, in their order."""
+        """Check that the responses to several calls of a turn reach the model, in their order."""
         name = "parallel tool results"
         increment = self._observe(self._turn_ids(), self._results(2))
         if isinstance(increment, str):
@@ -252,7 +254,7 @@ class _Probe:
         return Rule(name, Verdict.KEPT, "")
 
     def reasoning_kept(self) -> Rule:
-        """Reasoning of earlier turns stays in the template's rendering."""
+        """Check that the template's rendering keeps the reasoning of earlier turns."""
         name = "earlier reasoning kept"
         thinking = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"}
         text = self._text([*self._opening, thinking, {"role": "user", "content": _NEXT}])
@@ -263,7 +265,7 @@ class _Probe:
         return Rule(name, Verdict.KNOWN, "stripped by the template; the rollout keeps what the model sampled and saw")
 
     async def calls_read(self) -> Rule:
-        """The parser reads the calls that the template writes."""
+        """Check that the parser reads the calls that the template writes."""
         name = "the format reads the template's calls"
         text = self.written_turn(self._calls(1))
         if text is None or TOOL not in text:
@@ -278,16 +280,15 @@ class _Probe:
     async def whole(
         self, name: str = "turn by turn as the whole", content: Callable[[str], Any] = lambda text: text
     ) -> Rule:
-        """A conversation built turn by turn is what the template writes as a whole.
+        """Check that a conversation built turn by turn is what the template writes as a whole.
 
-        Args:
-            content: of the messages of user and tool, for their text.
+        `content` makes the content of the user's and the tool's messages from their text.
         """
         template = self._template
         opening = [*self._opening[:-1], {"role": "user", "content": content(_USER)}]
         first = self.written_turn(self._calls(1))
         calls = first is not None and TOOL in first
-        # What a tool shows is looked at though the template writes no calls.
+        # A tool's images are examined even if the template writes no calls.
         as_tool = calls or (self._tools and content(_NEXT) != _NEXT)
         added: list[Message] = self._results(1) if as_tool else [{"role": "user", "content": _NEXT}]
         added = [{**message, "content": content(message["content"])} for message in added]
@@ -313,7 +314,7 @@ class _Probe:
         return Rule(name, Verdict.KEPT if set(differences) <= harmless else Verdict.KNOWN, f"differs in {listed}")
 
     async def _say(self, ids: list[int], sampled: list[bool], text: str | None, turn: int) -> Message:
-        """Append a turn as the model would write it, an answer by default; the message that is read from it."""
+        """Append a turn as the model would write it, by default an answer. Return the message that is read from it."""
         template = self._template
         text = self.written_answer(_ANSWER) if text is None else text
         before = ids[-16:]
@@ -327,7 +328,7 @@ class _Probe:
         return assistant_message(await template.parser.parse(said, [SCHEMA], turn, before))
 
     def _end_id(self) -> int:
-        """The end token of a turn that is followed by a tool's answer or a user's."""
+        """Return the end token of a turn that is followed by a user message."""
         text = self._text(
             [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
         )
@@ -337,13 +338,13 @@ class _Probe:
         return int(ends[0] if ends else self._template.end_ids[0])
 
     def written_turn(self, turn: Message) -> str | None:
-        """What the template writes for a turn after the prompt's end, its end token included."""
+        """Return the template's text for a turn after the end of the prompt, with the turn's end token."""
         prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
         added = self._results(1) if turn.get("tool_calls") else [{"role": "user", "content": _NEXT}]
         text = self._text([*self._opening, turn, *added], [SCHEMA])
         if text is None:
             return None
-        # The template may leave an empty reasoning section out of earlier turns; the model would have written it.
+        # The template may leave an empty reasoning section out of earlier turns. The model would have written it.
         shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
         if not text.startswith(shared):
             return None
@@ -359,7 +360,7 @@ class _Probe:
         return turn_text if shared == prompt else self._after_header(turn_text)
 
     def written_answer(self, answer: str) -> str:
-        """What the template writes for a last turn, up to its end token."""
+        """Return the template's text for a last turn, up to its end token."""
         prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
         text = self._text([*self._opening, {"role": "assistant", "content": answer}], [SCHEMA]) or ""
         shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
@@ -372,7 +373,7 @@ class _Probe:
         return head + answer + tail[:cut]
 
     def _after_header(self, text: str) -> str:
-        """A turn without the header, and without an empty reasoning section that the template puts into it."""
+        """Return a turn without the header and without an empty reasoning section that the template adds."""
         said = text.removeprefix(self._template.check.header)
         for start, end in REASONING_MARKS:
             if said.startswith(start) and not said[len(start) :].partition(end)[0].strip():
@@ -380,7 +381,7 @@ class _Probe:
         return said
 
     def _turn_ids(self) -> list[int]:
-        """Ids of the prompt and a turn that calls the tool in no particular way."""
+        """Return the ids of the prompt and of a plain turn."""
         template = self._template
         ids = template.codec.initial(self._opening, [SCHEMA])
         return ids + list(template.tokenizer.encode(_ANSWER, add_special_tokens=False)) + [self._end_id()]
@@ -388,12 +389,12 @@ class _Probe:
     def _observe(
         self, ids: Sequence[int], added: Sequence[Message], turn: Message | None = None
     ) -> tuple[list[int], list[int]] | str:
-        """The separator and the observation that follow a turn, or why there are none."""
+        """Return the separator and the observation that follow a turn, or why there are none."""
         before = [*self._opening, turn or self._calls(len(added) if added[0]["role"] == "tool" else 0)]
         try:
             increment = self._template.codec.observation(before, list(added), ids, [SCHEMA])
         except ConfigError as error:
             return str(error)[:300]
-        except Exception as error:  # a template's own
+        except Exception as error:  # from the template itself
             return f"the template raises {type(error).__name__}: {error}"[:300]
         return increment.separator, increment.observation

@@ -1,5 +1,6 @@
-"""Text mode: tool-integrated reasoning in plain text, as in ToRL (arXiv 2503.23383), ZeroTIR (2505.07773), ReTool
-(2504.11536, its text form) and SimpleTIR (2509.02479).
+"""Text mode: tool-integrated reasoning in plain text.
+
+It follows ToRL (arXiv 2503.23383), ZeroTIR (2505.07773), ReTool (2504.11536, its text form) and SimpleTIR (2509.02479).
 
     … ```python          the model writes this, and stops at the output marker
     print(6 * 7)
@@ -13,8 +14,8 @@ Invariants:
 - what the model writes up to the token that completes the marker stays as it was sampled; what is appended is plain
   text between that token and the next sampled one, with no turn of the chat template in between;
 - a call depends on the sampled text alone, not on how it is split into tokens;
-- nothing that a tool answers ends the output block, which the first line with three backticks would, or becomes a
-  control token.
+- nothing in a tool response ends the output block (the first line with three backticks would) or becomes a control
+  token.
 """
 
 from __future__ import annotations
@@ -31,34 +32,34 @@ from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall, Tokenizer,
 from verl_multiturn.errors import ConfigError
 
 TIR = "tir"
-"""The value of `rollout.multi_turn.format`."""
+"""The value of `rollout.multi_turn.format` that turns text mode on."""
 
 STOP_PATTERN = r"(?:\A|\n)```output"
-"""The output marker as a regular expression: at the beginning of a line, or of what is sampled at once."""
+"""Regular expression for the output marker, at the beginning of a line or of what is sampled at once."""
 
 _MARKER = re.compile(STOP_PATTERN)
 _FENCE = "```"
 _OPENS = "```python"
 _BACKTICKS = re.compile(r"`(?=``)")
 _BREAK = "`\u200b"
-# Tokens whose text says whether the last line is over.
+# How many of the last tokens are decoded to see whether they end with a new line.
 _TAIL = 16
 
 
 class TextTokenizer(Encoder, Tokenizer, Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that text mode uses."""
 
 
 def has_marker(text: str) -> bool:
-    """Whether a sampled text has reached an output marker."""
+    """Tell whether a sampled text has reached an output marker."""
     return _MARKER.search(text) is not None
 
 
 def code_tool(schemas: Sequence[Mapping[str, Any]]) -> str | None:
-    """The name of the tool that a request's code goes to; None for a request without tools.
+    """Return the name of the tool that runs a request's code; None for a request without tools.
 
     Raises:
-        ConfigError: not exactly one of the tools takes code: a string `code` and nothing else that is required.
+        ConfigError: None of the tools takes code (see `takes_code`), or several do.
     """
     if not schemas:
         return None
@@ -74,22 +75,23 @@ def code_tool(schemas: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def takes_code(schema: Mapping[str, Any]) -> bool:
-    """Whether a tool with this schema needs a string `code`, and nothing else."""
+    """Tell whether a tool with this schema requires a string `code`, and no other argument."""
     parameters = schema["function"].get("parameters") or {}
     code = (parameters.get("properties") or {}).get("code")
     return parameters.get("required") == ["code"] and isinstance(code, Mapping) and code.get("type") == "string"
 
 
 class TirParser:
-    """Reads what was sampled up to an output marker, or to the end of the message: one call, or none.
+    """A parser that reads what was sampled up to an output marker, or to the end of the message: one call, or none.
 
-    A marker must be at the beginning of a line. Before it, in what was sampled since the last output, the last
-    ```` ```python ```` block is the call's code. A block ends with a line of three backticks; one that does not, or no
-    block at all, is a malformed call. Whether the model reasons makes no difference: code within its reasoning is what
-    this mode is for.
+    A marker counts only at the beginning of a line. The call's code is the last ```` ```python ```` block between the
+    previous output and the marker. A line of three backticks closes a block. A block that is not closed, or no block at
+    all, makes a malformed call. The parser does not look for reasoning: code within the reasoning is what text mode is
+    for.
 
     Args:
-        end_ids: ids that end a message; they are no text.
+        tokenizer: Decodes what was sampled.
+        end_ids: Token ids that end a message. They are left out of its text.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
@@ -99,6 +101,7 @@ class TirParser:
     async def parse(
         self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
     ) -> AssistantTurn:
+        """Read a turn, as `CallParser.parse` describes."""
         text = turn_text(self._tokenizer, ids, self._end_ids)
         marker = _MARKER.search(text)
         if marker is None:
@@ -113,8 +116,10 @@ class TirParser:
 
 
 def _last_block(text: str) -> tuple[str | None, str]:
-    """The code of the last block, or None and what is wrong, in words for the model (without backticks, which an output
-    block cannot show)."""
+    """Return the code of the last block, or None and the problem in words for the model.
+
+    The words hold no backticks, since an output block cannot show them.
+    """
     lines = text.split("\n")
     opened: int | None = None
     code: str | None = None
@@ -129,11 +134,14 @@ def _last_block(text: str) -> tuple[str | None, str]:
 
 
 class TirCodec(ChatCodec):
-    """Writes the prompt with the chat template, without tool schemas: the row's system message explains the format.
-    Whatever follows is text.
+    """A codec that writes only the prompt with the chat template; everything after it is plain text.
+
+    The prompt shows no tool schemas: the row's system message explains the format.
 
     Args:
-        builder, firewall, tokenizer: as of `ChatCodec`.
+        builder: verl's builder for the model.
+        firewall: Cleans the text of rows, tools and users; None for a tokenizer without control tokens.
+        tokenizer: Encodes and decodes the text that is appended.
     """
 
     def __init__(self, builder: TokenBuilder, firewall: Firewall | None, tokenizer: TextTokenizer) -> None:
@@ -141,22 +149,27 @@ class TirCodec(ChatCodec):
         self._text = tokenizer
 
     def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
-        """As `ChatCodec.initial`.
+        """Return the ids of the first prompt, as `ChatCodec.initial` does, but without schemas.
 
         Raises:
-            ConfigError: also where the request's tools do not say where its code goes to.
+            ConfigError: As in `ChatCodec.initial`, or the request has tools and not exactly one of them takes code.
         """
         code_tool(schemas)
         return super().initial(messages, [])
 
     def trusted(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages with all control tokens in their text broken.
+
+        In tool responses, three backticks in a row are broken, too.
+        """
         if any(message.get("role") != "tool" for message in messages):
             return super().trusted(messages)
-        # An observation: there is no template beside it, and `observation` looks at what is.
+        # An observation: no template writes text beside it, and `observation` checks its other neighbours.
         unfenced = [{**message, "content": _unfenced(message["content"])} for message in messages]
         return [self._firewall.clean_message(message) for message in unfenced] if self._firewall else unfenced
 
     def harmless(self, text: str) -> str:
+        """Return the text of a tool with all control tokens, and three backticks in a row, broken."""
         return super().harmless(_unfenced(text))
 
     def observation(
@@ -166,14 +179,16 @@ class TirCodec(ChatCodec):
         ids: Sequence[int],
         schemas: Sequence[dict[str, Any]],
     ) -> Increment:
-        """The rest of the output block, whose marker is the end of `ids`; a new line first where the sampled token that
-        completed the marker has none."""
+        """Return the tokens that complete the output block whose marker ends `ids`.
+
+        The block begins with a new line, unless the sampled token that completed the marker ends with one.
+        """
         result = _unfenced("\n".join(message["content"] for message in added))
         head = "" if self._text.decode(list(ids[-_TAIL:])).endswith("\n") else "\n"
         observed = self._encode(head, result)
         firewall = self._firewall
         if firewall is not None and firewall.count(observed) > firewall.count(self._encode(head, "")):
-            observed = self._encode(head, firewall.seal(result))  # together with its neighbours it made a control token
+            observed = self._encode(head, firewall.seal(result))  # it formed a control token with its neighbours
         return Increment([], observed)
 
     def _encode(self, head: str, result: str) -> list[int]:
@@ -182,5 +197,5 @@ class TirCodec(ChatCodec):
 
 
 def _unfenced(text: str) -> str:
-    """The text without three backticks in a row: zero-width spaces part them."""
+    """Return the text with zero-width spaces between three backticks in a row."""
     return _BACKTICKS.sub(_BREAK, text)

@@ -2,8 +2,8 @@
 
     request → prompt ids → engine → parse → tools → observation ids → engine → … → Trajectory
 
-Raises only for a mistake of an author (`ConfigError`, `ToolContractError`) and for cancellation; everything else ends
-in a sealed trajectory with a `StopReason`.
+The loop raises only for a mistake of an author (`ConfigError`, `ToolContractError`) and for cancellation. Everything
+else ends in a sealed trajectory with a `StopReason`.
 """
 
 from __future__ import annotations
@@ -30,78 +30,90 @@ from verl_multiturn.tools.runtime import EXECUTED, CallResult, ToolSession
 
 logger = logging.getLogger(__name__)
 
-# Tokens before a turn that its parser is shown: an assistant's header, which may open the reasoning.
+# How many tokens before a turn its parser sees: the assistant's header, which may open the reasoning.
 _HEADER = 16
 
 
 @dataclass(frozen=True)
 class Request:
-    """One sample to roll out."""
+    """A sample to roll out."""
 
     request_id: str
     messages: list[Message]
+    """The first messages, in the form of a chat template."""
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """The tools this request has, by name."""
+    """The tools of this request, by name."""
     tools_kwargs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """As `read_tools_kwargs` returns it."""
+    """Arguments for the tools' methods, as `read_tools_kwargs` returns them."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters in the engine's own names."""
+    """Sampling parameters, under the engine's own names."""
 
 
 @dataclass
 class Outcome:
-    """What a request became."""
+    """The result of one request."""
 
     request_id: str
     trajectory: Trajectory
     messages: list[Message]
-    """The conversation as the model saw it, the request's own messages included."""
+    """The conversation as the model saw it, with the request's own messages first."""
     calls: list[CallResult] = field(default_factory=list)
+    """Results of all tool calls, in order."""
     assistant_turns: list[AssistantTurn] = field(default_factory=list)
-    """What the assistant said and called, of every turn that was read."""
+    """Text and calls of every assistant turn that was read."""
     call_turns: list[int] = field(default_factory=list)
-    """The assistant turn that each of `calls` is of, from 0 as in `Trajectory.turn_ids`."""
+    """For each of `calls`, the assistant turn that made it, counted from 0 as in `Trajectory.turn_ids`."""
     asked: int = 0
     """How many of `messages` are the request's own."""
     images: list[Any] = field(default_factory=list)
-    """Those whose placeholders stand in the trajectory, in order: of the request's messages, and of tools."""
+    """Images of the request's messages and of tools, in the order of their placeholders in the trajectory."""
     tool_rewards: dict[str, float] = field(default_factory=dict)
-    """`calc_reward` of each tool."""
+    """The result of `calc_reward`, for each tool."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """What tools written for verl 0.9 left for the reward function."""
+    """Fields that tools written for verl 0.9 left for the reward function."""
     user_turns: int = 0
-    """Turns of the environment: answers of tools, or of a user, that the model got to read."""
+    """Turns of the environment that the model got to read: the responses of tools, or of a user."""
     differences: list[Difference] = field(default_factory=list)
-    """How the template's rendering of `messages` differs from the trajectory, where that was compared."""
+    """Differences between the template's rendering of `messages` and the trajectory; empty if not compared."""
     error: str = ""
-    """What went wrong, after `ENGINE_ERROR` and `PROMPT_TOO_LONG`."""
+    """What went wrong, after `ENGINE_ERROR` and `PROMPT_TOO_LONG`; "" otherwise."""
     generate_s: float = 0.0
+    """Seconds spent waiting for the engine."""
     tools_s: float = 0.0
+    """Seconds spent executing tool calls."""
 
     @property
     def stop_reason(self) -> StopReason:
+        """Return why the conversation ended.
+
+        Raises:
+            RuntimeError: The conversation is not over.
+        """
         if self.trajectory.stop_reason is None:
             raise RuntimeError("the conversation is not over")
         return self.trajectory.stop_reason
 
     @property
     def valid(self) -> bool:
-        """Whether it says anything about the model: it did not end for a reason in `INVALID`, and has a sampled token.
+        """Tell whether the conversation says anything about the model.
 
-        One that is not valid is not trained on, and does not count in its group.
+        A valid conversation has a sampled token and did not end for a reason in `INVALID`. A conversation that is not
+        valid is not trained on and does not count in its group.
         """
         return self.stop_reason not in INVALID and any(self.trajectory.mask)
 
 
 class Conversation:
-    """Runs requests; one object serves any number of them at once.
+    """A loop that rolls requests out. One object serves any number of requests at once.
 
     Args:
-        engine, codec, parser: see their protocols.
-        limits: the same for every request.
-        gates: what all requests share about their tools; by default of a single process, 60 s for each call.
-        check: compares each conversation with the template's rendering of the whole; None: it is not compared.
-        read_images: resizes what tools return, for a model that takes images.
+        engine: Samples the turns.
+        codec: Renders messages to token ids.
+        parser: Reads the turns.
+        limits: Limits, the same for every request.
+        gates: What all requests share about their tools. The default serves a single process, with 60 s for each call.
+        check: Compares each conversation with the template's rendering of the whole; None: no comparison.
+        read_images: Resizes the images that tools return, for a model that takes images.
     """
 
     def __init__(
@@ -124,11 +136,18 @@ class Conversation:
         self._warned: set[Difference] = set()
 
     async def run(self, request: Request) -> Outcome:
-        """Roll the request out.
+        """Roll a request out.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The outcome, with a sealed trajectory.
 
         Raises:
-            ConfigError, ToolContractError: a mistake of an author.
-            asyncio.CancelledError: the caller cancelled; every tool has been released.
+            ConfigError: A mistake of an author, for example messages that the chat template cannot render.
+            ToolContractError: A tool broke the contract of `BaseTool`.
+            asyncio.CancelledError: The caller cancelled. Every tool has been released.
         """
         codec = self._codec
         outcome = Outcome(request.request_id, Trajectory(), await codec.render(codec.trusted, request.messages))
@@ -143,7 +162,7 @@ class Conversation:
             self._limits.max_tool_calls,
             outcome.messages,
         )
-        # The prompt first: whatever happens to the tools, the trajectory has one.
+        # The prompt comes first, so that the trajectory has one whatever happens to the tools.
         shown = await codec.render(codec.trusted_schemas, session.schemas)
         outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown))
         if outcome.trajectory.prompt_length > self._limits.prompt_length:
@@ -165,7 +184,8 @@ class Conversation:
         except TimeoutError:
             if not deadline.expired():
                 raise
-        # A conversation that was over when the time ran out (during calc_reward or release) ended by itself.
+        # Without a reason, time ran out before the conversation ended. If it ran out later, during calc_reward or
+        # release, the conversation had ended by itself.
         outcome.trajectory.seal(reason or StopReason.WALL_CLOCK)
         self._compare(outcome, shown)
         return outcome
@@ -174,7 +194,7 @@ class Conversation:
         trajectory = outcome.trajectory
         said = sum(message["role"] == "assistant" for message in outcome.messages[outcome.asked :])
         if self._check is None or not outcome.valid or said < trajectory.turns:
-            return  # a turn that the engine or the clock cut off was not read: there is no message to render
+            return  # the engine or the clock cut a turn off: it was not read, so there is no message to render
         sampled = [source is Source.SAMPLED for source in trajectory.sources]
         outcome.differences = self._check.differences(outcome.messages, schemas, trajectory.ids, sampled)
         for difference in UNEXPLAINED.intersection(outcome.differences) - self._warned:
@@ -189,10 +209,9 @@ class Conversation:
     async def _turns(
         self, request: Request, outcome: Outcome, session: ToolSession, shown: Sequence[dict[str, Any]]
     ) -> StopReason:
-        """Run turn after turn.
+        """Run turn after turn, and return why the conversation ended.
 
-        Args:
-            shown: the tools' schemas as the model is shown them.
+        `shown` holds the tools' schemas as the model is shown them.
         """
         trajectory, messages, limits = outcome.trajectory, outcome.messages, self._limits
         schemas = session.schemas
@@ -216,7 +235,7 @@ class Conversation:
                 malformed_in_a_row=malformed_in_a_row,
             )
             reason = limits.after_assistant_turn(progress)
-            # A limit does not keep a model from handing in its answer.
+            # A limit does not stop a call that ends the conversation: with it the model hands in its answer.
             if reason is not None and (cut or not session.ends(turn.calls)):
                 return reason
             results = await self._execute(turn, outcome, session)
@@ -242,7 +261,11 @@ class Conversation:
     async def _assistant_turn(
         self, request: Request, outcome: Outcome, schemas: Sequence[dict[str, Any]]
     ) -> tuple[AssistantTurn, Literal["response", "turn"] | None]:
-        """Sample a turn and read it; with the budget that cut it short, if one did."""
+        """Sample a turn and read it.
+
+        Returns:
+            The turn, and the budget that cut it short; None if the turn ended by itself.
+        """
         trajectory = outcome.trajectory
         left = self._limits.response_length - trajectory.response_length
         budget = self._limits.turn_budget(trajectory.response_length)
@@ -252,7 +275,7 @@ class Conversation:
             generating = asyncio.ensure_future(
                 self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget, **images)
             )
-            # A generation cannot be stopped, and what the engine sampled is kept even when the time was up meanwhile.
+            # A generation cannot be stopped. Its tokens are kept even if the time ran out meanwhile.
             cancelled = await ended(generating)
             failed = generating.cancelled() or generating.exception() is not None
             if cancelled is not None and failed:
@@ -282,7 +305,7 @@ class Conversation:
         return turn, "turn" if budget < left else "response"
 
     async def _execute(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[CallResult]:
-        """Execute a turn's calls; their results, in order."""
+        """Execute a turn's calls and return their results, in order."""
         started = time.perf_counter()
         try:
             results = await session.execute(turn.calls)

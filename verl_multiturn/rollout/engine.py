@@ -1,4 +1,4 @@
-"""The engine protocol: token ids in, sampled ids with logprobs and weight versions out."""
+"""The engine protocol: token ids in; sampled ids with log-probabilities and weight versions out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ Finish = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine sampled for one assistant turn. The three lists are aligned."""
+    """The tokens that an engine sampled for one assistant turn. The three lists are aligned."""
 
     ids: list[int]
+    """Sampled token ids, `(tokens,)`."""
     logprobs: list[float]
+    """Log-probability of each sampled token, `(tokens,)`."""
     versions: list[int]
-    """Training step of the weights that sampled each token, -1 where the engine does not know it."""
+    """Training step of the weights that sampled each token, `(tokens,)`; -1 where the engine does not know it."""
     finish: Finish
-    """`stop`: an end token; `length`: the budget; `abort`: cut off by the engine."""
+    """Why the engine stopped: `stop`: an end token or a stop text; `length`: the budget; `abort`: the turn was cut off.
+    """
 
 
 class Engine(Protocol):
-    """Anything that continues a list of token ids."""
+    """An object that continues a list of token ids."""
 
     async def generate(
         self,
@@ -34,14 +37,18 @@ class Engine(Protocol):
     ) -> Generation:
         """Sample at most `max_new_tokens` tokens after `ids`.
 
-        It is never cancelled: verl has no way to stop a single generation, and an engine must not be put to sleep while
-        one runs. A request that is cancelled waits for the end, which the token budget bounds.
+        A generation is never cancelled: verl cannot stop a single generation, and an engine must not be put to sleep
+        while one runs. A request that is cancelled waits for the end of the generation, which the token budget bounds.
 
         Args:
-            images: PIL images, one for each group of image placeholders in `ids`; left out where there is none, so
-                that an engine for text need not take it.
+            request_id: Name of the request.
+            ids: All token ids of the conversation so far.
+            sampling: Sampling parameters, under the engine's own names.
+            max_new_tokens: The most tokens that may be sampled.
+            images: PIL images, one for each group of image placeholders in `ids`. The argument is left out where there
+                are none, so that an engine for text need not accept it.
 
         Raises:
-            EngineError: when no generation can be had.
+            EngineError: The engine cannot return a generation.
         """
         ...

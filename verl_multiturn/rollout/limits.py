@@ -1,9 +1,13 @@
-"""Why a conversation ends, and the order in which its limits are looked at.
+"""The reasons for the end of a conversation, and the order in which its limits are checked.
 
-After an assistant turn, in this order: `RESPONSE_LENGTH`, `TURN_LENGTH` (both: the turn was cut), `FINISHED` (it calls
-no tool), `RESPONSE_LENGTH` (nothing is left), `MAX_ASSISTANT_TURNS`, `MAX_USER_TURNS`, `MAX_TOOL_CALLS`,
-`MALFORMED_CALLS`. After the tools have run: whether their answer still fits (`RESPONSE_LENGTH`). The wall clock runs
-beside all of it.
+After an assistant turn, in this order:
+- `RESPONSE_LENGTH`, then `TURN_LENGTH` (each only if that budget cut the turn);
+- `FINISHED` (the turn calls no tool);
+- `RESPONSE_LENGTH` (no token is left);
+- `MAX_ASSISTANT_TURNS`, `MAX_USER_TURNS`, `MAX_TOOL_CALLS`, `MALFORMED_CALLS`.
+
+If a turn that was not cut calls a tool that ends the conversation, its calls are handled before a limit can end it.
+After the tools have run: `RESPONSE_LENGTH` if their response does not fit. The wall clock runs all the time.
 """
 
 from __future__ import annotations
@@ -19,84 +23,110 @@ class StopReason(StrEnum):
     """The one documented reason for the end of a conversation."""
 
     FINISHED = "finished"
-    """The assistant ended its turn without calling a tool, or called one that ends the conversation."""
+    """The assistant ended its turn without a tool call, or called a tool that ends the conversation."""
     RESPONSE_LENGTH = "response_length"
-    """The response budget cut a turn short, or leaves no room for the tools' answer and a turn after it."""
+    """The response budget cut a turn short, or leaves no room for the tool response and a token after it."""
     TURN_LENGTH = "turn_length"
-    """The budget of a single turn cut it short."""
+    """The budget of a single turn cut the turn short."""
     MAX_ASSISTANT_TURNS = "max_assistant_turns"
     """The assistant has had all its turns, and called a tool in the last one."""
     MAX_USER_TURNS = "max_user_turns"
     """The environment (tools or user) has had all its turns."""
     MAX_TOOL_CALLS = "max_tool_calls"
-    """The assistant was told that its tool calls are used up, and called again."""
+    """The assistant was told that its tool calls are used up, and called a tool again."""
     MALFORMED_CALLS = "malformed_calls"
-    """So many turns in a row called tools in a way that could not be read, and in no other."""
+    """In too many turns in a row, no call could be read."""
     WALL_CLOCK = "wall_clock"
-    """The request's time is up. What was sampled until then is kept; no tool is asked for its `calc_reward`."""
+    """The request's time is up. What was sampled until then is kept. No tool is asked for its `calc_reward`."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The prompt does not fit `rollout.prompt_length`, and no model gets to see it cut: invalid. The untrained row that
-    verl gets holds the end of it."""
+    """The prompt is longer than `rollout.prompt_length`. The conversation is invalid.
+
+    No model gets to see a prompt that was cut. The untrained row that verl gets holds the end of the prompt.
+    """
     ENGINE_ERROR = "engine_error"
-    """The engine failed or was cut off: invalid, whatever was sampled before; records keep that."""
+    """The engine failed or cut a turn off. The conversation is invalid, but records keep what was sampled before."""
 
 
 INVALID = frozenset({StopReason.PROMPT_TOO_LONG, StopReason.ENGINE_ERROR})
-"""Ends that say nothing about the model: such a conversation is not trained on, and does not count in its group."""
+"""Reasons that say nothing about the model.
+
+A conversation that ended for one of them is not trained on and does not count in its group.
+"""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a conversation stands after an assistant turn."""
+    """The state of a conversation after an assistant turn."""
 
     response_tokens: int
+    """Tokens after the prompt, sampled and observed together."""
     assistant_turns: int
+    """Assistant turns so far, this one included."""
     user_turns: int
+    """Turns of the environment (tools or user) so far."""
     cut: Literal["response", "turn"] | None = None
-    """The budget that cut the turn short."""
+    """The budget that cut the turn short; None if the turn ended by itself."""
     calls: int = 0
     """Calls in this turn, readable or not."""
     told_calls_are_used_up: bool = False
+    """True once a call was refused because of `Limits.max_tool_calls`."""
     malformed_in_a_row: int = 0
-    """Turns, this one included, with malformed calls and no other."""
+    """Turns in a row, this one included, that had calls and no readable one."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Budgets of one request. `None` means no limit of that kind."""
+    """The budgets of one request. `None` means no limit of that kind."""
 
     prompt_length: int
-    """Tokens."""
+    """The most tokens of the prompt."""
     response_length: int
-    """Tokens after the prompt, sampled and observed together."""
+    """The most tokens after the prompt, sampled and observed together."""
     turn_length: int | None = None
-    """Tokens that the assistant may sample in one turn."""
+    """The most tokens that the assistant may sample in one turn."""
     max_assistant_turns: int | None = None
+    """The most assistant turns."""
     max_user_turns: int | None = None
+    """The most turns of the environment (tools or user)."""
     max_parallel_calls: int = 1
-    """Tool calls executed in one turn; the model is told about each call beyond it."""
+    """The most tool calls executed in one turn. The model is told about each call beyond the limit."""
     max_tool_calls: int | None = None
-    """Tool calls executed in the whole conversation; the model is told once, the next calls after that end it."""
+    """The most tool calls executed in the whole conversation.
+
+    The model is told when they are used up. If it calls a tool after that, the conversation ends.
+    """
     max_malformed_turns: int | None = None
-    """Turns in a row in which every call was malformed."""
+    """The most turns in a row with calls and no readable one. The last of them ends the conversation."""
     observation_length: int | None = None
-    """Tokens of one tool's answer."""
+    """The most tokens of one tool response."""
     max_tool_response_length: int = 256
-    """Characters of one tool's answer; verl's key and default. Looked at only without `observation_length`."""
+    """The most characters of one tool response, used only without `observation_length`. verl's key and default."""
     tool_response_truncate_side: Side = "middle"
-    """Where a longer answer loses its text."""
+    """The side at which a longer tool response loses its text."""
     turns_reminder: bool = False
-    """Whether the tools' answers of a turn end with how many turns are left of `max_assistant_turns`."""
+    """True if a turn's tool responses end with the number of turns that are left of `max_assistant_turns`."""
     wall_clock_s: float | None = None
-    """For the whole conversation; a generation under way is not interrupted, and tools have 10 s to be released."""
+    """Seconds of the whole conversation.
+
+    A generation under way is not interrupted, and tools get 10 s more to be released.
+    """
 
     def turn_budget(self, response_tokens: int) -> int:
-        """Tokens that the next assistant turn may have."""
+        """Return the most tokens that the next assistant turn may have.
+
+        It is the minimum of the per-turn limit and what is left of the response length.
+
+        Args:
+            response_tokens: Tokens after the prompt so far.
+        """
         left = self.response_length - response_tokens
         return left if self.turn_length is None else min(left, self.turn_length)
 
     def after_assistant_turn(self, at: Progress) -> StopReason | None:
-        """The first limit that ends the conversation after an assistant turn; this order is locked by a test."""
+        """Return the first limit that ends the conversation after an assistant turn; None if none does.
+
+        A test locks the order of the limits.
+        """
         ends = (
             (at.cut == "response", StopReason.RESPONSE_LENGTH),
             (at.cut == "turn", StopReason.TURN_LENGTH),
@@ -110,23 +140,38 @@ class Limits:
         return next((reason for ended, reason in ends if ended), None)
 
     def reminder(self, assistant_turns: int) -> str:
-        """What the last of a turn's answers ends with, in SkyRL-SQL's words; empty where nothing is reminded of."""
+        """Return the text at the end of a turn's last tool response, in SkyRL-SQL's words; "" without a reminder.
+
+        Args:
+            assistant_turns: Assistant turns so far.
+        """
         if not self.turns_reminder or self.max_assistant_turns is None:
             return ""
         left = self.max_assistant_turns - assistant_turns
         return f"\n<reminder>You have {left} turns left to complete the task.</reminder>"
 
     def truncate(self, text: str) -> str:
-        """A tool's answer within its limit of characters, with a mark where text is missing."""
+        """Cut a tool response to its limit of characters, with a mark where text is missing."""
         return truncate(text, self.max_tool_response_length, self.tool_response_truncate_side)
 
     def fits_observation(self, response_tokens: int, observation_tokens: int) -> bool:
-        """Whether an observation fits and leaves the model at least one token to answer with."""
+        """Tell whether an observation fits and leaves room for at least one more token.
+
+        Args:
+            response_tokens: Tokens after the prompt so far.
+            observation_tokens: Tokens of the observation.
+        """
         return response_tokens + observation_tokens < self.response_length
 
 
 def truncate(text: str, length: int, side: Side) -> str:
-    """At most `length` characters of the text, with a mark (beyond the length) where text is missing."""
+    """Cut a text to at most `length` characters, and add a mark where text is missing.
+
+    Args:
+        text: The text to cut. A text that is short enough is returned unchanged.
+        length: The most characters that are kept. The mark comes on top.
+        side: Where the text loses characters.
+    """
     if len(text) <= length:
         return text
     if side == "left":

@@ -1,4 +1,4 @@
-"""`MarkerStop`: in text mode a generation ends with the token that completes the output marker."""
+"""`MarkerStop`: in text mode, end a generation with the token that completes the output marker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from verl_multiturn.rollout.engine import Engine, Generation
 
 
 class MarkerStop:
-    """An `Engine` that ends another one's generation at the first output marker of `chat.tir`.
+    """An `Engine` that ends another engine's generation at the first output marker of `chat.tir`.
 
-    An engine is asked to stop there, and most often it does. It may go on all the same: one that resumes an interrupted
-    generation looks at the new tokens only, and speculative decoding accepts several tokens at once. The beginning of a
-    sample is a sample, of the same probability, so that what follows the marker can be left out. It stands below the
-    receipts: what is cut off was never part of the conversation.
+    The engine is asked to stop at the marker, and most often it does. It may go on all the same: an engine that resumes
+    an interrupted generation looks at the new tokens only, and speculative decoding accepts several tokens at once. The
+    beginning of a sample is itself a sample, with the same probability, so the tokens after the marker can be left out.
+    This class stands below the receipts: the tokens that it cuts off were never part of the conversation.
+
+    Args:
+        engine: Samples the tokens.
+        tokenizer: Decodes them.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
@@ -33,7 +37,10 @@ class MarkerStop:
         max_new_tokens: int,
         images: Sequence[Any] = (),
     ) -> Generation:
-        """As `Engine.generate`; with a marker in it the finish is `stop`, whatever else ended it."""
+        """Sample tokens as `Engine.generate` does, up to the first marker.
+
+        With a marker in the sample, the finish is `stop`, whatever else ended the generation.
+        """
         given = {"images": images} if images else {}
         generation = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **given)
         try:
@@ -45,7 +52,7 @@ class MarkerStop:
         return Generation(generation.ids[:end], generation.logprobs[:end], generation.versions[:end], "stop")
 
     def _end(self, ids: Sequence[int]) -> int | None:
-        """How many tokens there are up to the one that completes the marker; None without one."""
+        """Return the number of tokens up to the one that completes the first marker; None without a marker."""
 
         def marked(length: int) -> bool:
             return has_marker(self._tokenizer.decode(list(ids[:length])))

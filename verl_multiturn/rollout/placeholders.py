@@ -11,9 +11,13 @@ from verl_multiturn.rollout.engine import Engine, Generation
 
 
 class PlaceholderGuard:
-    """An `Engine` that ends another one's turn before the first image placeholder that the model writes.
+    """An `Engine` that ends another engine's turn before the first image placeholder that the model writes.
 
-    It stands below the receipts: what is cut off was never part of the conversation.
+    This class stands below the receipts: the tokens that it cuts off were never part of the conversation.
+
+    Args:
+        engine: Samples the tokens.
+        vision: The model's placeholder tokens.
     """
 
     def __init__(self, engine: Engine, vision: Vision) -> None:
@@ -28,7 +32,11 @@ class PlaceholderGuard:
         max_new_tokens: int,
         images: Sequence[Any] = (),
     ) -> Generation:
-        """As `Engine.generate`; a turn that was cut has the finish `abort`."""
+        """Sample tokens as `Engine.generate` does. A turn that was cut has the finish `abort`.
+
+        Raises:
+            EngineError: The turn begins with a placeholder, or the engine cannot return a generation.
+        """
         given = {"images": images} if images else {}
         generation = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **given)
         end = self._vision.usable(generation.ids)

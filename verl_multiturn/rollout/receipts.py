@@ -1,11 +1,11 @@
-"""Receipts: what the engine returned, noted before anything else of the package sees it.
+"""Receipts: records of what the engine returned, made before the conversation sees it.
 
-`ReceiptingEngine` stands between a conversation and its engine. Of every generation it keeps copies, so that nothing
-that happens to the lists later can change them, and a digest of the ids that the engine was given. The certificate
-(`observe.certificate`) compares them with what the trainer is about to use. Nothing here knows `Trajectory`.
+`ReceiptingEngine` stands between a conversation and its engine. It copies each generation, so that no later change to
+the lists can reach the copy, and it keeps a digest of the ids that the engine was given. The certificate
+(`observe.certificate`) compares the receipts with what the trainer is about to use. Nothing here knows `Trajectory`.
 
-The digest of `n` ids is hashed on from turn to turn; what a turn costs beyond its own tokens is one comparison of
-pointers with the ids given before (0.1 ms for 65,000 of them).
+The digest of the ids is continued from turn to turn. What a turn costs beyond its own tokens is one comparison of
+pointers with the ids given before (0.1 ms for 65,000 ids).
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ _HEADER_BYTES = 4
 
 
 def prompt_hash() -> hashlib.blake2b:
-    """An empty digest; `update` it with ids as little-endian int32."""
+    """Return an empty digest. Call `update` on it with ids as little-endian int32."""
     return hashlib.blake2b(digest_size=16)
 
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """One generation, as it came. The arrays are read-only."""
+    """A record of one generation, as the engine returned it. The arrays are read-only."""
 
     prompt_tokens: int
-    """How many ids the engine was given."""
+    """Number of ids that the engine was given."""
     prompt_digest: str
-    """blake2b-128 of those ids."""
+    """Digest (blake2b-128) of those ids, in hexadecimal."""
     max_tokens: int
-    """How many it was asked for at most."""
+    """The most tokens that the engine was asked for."""
     ids: NDArray[np.int32]
+    """Sampled token ids, `(tokens,)`."""
     logprobs: NDArray[np.float32]
+    """Log-probability of each sampled token, `(tokens,)`."""
     versions: NDArray[np.int64]
+    """Weight version of each sampled token, `(tokens,)`."""
 
     @property
     def is_generation(self) -> bool:
-        """Whether it can be trained on at all; what cannot is refused by the conversation, and is in no batch."""
+        """Tell whether the generation can be trained on.
+
+        The conversation refuses a generation that cannot, so it is in no batch.
+        """
         count = len(self.ids)
         aligned = count == len(self.logprobs) == len(self.versions)
         return (
@@ -61,16 +67,16 @@ class Receipts:
     request_id: str
     generations: Sequence[Receipt]
     uid: str = ""
-    """verl's id of the row's prompt; all rows of a group have the same."""
+    """verl's id of the row's prompt. All rows of a group have the same."""
     session_id: int = 0
-    """The row's number within its group."""
+    """Number of the row within its group."""
     void: bool = False
-    """Whether the conversation has a void turn, so that the trainer may keep the row out of the loss."""
+    """True if the conversation has a void turn, so that the trainer may keep the row out of the loss."""
     invalid: bool = False
-    """Whether the conversation is invalid, so that nothing of the row is trained."""
+    """True if the conversation is invalid, so that nothing of the row is trained."""
 
     def to_bytes(self) -> bytes:
-        """All of it in one piece: a JSON header, then the arrays."""
+        """Write the receipts to bytes: the header's length (4 bytes), a JSON header, then the arrays."""
         header = {
             "request_id": self.request_id,
             "uid": self.uid,
@@ -90,10 +96,10 @@ class Receipts:
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Receipts:
-        """The reverse of `to_bytes`.
+        """Read what `to_bytes` wrote.
 
         Raises:
-            ValueError: these are no receipts.
+            ValueError: The bytes are not receipts.
         """
         start = _HEADER_BYTES + int.from_bytes(blob[:_HEADER_BYTES], "little")
         try:
@@ -114,7 +120,7 @@ class Receipts:
         return receipts
 
     def to_json(self) -> dict[str, Any]:
-        """The same for a record."""
+        """Return the receipts as a JSON object, for a record."""
         return {
             "request_id": self.request_id,
             "uid": self.uid,
@@ -136,10 +142,10 @@ class Receipts:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Receipts:
-        """The reverse of `to_json`.
+        """Read what `to_json` returned.
 
         Raises:
-            ValueError: this is no such object.
+            ValueError: The object is not receipts.
         """
         try:
             generations = [
@@ -153,7 +159,7 @@ class Receipts:
                 )
                 for g in raw["generations"]
             ]
-            void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records do not say
+            void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records lack these keys
             return cls(raw["request_id"], generations, raw["uid"], raw["session_id"], void, invalid)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no receipts: {type(error).__name__}: {error}") from error
@@ -165,14 +171,17 @@ class _Open:
 
     digest: hashlib.blake2b = field(default_factory=prompt_hash)
     given: list[int] = field(default_factory=list)
-    """The ids that `digest` is of."""
+    """The ids that `digest` stands for."""
     receipts: list[Receipt] = field(default_factory=list)
 
 
 class ReceiptingEngine:
-    """An `Engine` that keeps receipts of what another one returns.
+    """An `Engine` that keeps receipts of what another engine returns.
 
-    A request that was asked of it is remembered until `take`.
+    It remembers a request until `take` is called for it.
+
+    Args:
+        engine: Samples the tokens.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -187,7 +196,13 @@ class ReceiptingEngine:
         max_new_tokens: int,
         images: Sequence[Any] = (),
     ) -> Generation:
-        """As `Engine.generate`; an engine that fails or is cancelled leaves no receipt."""
+        """Sample tokens as `Engine.generate` does, and keep a receipt.
+
+        A generation that fails or is cancelled leaves no receipt.
+
+        Raises:
+            EngineError: The engine failed, or returned something that is not a generation.
+        """
         request = self._open.setdefault(request_id, _Open())
         prompt_tokens, digest = len(ids), _digest(request, ids)
         given = {"images": images} if images else {}
@@ -209,15 +224,15 @@ class ReceiptingEngine:
         return generation
 
     def take(self, request_id: str) -> list[Receipt]:
-        """The receipts of a request that is over, in order; they are forgotten here."""
+        """Return the receipts of a request that is over, in order, and forget them."""
         request = self._open.pop(request_id, None)
         return request.receipts if request is not None else []
 
 
 def _digest(request: _Open, ids: Sequence[int]) -> str:
-    """The digest of all of `ids`, hashed on where they continue what was given before."""
+    """Return the digest of all `ids`, continued from the last digest where the ids continue those given before."""
     known = len(request.given)
-    # One slice and a comparison of pointers; another sequence than a list is hashed anew each time.
+    # One slice and one comparison of pointers. A sequence that is not a list is hashed anew each time.
     if ids[:known] != request.given:
         request.digest, request.given, known = prompt_hash(), [], 0
     added = list(ids[known:])
@@ -227,7 +242,7 @@ def _digest(request: _Open, ids: Sequence[int]) -> str:
 
 
 def _read_only(values: Sequence[Any], kind: str) -> NDArray[Any]:
-    """A copy that cannot be written to."""
+    """Return a copy of a list of numbers as an array that cannot be written to."""
     with np.errstate(over="ignore"):
         array = np.array(values, dtype=kind)
     if array.ndim != 1:

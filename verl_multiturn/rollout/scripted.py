@@ -1,8 +1,9 @@
-"""A scripted engine for tests: it says what it is told to say, and remembers what it was asked.
+"""A scripted engine for tests: it returns the turns that it was given, and remembers what it was asked.
 
     engine = ScriptedEngine([tokenizer.encode("<tool_call>…</tool_call><|im_end|>"), tokenizer.encode("42<|im_end|>")])
 
-Public. `scripted_rollout` (in `rollout.scripted_chat`) takes tools and texts, and needs no tokenizer of yours.
+The class is public. `scripted_rollout` (in `rollout.scripted_chat`) takes tools and texts, and needs no tokenizer of
+yours.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ Script = Sequence[Sequence[int]] | Callable[[str, Sequence[int], int], Sequence[
 
 
 class ScriptedEngine:
-    """An `Engine` whose turns are given.
+    """An `Engine` whose turns are given in advance.
 
     Args:
-        script: the ids of each turn, in order and for every request alike; or a function
-            `(request_id, ids, turn) -> ids`. When the turns run out, `generate` raises `EngineError`.
-        version: the weight version it reports.
-        logprob: the logprob it reports for every token.
+        script: The ids of each turn, in order and for every request alike; or a function `(request_id, ids, turn) ->
+            ids`. When a list of turns runs out, `generate` raises `EngineError`.
+        version: The weight version that the engine reports.
+        logprob: The log-probability that the engine reports for every token.
     """
 
     def __init__(self, script: Script, version: int = 0, logprob: float = -0.5) -> None:
@@ -44,6 +45,11 @@ class ScriptedEngine:
         max_new_tokens: int,
         images: Sequence[Any] = (),
     ) -> Generation:
+        """Return the next turn of the request, cut to `max_new_tokens`.
+
+        Raises:
+            EngineError: The script has no more turns.
+        """
         turn = self._turns.get(request_id, 0)
         self._turns[request_id] = turn + 1
         self.seen.append((request_id, list(ids)))

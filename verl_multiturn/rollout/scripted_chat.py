@@ -1,11 +1,11 @@
-"""Conversations with your tools in which what the model says is given: no model, no GPU, neither verl nor torch.
+"""Scripted conversations with your own tools: you write what the model says. No model, no GPU, neither verl nor torch.
 
     outcome = await scripted_rollout([lookup], [tool_call("lookup", {"key": "a"}), "It is 1."], "What is a?")
     assert outcome.calls[0].text == "1"
 
-The loop, the codec with its firewall, the reading of calls and the life of the tools are those of a run. In the place
-of a model's own are the tiny tokenizer and the ChatML-like template of the folder `tiny_chat`, and the Hermes format: a
-prompt has other tokens, and more of them, than a real model's.
+The loop, the codec with its firewall, the call parser and the life of the tools are the same as in a run. A tiny
+tokenizer and a ChatML-like template (folder `tiny_chat`) and the Hermes format stand in for a model's own. So a prompt
+has other tokens, and more of them, than with a real model.
 """
 
 from __future__ import annotations
@@ -56,20 +56,26 @@ async def scripted_rollout(
     limits: Limits = _LIMITS,
     tool_timeout_s: float = 60.0,
 ) -> Outcome:
-    """Roll one conversation out in which the model says `turns`.
+    """Roll out one conversation in which the model says `turns`.
 
     Args:
-        tools: what `load_tools` returns; or tools and typed functions.
-        turns: what the model writes, turn by turn; `verl_multiturn.data.tool_call` writes a call.
-        prompt: the user's message, or all messages.
-        tools_kwargs: as in a data row: by tool, then `create_kwargs`, `execute_kwargs` …
-        limits: by default those of verl, one call a turn and 256 characters of an answer among them, 8,192 tokens
-            each of prompt and response, and a run's default of `max_malformed_turns`. In `Limits` of your own, what
-            you leave out has the default of `Limits`: no limit of malformed turns.
+        tools: A mapping as `load_tools` returns it, or a list of tools and typed functions.
+        turns: What the model writes, turn by turn. `verl_multiturn.data.tool_call` writes a call.
+        prompt: The user's message, or all messages.
+        tools_kwargs: Arguments for the tools' methods, as in a data row: by tool, then `create_kwargs`,
+            `execute_kwargs` …
+        limits: The limits. The default has verl's defaults (for example one call a turn, 256 characters of a tool
+            response), 8,192 tokens each for prompt and response, and a run's default of `max_malformed_turns`. In your
+            own `Limits`, a field that you leave out has the default of `Limits`: no limit of malformed turns.
+        tool_timeout_s: Seconds that one call of one method of a tool may take.
+
+    Returns:
+        The outcome of the conversation.
 
     Raises:
-        ConfigError, ToolContractError: a mistake in what is given, more turns asked for than there are, or some left
-            over once a turn called no tool; nothing else.
+        ConfigError: A mistake in the arguments; or the conversation asked for more turns than the script has, or
+            finished before all were used.
+        ToolContractError: A tool broke the contract of `BaseTool`.
     """
     if isinstance(turns, str) or not isinstance(turns, Sequence) or not all(isinstance(turn, str) for turn in turns):
         raise ConfigError(f"turns={show(turns)}: expected a list of texts; give one text for each turn")
@@ -93,7 +99,7 @@ async def scripted_rollout(
     asked = len(engine.seen)
     if asked > len(turns):
         raise ConfigError(f"turns: the script has {len(turns)} turns, and one more was asked for; add it")
-    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # a limit may well leave some over
+    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # after a limit, turns may be left over
         raise ConfigError(
             f"turns: the conversation finished after turn {asked} of {len(turns)}; leave {show(turns[asked], 100)} "
             "out, or call a tool before it"
@@ -112,7 +118,10 @@ def _messages(prompt: Any) -> list[Message]:
 
 
 def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
-    """A scripted conversation as text, parted where the tokens' source changes; `SAMPLED` is what is trained."""
+    """Return a scripted conversation as `(source, text)` pairs, split where the tokens' source or the turn changes.
+
+    Text of the source `SAMPLED` is what is trained.
+    """
     tokenizer = tiny_tokenizer()
     written = outcome.trajectory
     parts = itertools.groupby(zip(written.sources, written.turn_ids, written.ids, strict=True), key=lambda one: one[:2])
@@ -138,7 +147,7 @@ def _by_name(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
 
 @functools.cache
 def tiny_tokenizer() -> TinyTokenizer:
-    """The tokenizer that ships with this package."""
+    """Return the tokenizer that ships with this package."""
     import jinja2.sandbox
     import tokenizers
 
@@ -151,7 +160,12 @@ def tiny_tokenizer() -> TinyTokenizer:
 
 
 class TinyTokenizer:
-    """The little of a Hugging Face tokenizer that a codec and its checks use, over the library `tokenizers` alone."""
+    """The part of a Hugging Face tokenizer that a codec and its checks use, built on the library `tokenizers` alone.
+
+    Args:
+        tokenizer: The tokenizer of that library.
+        template: The chat template.
+    """
 
     unk_token = None
 
@@ -164,25 +178,30 @@ class TinyTokenizer:
         self.eos_token_id = self.convert_tokens_to_ids(_END)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; the text of a control token is that token, as with any tokenizer of a model."""
+        """Return the ids of a text. The text of a control token becomes that token, as with any model's tokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
+        """Return the text of token ids."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def convert_tokens_to_ids(self, tokens: str) -> int:
-        """The id of a token."""
+        """Return the id of a token.
+
+        Raises:
+            KeyError: There is no such token.
+        """
         found = self._tokenizer.token_to_id(tokens)
         if found is None:
             raise KeyError(tokens)
         return int(found)
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """The template's text for a conversation.
+        """Return the template's text for a conversation. Token ids are not made here.
 
         Args:
-            kwargs: `tools`, `add_generation_prompt`, as of a Hugging Face tokenizer; ids are not made here.
+            conversation: The messages.
+            kwargs: `tools` and `add_generation_prompt`, as for a Hugging Face tokenizer.
         """
         return self._template.render(messages=list(conversation), **kwargs)
 
@@ -195,7 +214,11 @@ class _Merged:
 
 
 class TinyBuilder:
-    """A `TokenBuilder` for templates that only append, as the shipped one does."""
+    """A `TokenBuilder` for templates that only append, such as the shipped one.
+
+    Args:
+        tokenizer: Renders and encodes the messages.
+    """
 
     def __init__(self, tokenizer: TinyTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -204,7 +227,7 @@ class TinyBuilder:
     def build_initial_tokens(
         self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, **images: Any
     ) -> list[int]:
-        """Ids of a prompt with the assistant's header."""
+        """Return the ids of a prompt, with the header of the assistant's turn at the end."""
         return self._tokenizer.encode(self._text(messages, tools, header=True))
 
     def merge_context_tokens(
@@ -215,7 +238,7 @@ class TinyBuilder:
         *,
         tools: list[dict[str, Any]] | None = None,
     ) -> _Merged:
-        """The ids so far, the line break that the template writes after a turn's end, and those of the new messages."""
+        """Return the ids so far, a line break if they end with the end token, and the ids of the new messages."""
         before = self._text(previous_messages, tools, header=False)
         whole = self._text(updated_messages, tools, header=True)
         ended = bool(runtime_token_ids) and runtime_token_ids[-1] == self._tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""Where in a response the rewards of its tools belong."""
+"""The positions in a response to which the rewards of its tools belong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from verl_multiturn.rollout.conversation import Outcome
 
 
 def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[tuple[int, float]]:
-    """Weighted rewards with the position in the response that each is given to, always a sampled token.
+    """Return weighted rewards, each with its position in the response. Every position is a sampled token.
 
-    A step reward is given to the last token of the turn that called, the tools' `calc_reward` together to the last
-    sampled token. What is zero is left out. An invalid conversation has none.
+    A step reward goes to the last token of the turn that made the call. The sum of the tools' `calc_reward` goes to the
+    last sampled token. Rewards of zero are left out. An invalid conversation has no rewards.
+
+    Example: `[(11, 0.5), (40, 1.0)]`.
+
+    Args:
+        outcome: A conversation that is over.
+        weight: Factor of every reward.
     """
     trajectory = outcome.trajectory
     rewards = [(turn, call.reward) for turn, call in zip(outcome.call_turns, outcome.calls, strict=True) if call.reward]

@@ -1,10 +1,10 @@
-"""The one place that writes token ids, loss mask, logprobs, weight versions, turn ids and provenance.
+"""The one place that writes token ids, loss mask, log-probabilities, weight versions, turn ids and sources.
 
 Invariants, enforced where a token is written:
-- the six columns have one length, always;
-- a token is trainable exactly when the engine returned it for this request, and its logprob and weight version came
-  with it; sampled ids are stored as they came, never decoded and encoded again;
-- append-only, and sealed at the end: a sealed trajectory refuses every append.
+- the six columns always have one length;
+- a token is trainable exactly when the engine returned it for this request, and its log-probability and weight version
+  came with it; sampled ids are stored as they came, never decoded and encoded again;
+- a trajectory is append-only, and sealed at the end: a sealed trajectory refuses every append.
 """
 
 from __future__ import annotations
@@ -19,48 +19,60 @@ from verl_multiturn.errors import TrajectoryError
 from verl_multiturn.rollout.limits import StopReason
 
 NO_VERSION = -1
+"""The weight version of a token that nobody sampled, or whose version is not known."""
 
 
 class Source(IntEnum):
-    """Where a token came from. Only `SAMPLED` tokens are trained."""
+    """The origin of a token. Only `SAMPLED` tokens are trained."""
 
     PROMPT = 0
     SAMPLED = 1
     TEMPLATE = 2
-    """Written by the chat template between a turn and what follows it."""
+    """Written by the chat template between a turn and the next message."""
     OBSERVATION = 3
-    """What a tool or a user answered, with the template around it."""
+    """Response of a tool or a user, with the template's text around it."""
     INJECTED = 4
-    """An observation that is the loop's own words: no call could be executed."""
+    """An observation in the loop's own words: no call of the turn was executed."""
 
 
 @dataclass
 class Trajectory:
-    """Token-level record of one conversation; all columns are aligned, length `len(self)`.
+    """A token-level record of one conversation. All columns are aligned and have the length `len(self)`.
 
-    `turn_ids` counts assistant turns from 0; context tokens bear the number of the turn they lead up to, the prompt 0.
+    `turn_ids` counts assistant turns from 0. A context token has the number of the turn that follows it, so the prompt
+    has 0.
     """
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
+    """1 for a token that is trained, 0 for any other."""
     logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each sampled token; 0.0 for any other."""
     versions: list[int] = field(default_factory=list)
+    """Training step of the weights that sampled each token; `NO_VERSION` for any other."""
     turn_ids: list[int] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     prompt_length: int = 0
+    """Tokens of the prompt."""
     turns: int = 0
+    """Assistant turns so far."""
     stop_reason: StopReason | None = None
+    """Why the conversation ended; None until the trajectory is sealed."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def response_length(self) -> int:
-        """Tokens after the prompt, sampled or not."""
+        """Return the number of tokens after the prompt, sampled or not."""
         return len(self.ids) - self.prompt_length
 
     def append_prompt(self, ids: Sequence[int]) -> None:
-        """Write the initial prompt; once, first, and not empty."""
+        """Write the first prompt.
+
+        Raises:
+            TrajectoryError: Something was written before, or `ids` is empty.
+        """
         if self.ids:
             raise TrajectoryError(f"the prompt must come first and once; {len(self.ids)} tokens are already written")
         if not ids:
@@ -69,7 +81,17 @@ class Trajectory:
         self.prompt_length = len(ids)
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
-        """Write what the engine returned for one assistant turn and close the turn."""
+        """Write the tokens that the engine returned for one assistant turn, and close the turn.
+
+        Args:
+            ids: Sampled token ids, `(tokens,)`.
+            logprobs: Log-probability of each token, finite and at most 0 as float32.
+            versions: Weight version of each token.
+
+        Raises:
+            TrajectoryError: There is no prompt yet, the trajectory is sealed, the lengths differ, or a log-probability
+                is not one.
+        """
         if not self.ids:
             raise TrajectoryError("sampled tokens need a prompt before them")
         if not len(ids) == len(logprobs) == len(versions):
@@ -77,7 +99,7 @@ class Trajectory:
                 f"one logprob and one version per sampled token: got {len(ids)} ids, {len(logprobs)} logprobs, "
                 f"{len(versions)} versions"
             )
-        # As float32, which receipts and batches hold: -1e39 is -inf there, and 1e-60 is 0.
+        # Checked as float32, which receipts and batches hold: there -1e39 is -inf, and 1e-60 is 0.
         with np.errstate(over="ignore"):
             kept = np.asarray(logprobs, np.float32)
         wrong = np.flatnonzero(~(np.isfinite(kept) & (kept <= 0)))
@@ -88,7 +110,12 @@ class Trajectory:
         self.turns += 1
 
     def append_context(self, ids: Sequence[int], source: Source) -> None:
-        """Write tokens that nobody sampled: a separator of the template, an observation, or what the loop says."""
+        """Write tokens that nobody sampled: a separator of the template, an observation, or the loop's own words.
+
+        Raises:
+            TrajectoryError: There is no assistant turn yet, the trajectory is sealed, or `source` is `PROMPT` or
+                `SAMPLED`.
+        """
         if source in (Source.PROMPT, Source.SAMPLED):
             raise TrajectoryError(f"context tokens are template, observation or injected, not {source!r}")
         if not self.turns:
@@ -96,7 +123,11 @@ class Trajectory:
         self._append(ids, trained=0, logprobs=[0.0] * len(ids), versions=[NO_VERSION] * len(ids), source=source)
 
     def seal(self, stop_reason: StopReason) -> None:
-        """End the trajectory; it can only be read from now on."""
+        """End the trajectory. From now on it can only be read.
+
+        Raises:
+            TrajectoryError: The trajectory is already sealed.
+        """
         if self.stop_reason is not None:
             raise TrajectoryError(f"already sealed with {self.stop_reason!r}")
         self.stop_reason = stop_reason

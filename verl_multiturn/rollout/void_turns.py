@@ -9,12 +9,13 @@ from verl_multiturn.rollout.conversation import Outcome
 
 
 def has_void_turn(outcome: Outcome, answer: re.Pattern[str]) -> bool:
-    """Whether a turn of the assistant neither calls a tool, in a way that can be read, nor gives a final answer.
+    """Tell whether an assistant turn neither makes a readable tool call nor gives a final answer.
 
-    A turn that was cut off before it was read (by the engine, or when the time was up) is not looked at.
+    A turn that the engine or the clock cut off before it was read does not count.
 
     Args:
-        answer: found in a turn with a final answer.
+        outcome: A conversation that is over.
+        answer: Pattern that is found in the text of a turn with a final answer.
     """
     return any(_is_void(turn, answer) for turn in outcome.assistant_turns)
 

@@ -1,6 +1,8 @@
-"""Makes the tokenizer of this folder again: python verl_multiturn/rollout/tiny_chat/make_tokenizer.py
+"""Make the tokenizer of this folder anew.
 
-A byte-level BPE of a few hundred entries with ChatML's control tokens: small, and no text is unknown to it.
+    python verl_multiturn/rollout/tiny_chat/make_tokenizer.py
+
+It is a byte-level BPE of a few hundred entries with ChatML's control tokens: small, and no text is unknown to it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Error: the arguments are no valid JSON; there is no tool with that name, call an
 
 
 def main() -> None:
-    """Write tokenizer.json, and the file that names its tokens for transformers."""
+    """Write tokenizer.json, and the file that names its tokens for transformers (tokenizer_config.json)."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
