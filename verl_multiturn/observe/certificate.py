@@ -68,7 +68,7 @@ class Row:
     whole: bool = False
     loss_mask: Column | None = None
     loss_inputs: Mapping[str, Column] = field(default_factory=dict)
-    """Further inputs of the loss, by verl's names: `advantages`, `old_log_probs` …"""
+    """Further inputs of the loss by verl's names, such as `advantages` and `old_log_probs`."""
     input_ids: Column | None = None
     """Ids of prompt and response, `(P + R,)`."""
     position_ids: Column | None = None
