@@ -1,9 +1,9 @@
 """Call parsers by format name: ours, and those that a user has registered with verl.
 
 A parser registered with verl does not report a call that it cannot read. We do what is possible around it:
-- reasoning at the beginning of a turn is cut out before the parser sees the text;
-- a later section of reasoning may hold calls, or lie within an argument. Where leaving that section out changes what
-  the parser reads, the calls are malformed;
+- reasoning is cut out before the parser sees the text;
+- a section of reasoning that is not at the turn's beginning may hold calls, or lie within an argument. Where the parser
+  reads other calls with that section left in, the calls are malformed;
 - calls are also malformed when the parser raises an exception, or when their arguments are no JSON.
 """
 
