@@ -49,7 +49,7 @@ STATS = "rollout"
 class CertifiedOutput(AgentLoopOutput):
     """verl's output of one row, with the fields that the certificate and the metrics need.
 
-    These fields become batch columns. `extra_fields` would reach the user's `compute_score`; these fields do not.
+    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
     """
 
     versions: list[int]
