@@ -1,4 +1,4 @@
-"""Settings of verl that a CPU run needs: a few are forced, the others are filled in where nothing is set."""
+"""Settings of verl that a CPU run needs: a few are forced, the others only fill in what is not set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.plugin import is_trainer
 from verl_multiturn.verl_bridge.ray_cpus import cluster_address
 
-# What SGLang 0.5.12 needs to run without an accelerator; each can be overridden under
+# Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.
 _SGLANG = {
     "device": "cpu",
@@ -22,9 +22,9 @@ _SGLANG = {
     "disable_overlap_schedule": True,
     "enable_memory_saver": False,
     "max_total_tokens": 16384,
-    "sleep_on_idle": True,  # an idle scheduler would otherwise spin on a core that training needs
+    "sleep_on_idle": True,  # without it an idle scheduler keeps a core busy that training needs
 }
-# Forced, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
+# Forced settings, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.use_remove_padding": False,
@@ -40,7 +40,11 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 
     Args:
         config: verl's whole configuration.
-        ray_cpus: logical CPUs that Ray is told of when the user set none; verl reserves far more of them than it uses.
+        ray_cpus: number of logical CPUs that Ray is told to have when the user set none. verl reserves far more of
+            them than it uses.
+
+    Raises:
+        ConfigError: the CPU platform was only detected, and the run joins a cluster that may have accelerators.
     """
     cluster = cluster_address(config.ray_kwargs.ray_init.get("address"))
     if cluster and os.environ.get(DETECTED):
@@ -60,7 +64,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
             OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
         ray_init = config.ray_kwargs.ray_init
         if cluster:
-            return  # A cluster that is there has what it was started with.
+            return  # a running cluster keeps the resources that it was started with
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
         if ray_init.get("num_cpus") is None:

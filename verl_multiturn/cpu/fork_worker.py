@@ -1,8 +1,8 @@
-"""What Ray starts in the place of Python: asks `forkserver.py` for a worker, and stands for it until it ends.
+"""The program that Ray starts in place of Python: it asks `forkserver.py` for a worker, and ends with the worker.
 
     python -I -S fork_worker.py SOCKET PROGRAM [ARGUMENT …]
 
-Imports the standard library only, and little of it.
+It imports only the standard library, and little of it.
 """
 
 import json
@@ -14,7 +14,10 @@ import sys
 
 
 def main() -> None:
-    """Run a program in a fork, and end as it does."""
+    """Run a program in a fork, and end with its exit status.
+
+    Where no fork can be had, start Python with the program in this process instead.
+    """
     address, *arguments = sys.argv[1:]
     with open("/proc/self/oom_score_adj") as score:
         request = {
@@ -40,7 +43,12 @@ def main() -> None:
 
 
 def wait(server: socket.socket, pid: int) -> int:
-    """The exit status of a fork; 1 where the server has ended, and nobody can say."""
+    """Wait for a fork to end, and return its exit status; 1 when the server has ended and the status is unknown.
+
+    Args:
+        server: the connection to the server, which sends `ended STATUS`.
+        pid: process id of the fork.
+    """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -55,7 +63,7 @@ def wait(server: socket.socket, pid: int) -> int:
 
 
 def end(status: int) -> None:
-    """End with an exit status; a negative one is that of a signal."""
+    """End this process with an exit status; a negative status stands for the signal that ended the fork."""
     if status < 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
         os.kill(os.getpid(), -status)

@@ -1,14 +1,16 @@
-"""The process that Ray's workers of a run on one machine are forked from: it has imported PyTorch and SGLang once.
+"""The process from which a local run's Ray workers are forked, after it has imported PyTorch and SGLang once.
 
     driver ─starts→ forkserver.py, which imports, then waits
     raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ forkserver.py ─forks→ the worker
 
-A worker that imports all of it itself takes some 10 s of CPU, and a run has seven of them, most after one another. A
-fork has its environment, folder, output, niceness, blocked signals and arguments from whoever asked, and random numbers
-of its own; it ends when that one is killed. The worker is started as Ray would have it where no server answers, where
-the server cannot fork, and where variables that are read at import have other values than in the server.
+A worker that imports everything itself takes some 10 s of CPU. A run has seven workers, and most start one after
+another. A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client
+(`fork_worker.py`), and has random numbers of its own. It ends when its client is killed.
 
-The server runs this file as a script: at its top it imports the standard library only.
+The worker is started in Ray's usual way when no server answers, when the server cannot fork, and when a variable that
+is read at import has another value than in the server.
+
+The server runs this file as a script, so the top of the file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# What takes long to import. Not Ray, nor what imports it, as verl does: Ray's core reads the environment, which is the
-# worker's own, when it is imported.
+# Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
+# environment when it is imported, and each worker has its own environment.
 SLOW_MODULES = (
     "tensordict",
     "transformers.modeling_utils",
@@ -49,7 +51,7 @@ READ_AT_IMPORT = (
     "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
     "TORCH_", "TRANSFORMERS_",
 )  # fmt: skip
-# Runs a file as a script, without its folder on the path and without a flag that forks would have too.
+# Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
 _SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _CLIENT = Path(__file__).with_name("fork_worker.py")
 _PR_SET_PDEATHSIG = 1
@@ -58,13 +60,14 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Starts the server, which ends with the thread that started it.
+    """A running server process, which ends with the thread that started it.
 
     Args:
-        modules: what it imports; a worker tells of what cannot be imported when it tries so itself.
+        modules: names of the modules that the server imports. A module that cannot be imported is skipped; the worker
+            that imports it reports the error.
 
     Raises:
-        OSError: there is no place for its socket.
+        OSError: the socket cannot be created, or the process cannot be started.
     """
 
     def __init__(self, modules: Sequence[str] = SLOW_MODULES) -> None:
@@ -76,10 +79,10 @@ class ForkServer:
             self._folder.cleanup()
             raise
         self.executable = shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
-        """What Ray is to start in the place of Python, as a shell reads it."""
+        """Command line that Ray starts in place of Python, quoted for a shell."""
 
     def close(self) -> None:
-        """End the server; what it has forked goes on."""
+        """End the server; its forks go on."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
@@ -96,13 +99,13 @@ def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[number],
-            process_group=0,  # Ctrl-C is for the driver
+            process_group=0,  # Ctrl-C must reach only the driver
         )
 
 
 @functools.cache
 def forkserver() -> ForkServer | None:
-    """The one of this process, started at the first call; None where it cannot be."""
+    """Return the server of this process, which the first call starts; None when it cannot be started."""
     try:
         return ForkServer()
     except OSError as error:
@@ -111,7 +114,13 @@ def forkserver() -> ForkServer | None:
 
 
 def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
-    """Import the modules, then fork a process for each client, as long as the parent lives."""
+    """Import the modules, then fork a process for each client, as long as the parent lives.
+
+    Args:
+        listener_fd: file descriptor of the listening socket.
+        parent: process id of the parent.
+        modules: names of the modules to import; one that cannot be imported is skipped.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
@@ -120,15 +129,18 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # the pages of what is loaded stay shared
+    gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
     _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())
 
 
 class _Server:
-    """What it says to a client: `forked PID` or `refused REASON`, and after the first `ended STATUS`.
+    """The loop that answers clients and forks.
+
+    It sends a client `forked PID` or `refused REASON`, and after `forked` also `ended STATUS`.
 
     Args:
-        environment: that the modules were imported with.
+        listener: the listening socket.
+        environment: the environment variables with which the modules were imported.
     """
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
@@ -138,10 +150,10 @@ class _Server:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> tuple[dict[str, Any], list[int]]:
-        """Serve for ever.
+        """Serve clients for ever; return only in a forked process.
 
         Returns:
-            In a forked process: what its client asks for, and the client's standard descriptors.
+            The client's request, and file descriptors of the client's standard input, output and error.
         """
         while True:
             for key, _ in self._selector.select():
@@ -155,13 +167,13 @@ class _Server:
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except OSError:  # too many open files; it waits until there are less
+        except OSError:  # too many open files; try again when there are fewer
             time.sleep(0.1)
             return
         self._selector.register(client, selectors.EVENT_READ)
 
     def _read(self, client: Any) -> tuple[dict[str, Any], list[int]] | None:
-        """Fork a process for a client that has asked for one; in the fork, what was asked."""
+        """Fork a process for a client that has sent its request; return None here, and the request in the fork."""
         self._selector.unregister(client)
         descriptors: list[int] = []
         try:
@@ -171,7 +183,7 @@ class _Server:
                 client.send(f"refused with another {', '.join(other)}".encode())
                 raise ValueError
             pid = os.fork()
-        except (OSError, ValueError):  # a client that hears nothing goes its own way
+        except (OSError, ValueError):  # a client without an answer starts its worker itself
             client.close()
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -189,24 +201,24 @@ class _Server:
         return None
 
     def _other_variables(self, environment: dict[str, str]) -> list[str]:
-        """The variables of a client that had other values when the modules were imported."""
+        """Return the names of a client's variables that had other values when the modules were imported."""
         names = sorted(name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORT))
         return [name for name in names if environment.get(name) != self._environment.get(name)]
 
     def _close(self, client: socket.socket) -> None:
-        """Close what is the server's, in a fork."""
+        """Close the server's sockets and descriptors, in a fork."""
         for key in list(self._selector.get_map().values()):
             os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
         self._selector.close()
         client.close()
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
-        """Tell a client how its process ended, after killing it if the client was first to end."""
+        """Tell a client how its process ended; if the client ended first, kill the process."""
         if client.fileno() == -1:
             return  # both ended at once
         self._selector.unregister(client)
         self._selector.unregister(process)
-        signal.pidfd_send_signal(process, signal.SIGKILL)  # nothing to one that has ended
+        signal.pidfd_send_signal(process, signal.SIGKILL)  # has no effect on a process that has ended
         _, status = os.waitpid(pid, 0)
         os.close(process)
         with client, contextlib.suppress(OSError):
@@ -214,7 +226,7 @@ class _Server:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a client's program in this fork as a new Python would."""
+    """Run a client's program in this fork, as a new Python process would."""
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)
@@ -223,7 +235,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    with contextlib.suppress(OSError):  # a lower one than the server's may not be allowed
+    with contextlib.suppress(OSError):  # a niceness below the server's may not be allowed
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`AsyncSGLangRollout` on a CPU: weights travel by value, since there is no CUDA IPC handle to send."""
+"""`AsyncSGLangRollout` on a CPU: it sends weights by value, since there are no CUDA IPC handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
 
 
 class CpuAsyncSGLangRollout(AsyncSGLangRollout):
-    """Sends tensors as plain pickles inside SGLang's own envelope; one tensor-parallel rank, as SGLang has on a CPU."""
+    """The rollout of the CPU platform, which sends weights as pickled tensors in SGLang's own request.
+
+    There is one tensor-parallel rank, as SGLang has on a CPU.
+    """
 
     async def update_weights(
         self,
@@ -27,6 +30,17 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
+        """Send new weights to the engine, bucket by bucket, and empty the engine's cache afterwards.
+
+        Args:
+            weights: names and tensors.
+            global_steps: training step of the weights, which becomes the engine's weight version; None: not set.
+            wire_format: must be `named_tensors`.
+            kwargs: further arguments of verl's; only `peft_config` is looked at.
+
+        Raises:
+            ConfigError: there are LoRA adapters to send, or another wire format is asked for.
+        """
         if kwargs.get("peft_config"):
             raise ConfigError(
                 "the CPU platform does not send LoRA adapters; set actor_rollout_ref.model.lora.merge=True"
@@ -50,5 +64,5 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
 
 def _by_value(tensor: torch.Tensor) -> bytes:
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    # A view would drag its whole storage along.
+    # Without the copy, a view would be pickled with its whole storage.
     return pickle.dumps(whole.detach().contiguous().clone())

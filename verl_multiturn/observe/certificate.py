@@ -1,24 +1,25 @@
-"""The certificate: a batch row compared, token by token, with the receipts of what the engine returned.
+"""The certificate: it compares a batch row, token by token, with the receipts of what the engine returned.
 
-Shares no code with what builds a row, so that a fault there cannot hide itself: it knows receipts and arrays.
+It knows only receipts and arrays. It shares no code with what builds a row, so that a fault there cannot hide itself.
 
-What holds for a row without violations:
-- every generation lies in it verbatim, in order, right after exactly the ids that the engine was given for it (by
-  length and digest);
-- the mask is 1 at those tokens and nowhere else; their logprobs (to the bit, as float32) and weight versions are those
-  that the engine returned with them, and every other token has 0.0 and -1;
-- the mask of a row that the trainer has filtered is 0 throughout, and nothing else of it differs;
-- ids, positions, columns and version tags fit each other, and the row's name is that of the receipts. Where positions
-  have four dimensions (order, and time, height and width for images), the first is the row's order; in the other three
-  a sampled turn stands as text does, one after another beyond all that precedes it. Which positions the tokens of an
-  image have, and which pixels they stand for, is not proven;
-- whatever else the loss takes is one finite number for each token, masked or not: verl multiplies by the mask, and NaN
-  times 0 is NaN. Logprobs that the trainer computed are logprobs, and importance weights are not negative;
-- a row in which nothing was sampled is marked as invalid: receipts that were lost do not pass for those of such a row.
+A row without violations has these properties:
+- every generation lies in the row verbatim and in order. Right before it lie exactly the ids that the engine was given
+  for it (checked by length and digest);
+- the mask is 1 at the tokens of generations and nowhere else. Their logprobs (to the bit, as float32) and weight
+  versions are those that the engine returned with them. Every other token has the logprob 0.0 and the version -1;
+- if the trainer has filtered the row, its mask is 0 throughout, and nothing else of it differs;
+- ids, positions, columns and version tags fit each other, and the row's name is that of the receipts. Positions may
+  have four dimensions: order, and time, height and width for images. Then the first is the row's order. In the other
+  three the tokens of a sampled turn count up one by one, as text does, from beyond all positions before the turn. The
+  positions of an image's own tokens, and the pixels that they stand for, are not proven;
+- every further input of the loss is one finite number for each token, masked or not, because verl multiplies by the
+  mask, and NaN times 0 is NaN. Logprobs that the trainer computed are possible logprobs. Importance weights are not
+  negative;
+- a row in which nothing was sampled is marked as invalid. So a row whose receipts were lost does not pass for one.
 
-Tokens after the last generation were given to nobody: they are untrained, and no trained token can see them.
+Tokens after the last generation were given to no engine: they are untrained, and no trained token can see them.
 
-A row of the trainer's own filling has no receipts: it must be what verl fills up with, and no row under that name.
+A padding row has no receipts. It must be exactly what verl pads a batch with, and no real row may bear its tag.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ Column = NDArray[Any]
 
 _ROTARY = 4
 
-# A logprob of the trainer's may lie a rounding above 0 (bfloat16 keeps 8 bits). The least likely token of a model has
-# a logprob of some hundreds below 0, thousands where a low temperature multiplies it.
+# Least and largest logprob that the trainer may have computed. Rounding may put it slightly above 0 (bfloat16 keeps 8
+# bits). A model's least likely token has a logprob some hundreds below 0; with a low temperature, some thousands.
 _LOGPROB = (-1e5, 0.05)
 _BOUNDS = {"old_log_probs": _LOGPROB, "ref_log_prob": _LOGPROB, "rollout_is_weights": (0.0, np.inf)}
-"""What else the loss takes, by verl's names, with the least and the largest number that it can be."""
+"""Least and largest number allowed in a column that the loss takes, by verl's name of the column."""
 
-# verl names its filling after no prompt: `pad` and a hexadecimal UUID.
+# verl gives a padding row a uid of no prompt: `pad` and a hexadecimal UUID.
 _PADDING_UID = re.compile("pad[0-9a-f]{32}")
 
 PROMPT, SAMPLED, CONTEXT = 0, 1, 2
-"""Values of a record's `sources`; those above 2 are context too, of other kinds."""
+"""Values of a record's `sources`. Values above 2 are other kinds of context."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a batch, or one record. What its source does not have is None and is not checked.
+    """One row of a batch, or one record; a column that its source lacks is None and is not checked.
 
-    `P` tokens of prompt, `R` of response. `mask`, `loss_mask`, `logprobs`, `versions` and `loss_inputs` cover the
-    response, or with `whole` prompt and response.
+    P is the number of prompt tokens, R that of response tokens. `prompt_ids` is `(P,)` and `response_ids` `(R,)`.
+    `mask`, `loss_mask`, `logprobs`, `versions` and each of `loss_inputs` are `(R,)`, or `(P + R,)` with `whole`.
     """
 
     prompt_ids: Column
@@ -67,35 +68,36 @@ class Row:
     whole: bool = False
     loss_mask: Column | None = None
     loss_inputs: Mapping[str, Column] = field(default_factory=dict)
-    """What else the loss takes, by verl's names: `advantages`, `old_log_probs` …"""
+    """Further inputs of the loss by verl's names, such as `advantages` and `old_log_probs`."""
     input_ids: Column | None = None
-    """`[P + R]`"""
+    """Ids of prompt and response, `(P + R,)`."""
     position_ids: Column | None = None
-    """`[P + R]`, or `[4, P + R]` of a model with rotary positions for images"""
+    """Positions, `(P + R,)`, or `(4, P + R)` for a model with rotary positions for images."""
     turn_ids: Column | None = None
-    """`[P + R]`"""
+    """Assistant turn of each token, `(P + R,)`."""
     sources: Column | None = None
-    """`[P + R]`"""
+    """Source of each token, `(P + R,)`."""
     min_version: int | None = None
     max_version: int | None = None
-    """Tags: the oldest and the newest weights that sampled a token of the row."""
+    """Tags of the row: versions of the oldest and of the newest weights that sampled one of its tokens."""
     request_id: str | None = None
     uid: str | None = None
     key: str | None = None
-    """The row's name in the batch, `<uid>_<session id>_<index>`; a conversation has one row, of index 0."""
+    """Name of the row in the batch, `<uid>_<session id>_<index>`; a conversation has one row, with index 0."""
     padding: bool = False
-    """The trainer's own filling; nothing of it is trained."""
+    """True for a row with which the trainer pads the batch; nothing of it is trained."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Where a row is not what the engine returned."""
+    """A difference between a row and what the engine returned."""
 
     request: str
+    """Request id of the row's receipts; `of row KEY` where the row has no receipts."""
     turn: int | None
-    """Assistant turn from 0 that the token belongs to or leads up to; None: the whole row."""
+    """Assistant turn, from 0, that the token belongs to or leads up to; None for the whole row."""
     token: int | None
-    """Position in the row, prompt included; None: the whole turn or row."""
+    """Position in the row, prompt included; None for the whole turn or row."""
     what: str
 
     def __str__(self) -> str:
@@ -107,19 +109,25 @@ class Violation:
 def verify(
     row: Row, receipts: Receipts, mask_may_shrink: bool = False, bypass: bool = False, filtered: bool = False
 ) -> list[Violation]:
-    """All violations of a row; at most one for each column and generation.
+    """Return all violations of a row; at most one for each column and generation.
 
     Args:
-        mask_may_shrink: the trainer may take sampled tokens out of the mask (rejection sampling); never add one, and
-            never in `loss_mask`.
-        bypass: the trainer takes the engine's logprobs for `old_log_probs`.
-        filtered: the row has to be out of the loss altogether.
+        row: the row to verify.
+        receipts: the receipts of the row's request.
+        mask_may_shrink: whether the trainer may take sampled tokens out of `mask` (rejection sampling). It may never
+            add a token, and never change `loss_mask`.
+        bypass: whether the trainer uses the engine's logprobs as `old_log_probs`.
+        filtered: whether the mask of the row has to be 0 throughout.
     """
     return _Check(row, receipts, filtered).run(mask_may_shrink, bypass)
 
 
 def repeated(keys: Iterable[str]) -> list[Violation]:
-    """A violation for each name that several rows of a batch have."""
+    """Return a violation for each name that several rows of a batch have.
+
+    Args:
+        keys: names of the batch's rows.
+    """
     return [
         Violation(f"of row {key}", None, None, f"it is {count} times in the batch")
         for key, count in Counter(keys).items()
@@ -128,10 +136,10 @@ def repeated(keys: Iterable[str]) -> list[Violation]:
 
 
 def shared(request_ids: Mapping[str, str]) -> list[Violation]:
-    """A violation for each conversation that stands under several names in a batch.
+    """Return a violation for each conversation that is in a batch under several names.
 
     Args:
-        request_ids: that of a row's receipts, by the row's name.
+        request_ids: request id of each row's receipts, by the row's name.
     """
     names: dict[str, list[str]] = defaultdict(list)
     for key, request_id in request_ids.items():
@@ -174,7 +182,7 @@ class _Check:
 
     @property
     def _covered(self) -> int:
-        """How many tokens the columns cover."""
+        """Number of tokens that the columns cover."""
         return len(self.ids) - self.first
 
     def _add(self, turn: int | None, token: int | None, what: str) -> None:
@@ -192,12 +200,12 @@ class _Check:
         name = f"{receipts.uid}_{receipts.session_id}_0"
         if row.key is not None and row.key != name:
             self._add(None, None, f"the row is called {row.key!r}, the receipts are of {name!r}")
-        # A record of an older version does not say that it is invalid; a row of a batch has to.
+        # Records of an older version do not say that they are invalid. A row of a batch has to.
         if row.key is not None and not self.generations and not receipts.invalid:
             self._add(None, None, "its receipts hold no generation, and do not say that it is invalid")
 
     def _padding(self, bypass: bool) -> None:
-        """verl's filling: a name of its own, one id throughout, one token of response, and nothing of it trained."""
+        """Check a padding row: verl's name for padding, one id throughout, one response token, nothing trained."""
         row, tagged = self.row, "it is tagged as the trainer's filling"
         if not _PADDING_UID.fullmatch(row.uid or "") or not re.fullmatch(rf"{row.uid}_\d+_0", row.key or ""):
             self._add(None, None, f"{tagged}, whose name is not {row.key!r}, of uid {row.uid!r}")
@@ -212,7 +220,7 @@ class _Check:
             self._column("old_log_probs", row.loss_inputs.get("old_log_probs"), nothing, of="its tag")
 
     def _range(self) -> None:
-        """Whether the ids are ids, and the digests of them as int32 are theirs."""
+        """Check that all ids are non-negative int32 numbers; digests are computed from int32."""
         wrong = np.flatnonzero((self.stored != self.ids) | (self.stored < 0))
         if wrong.size:
             at = int(wrong[0])
@@ -221,7 +229,7 @@ class _Check:
     def _loss_inputs(self, bypass: bool) -> None:
         for name, column in self.row.loss_inputs.items():
             if bypass and name == "old_log_probs":
-                continue  # was compared, number by number
+                continue  # `_columns` or `_padding` has compared it number by number
             if not self._length(name, column, self._covered, self.first):
                 continue
             least, largest = _BOUNDS.get(name, (-np.inf, np.inf))
@@ -240,7 +248,7 @@ class _Check:
         self._column("position_ids", positions, np.arange(len(self.ids)), first=0, of="the row's order")
 
     def _image_positions(self, positions: Column) -> None:
-        """The dimensions of time, height and width, where the model sampled."""
+        """Check the dimensions time, height and width of sampled turns."""
         if positions.shape != (_ROTARY, len(self.ids)):
             shape, expected = list(positions.shape), [_ROTARY, len(self.ids)]
             self._add(None, None, f"the position_ids column has shape {shape}, expected {expected}")
@@ -262,7 +270,7 @@ class _Check:
             reached = max(reached, int(here.max()))
 
     def _generations(self) -> None:
-        """Each generation's place, its ids, and the ids before it."""
+        """Check the place of each generation, its ids, and the ids before it."""
         digest, hashed = prompt_hash(), 0
         prefix_is_right = True
         before = len(self.row.prompt_ids)
@@ -281,7 +289,7 @@ class _Check:
             if prefix_is_right and start >= hashed:
                 digest.update(self.stored[hashed:start].tobytes())
                 prefix_is_right = digest.hexdigest() == receipt.prompt_digest
-                # A wrong id of an earlier generation is named there, and all digests after it are others.
+                # A wrong id in an earlier turn was reported there already, and changes all later digests.
                 if not prefix_is_right and not any(v.turn is not None and v.turn < turn for v in self.found):
                     self._add(turn, min(hashed, start), f"tokens {hashed} to {start - 1} are not those the engine saw")
                 hashed = start
@@ -323,7 +331,7 @@ class _Check:
         of: str = "the receipts",
         may_shrink: bool = False,
     ) -> None:
-        """Compare one column; `first` is the position of its first token in the row."""
+        """Compare one column; `first` is the position in the row of the column's first token."""
         first = self.first if first is None else first
         if column is None or not self._length(name, column, len(expected), first):
             return
@@ -338,7 +346,7 @@ class _Check:
             self._add(self._turn_of(token), token, f"{name} is {column[at]}, by {of} {expected[at]}{rest}")
 
     def _length(self, name: str, column: Column, expected: int, first: int) -> bool:
-        """Whether a column is one number for each token."""
+        """Tell whether a column has one number for each token; if not, add a violation."""
         if column.shape == (expected,):
             return True
         token = first + min(len(column), expected)
@@ -355,6 +363,6 @@ class _Check:
             ("oldest", self.row.min_version, known.min()),
             ("newest", self.row.max_version, known.max()),
         ):
-            # A record has no tags; a row of a batch has to.
+            # A record has no tags. A row of a batch must have them.
             if tag != expected and (tag is not None or self.row.key is not None):
                 self._add(None, None, f"the tag of the {name} weights is {tag}, by the receipts {expected}")

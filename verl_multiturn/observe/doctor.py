@@ -1,4 +1,4 @@
-"""What `verl-multiturn doctor` looks at. verl, torch and what else is heavy are asked in processes of their own."""
+"""The checks of `verl-multiturn doctor`. Heavy packages such as verl and torch are asked in separate processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
-# The set that is known to work together; verl moves, so its minor version is pinned.
+# Versions that are known to work together. verl changes fast, so its exact version is pinned.
 _PINNED = {"verl": "0.9.1", "sglang": "0.5.12", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"}
-# SGLang's kernels, which only a GPU runs.
+# Packages with SGLang's kernels, which only a GPU needs.
 _KERNELS = {"sglang-kernel": "0.4.2.post2", "flashinfer-python": "0.6.11.post1", "flash-attn-4": "4.0.0b15"}
 FLASH_ATTN = "flash-attn"
 _FLASH_ATTN_VERSION = "2.8.3"
@@ -25,19 +25,22 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `remedy` is empty when it is well."""
+    """The result of one check."""
 
     what: str
+    """Name of the thing that was checked."""
     ok: bool
     found: str
+    """State in which it was found."""
     remedy: str = ""
+    """Advice what to do; empty when the check passed."""
 
 
 def examine(gpu: bool = False) -> list[Finding]:
-    """Versions, platform, and whether verl knows the plugin.
+    """Check versions, the disk, and whether verl knows the plugin.
 
     Args:
-        gpu: look at what only a run on a GPU needs, too.
+        gpu: whether to check also what only a run on a GPU needs.
     """
     pinned = _PINNED | (_KERNELS if gpu else {})
     remedy = install_command(gpu or _has_gpu())
@@ -52,8 +55,13 @@ def examine(gpu: bool = False) -> list[Finding]:
 
 
 def install_command(gpu: bool) -> str:
-    """The one command that makes, or mends, the whole environment: single packages installed by hand pull the others
-    apart."""
+    """Return the command that installs, or repairs, the whole environment.
+
+    It is one command, because a single package that is installed by hand may replace versions of others.
+
+    Args:
+        gpu: whether the environment is for a GPU.
+    """
     name = "install_gpu.sh" if gpu else "environment.sh"
     script = _ROOT / "scripts" / name
     command = f"bash {script}" if script.is_file() else f"in a checkout of verl-multiturn: bash scripts/{name}"
@@ -66,7 +74,7 @@ def install_command(gpu: bool) -> str:
 
 
 def has_flash_attn() -> bool:
-    """Whether flash-attn is installed: flash-attn-4, of the same import name, is another thing."""
+    """Return whether flash-attn is installed. flash-attn-4 is another package, with the same import name."""
     return _installed(FLASH_ATTN) is not None
 
 
@@ -74,7 +82,7 @@ _MISSING = "not installed"
 
 
 def _has_gpu() -> bool:
-    """Whether this environment is meant for a GPU, as far as that can be known without torch."""
+    """Tell whether this environment is meant for a GPU, as far as that can be known without torch."""
     platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
     return platform != "cpu" if platform else shutil.which("nvidia-smi") is not None
 
@@ -114,7 +122,11 @@ def _shared_memory() -> Finding:
 
 
 def _python_says(program: str) -> tuple[bool, str]:
-    """Whether a program ended well in a process of its own, and the last line that it wrote, or that it failed with."""
+    """Run a Python program in a separate process, for at most 300 s.
+
+    Returns:
+        Whether it ended without an error, and the last line of its output (with an error: of its error output).
+    """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=300
     )
@@ -123,8 +135,11 @@ def _python_says(program: str) -> tuple[bool, str]:
 
 
 def _flash_attn(remedy: str) -> Finding:
-    """Built for another torch it is installed and cannot be imported; and it brings a `flash_attn.cute` of its own,
-    which SGLang's must have replaced."""
+    """Check flash-attn.
+
+    A wheel that was built for another torch installs, but cannot be imported. flash-attn also has a `flash_attn.cute`
+    of its own, which SGLang's (from flash-attn-4) must have replaced.
+    """
     what, found = FLASH_ATTN, _installed(FLASH_ATTN)
     if found is None:
         return Finding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
@@ -140,7 +155,7 @@ def _flash_attn(remedy: str) -> Finding:
 
 
 def _is_another(file: importlib.metadata.PackagePath) -> bool:
-    """Whether a package's file is gone, or has another size than the package said."""
+    """Tell whether a package's file is missing, or has another size than the package recorded."""
     path = Path(str(file.locate()))
     return file.size is not None and (not path.is_file() or path.stat().st_size != file.size)
 
@@ -169,7 +184,11 @@ def _gpu(remedy: str) -> Finding:
 
 
 def judge_gpu(gpu: dict[str, Any]) -> Finding:
-    """A verdict on the first GPU as `_PROBE` describes it: compute capability as two numbers, memory in bytes."""
+    """Judge the first GPU.
+
+    Args:
+        gpu: the GPU as `_PROBE` describes it: compute capability as two numbers, memory in bytes.
+    """
     free_gb, total_gb = gpu["free"] / _GB, gpu["total"] / _GB
     major, minor = gpu["capability"]
     found = (
@@ -195,7 +214,7 @@ print('platform:', get_platform().device_name)
 
 
 def _registration(remedy: str) -> Finding:
-    """In a process of its own: what `import verl` prints and registers there is what a run would get."""
+    """Check that `import verl` registers the plugin; a separate process registers what a run would register."""
     registered, said = _python_says(_REGISTERED)
     if registered:
         return Finding("plugin in verl", True, f"registered; {said}")

@@ -1,7 +1,7 @@
-"""`verl-multiturn doctor --gpu`: the whole path on this machine in a minute or two.
+"""`verl-multiturn doctor --gpu`: a short training run that tries the whole path on this machine in a minute or two.
 
-The quickstart, made short: its tiny model calls a calculator, on SGLang, through two steps of GRPO and their weight
-syncs. A platform differs from another in its settings alone, so that the CPU platform runs the same code in the tests.
+It is a short version of the quickstart: a tiny model calls a calculator, on SGLang, in two steps of GRPO with their
+weight syncs. Platforms differ only in settings, so the tests run the same code on the CPU platform.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verl_multiturn.recipes import shipped_folder
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _BATCH = 8
-_SAMPLES = 8  # of each task: the quickstart's `rollout.n`
+_SAMPLES = 8  # conversations for each task: the quickstart's `rollout.n`
 _SMALL = {
     "data.train_batch_size": _BATCH,
     f"{_ACTOR}.ppo_mini_batch_size": _BATCH,
@@ -31,10 +31,10 @@ _GPU = {
     # FlashAttention takes no float32.
     f"++{_ACTOR}.fsdp_config.mixed_precision": _BF16,
     f"{_ROLLOUT}.dtype": "bfloat16",
-    # Of SGLang's attention kernels these take the tiny model's heads of 32.
+    # Among SGLang's attention backends, this one supports the tiny model's head size of 32.
     f"+{_ROLLOUT}.engine_kwargs.sglang.attention_backend": "triton",
     f"{_ROLLOUT}.gpu_memory_utilization": 0.3,
-    # Compiling and capturing take longer than the two steps.
+    # Compiling, and capturing CUDA graphs, would take longer than the two steps.
     f"{_ROLLOUT}.enforce_eager": True,
     f"{_ACTOR}.use_torch_compile": False,
 }
@@ -43,9 +43,9 @@ _NO_FLASH_ATTN = {
     "++actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
 }
 _MOST_DIFFERENCE = {"cpu": 1e-4, "nvidia": 2e-2}
-"""Mean |rollout - trainer probability|: float32 gave 4e-7 on a CPU, bfloat16 about 1e-3."""
+"""Largest mean of |rollout - trainer probability| that passes. float32 on a CPU gave 4e-7, bfloat16 about 1e-3."""
 
-# What a trainer's log says when it fails for a reason that has a name, and what to do then; the first that is found.
+# Texts in a trainer's log that name the reason of a failure, and the remedy. The first text that is found counts.
 _REASONS = {
     "CUDA out of memory": "the GPU's memory is taken: look at nvidia-smi, and end what holds it",
     "no kernel image is available": "a package has no code for this GPU: install with scripts/install_gpu.sh",
@@ -57,10 +57,10 @@ _REASONS = {
 
 
 def overrides(platform: str) -> list[str]:
-    """What differs from the quickstart, as verl's overrides.
+    """Return the settings that differ from the quickstart's, as verl's overrides.
 
     Args:
-        platform: verl's name of it: `nvidia`, or `cpu`.
+        platform: verl's name of the platform: `nvidia`, or `cpu`.
     """
     settings: dict[str, Any] = dict(_SMALL)
     if platform != "cpu":
@@ -69,12 +69,13 @@ def overrides(platform: str) -> list[str]:
 
 
 def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: int = 2) -> list[Finding]:
-    """Train for some steps and judge what came out.
+    """Train for some steps, and judge the result.
 
     Args:
-        out: folder that the run is written to; what is in it is lost.
-        platform: verl's name of it: `nvidia`, or `cpu`.
-        say: given the run's lines as they come.
+        out: folder for the run's output; files that are in it are lost.
+        platform: verl's name of the platform: `nvidia`, or `cpu`.
+        say: called with each line that the run prints.
+        steps: number of training steps.
     """
     script = shipped_folder() / "recipes" / "quickstart" / "run.py"
     command = [sys.executable, str(script), "--steps", str(steps), "--out", str(out), *overrides(platform)]
@@ -101,7 +102,13 @@ def _failure(out: Path, status: int, last: str) -> Finding:
 
 
 def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
-    """Verdicts on a run that ended well, from what it wrote."""
+    """Judge a run that ended without an error, from the files that it wrote.
+
+    Args:
+        out: folder of the run's output.
+        platform: verl's name of the platform: `nvidia`, or `cpu`.
+        steps: number of training steps that were asked for.
+    """
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     with (out / "trajectories.jsonl").open(encoding="utf-8") as lines:
         trained = [record for record in map(json.loads, lines) if record["temperature"] > 0]
@@ -139,7 +146,7 @@ def _judged(what: str, ok: bool, found: str, remedy: str) -> Finding:
 
 
 def _synced(trained: list[dict[str, Any]], steps: int) -> tuple[bool, str]:
-    """Whether each step was sampled with the weights of the step before it."""
+    """Return whether each step was sampled with the weights of the step before it, and the versions as a text."""
     versions = {
         step: sorted({version for record in trained if record["step"] == step for version in record["versions"]} - {-1})
         for step in range(1, steps + 1)

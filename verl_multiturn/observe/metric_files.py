@@ -1,8 +1,8 @@
 """The metrics of a run, read from the files of all its starts.
 
-verl's file logger empties the file that it is given, so each start has one of its own: `metrics.jsonl`,
-`metrics.2.jsonl`, … A start that resumes begins where the last checkpoint was: what an earlier start logged beyond
-that point was done again.
+verl's file logger empties the file that it is given, so each start of a run has its own file: `metrics.jsonl`,
+`metrics.2.jsonl`, … A start that resumes begins at the last checkpoint. Steps that an earlier start logged beyond that
+checkpoint are done again.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ from pathlib import Path
 from typing import Any
 
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
-# In what verl logs of a training step, and not in a validation before the first one.
+# A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
 
 
 def metric_files(folder: Path) -> list[Path]:
-    """Return the files of a run's starts, the first start's first."""
+    """Return the metric files of a run, in the order of its starts."""
     matches = [(found, path) for path in folder.glob("metrics*.jsonl") if (found := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted((int(found[1] or 1), path) for found, path in matches)]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return what all starts of a run logged as `{"step": …, "data": {…}}`, one entry for each step, in order.
+    """Return the metrics that all starts of a run logged, one entry for each step, in the order of the steps.
 
-    A step that was done again counts as it was the last time; the validation that a resumed start begins with is added
-    to what was logged of that step. Values that are no numbers (NaN, which verl logs as null) are left out.
+    A step that was done again counts as it was the last time. The validation with which a resumed start begins is added
+    to the entry of its step. NaN, which verl logs as null, is left out. Example:
+        [{"step": 0, "data": {"val-core/acc": 0.1}}, {"step": 1, "data": {"training/global_step": 1}}]
+
+    Args:
+        folder: output folder of the run.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for path in metric_files(folder):
@@ -43,7 +47,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step and values of each whole line; a run that is killed may leave a torn one at the end."""
+    """Yield step and values of each whole line; a run that is killed may leave a torn line at the end."""
     for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
         entry = json.loads(line)
         yield entry["step"], {key: value for key, value in entry["data"].items() if value is not None}

@@ -1,7 +1,7 @@
-"""The metrics of a batch of conversations: what each of them leaves behind, and what they come to.
+"""The metrics of a batch of conversations.
 
-A conversation leaves a dictionary of plain values behind (`stats_of`), which travels with its row. `aggregate` makes of
-a batch of them what the trainer's loggers show; `docs/metrics.md` lists the keys.
+`stats_of` returns a dictionary of plain values for one conversation, which travels with its row. `aggregate` turns the
+dictionaries of a batch into the metrics that the trainer's loggers show. `docs/metrics.md` lists the keys.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.tools.runtime import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
-"""What `stats_of` says of a conversation."""
+"""Values of one conversation, as `stats_of` returns them."""
 
 MOST_KEYS = 10
-"""Of a tool's own metrics, those that most of its calls report; the others are left out."""
+"""Most keys of a tool's own metrics that are shown: those that most of its calls report."""
 
 _OF_A_TOOL = (
     CallStatus.ERROR,
@@ -32,11 +32,11 @@ _OF_A_TOOL = (
     CallStatus.OVER_LIMIT,
     CallStatus.OVERLOADED,
 )
-"""Failures that can be laid to a tool; what is malformed or of an unknown name is nobody's."""
+"""Failures that are counted for a single tool. A malformed call, or one of an unknown name, belongs to no tool."""
 
 
 class CallStats(NamedTuple):
-    """What the metrics need of a call."""
+    """Values of one call for the metrics; `queue_s` and `seconds` are times in seconds."""
 
     tool: str
     status: str
@@ -51,7 +51,7 @@ class CallStats(NamedTuple):
 
 
 def stats_of(outcome: Outcome) -> Stats:
-    """What the metrics need of a conversation, in plain types."""
+    """Return the values of a conversation that the metrics need, in plain types."""
     return {
         "stop": str(outcome.stop_reason),
         "valid": outcome.valid,
@@ -62,7 +62,7 @@ def stats_of(outcome: Outcome) -> Stats:
         "tools_s": outcome.tools_s,
         "calc_rewards": dict(outcome.tool_rewards),
         "calls": [
-            # A plain tuple: who unpickles it need not have this class.
+            # A plain tuple, so that a process can unpickle it without this class.
             (
                 call.tool,
                 str(call.status),
@@ -81,19 +81,19 @@ def stats_of(outcome: Outcome) -> Stats:
 
 
 def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
-    """The metrics of a batch; empty for an empty one.
+    """Return the metrics of a batch by name; an empty batch has none.
 
     Args:
-        stats: of each conversation as `stats_of` returns it. Beyond that, `score` is what `compute_score` gave,
-            `reported` the numbers in all that it returned, `tool_score` what the tools' rewards added to the score, and
-            `void` whether a turn of it is void, where any of it is so.
+        stats: a dictionary for each conversation, as `stats_of` returns it. It may have further keys: `score` (given by
+            `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
+            `tool_score` (the sum that the tools' rewards added to the score), `void` (whether a turn is void).
     """
     if not stats:
         return {}
     calls = [[CallStats(*call) for call in each["calls"]] for each in stats]
     by_tool: dict[str, list[CallStats]] = defaultdict(list)
     for call in (call for of_one in calls for call in of_one):
-        if call.tool:  # A name that the model made up would be a metric of its own.
+        if call.tool:  # empty for a name that the model made up, which must not become a metric
             by_tool[call.tool].append(call)
     calculated: dict[str, list[float]] = defaultdict(list)
     for each in stats:
@@ -116,7 +116,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
         **_mean_of("void_share", stats, "void"),
         **_mean_and_max("assistant_turns", [each["assistant_turns"] for each in stats]),
         **_mean_and_max("user_turns", [each["user_turns"] for each in stats]),
-        # Those that did not occur too, so that no curve has a hole.
+        # Reasons that did not occur are shown too, so that no curve has a hole.
         **{f"stop/{reason}": stopped[reason] / len(stats) for reason in StopReason},
         **_percentiles("generate_s", [each["generate_s"] for each in stats]),
         **_percentiles("tools_s", [each["tools_s"] for each in stats]),
@@ -138,7 +138,7 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
 
 
 def _productivity(stats: Sequence[Stats]) -> dict[str, float]:
-    """Correct answers per executed call, the tool productivity of OTC (arXiv 2504.14870)."""
+    """Return the correct answers per executed call, which is the tool productivity of OTC (arXiv 2504.14870)."""
     calls = sum(executed_calls(each) for each in stats)
     if not calls or all(each.get("score") is None for each in stats):
         return {}
@@ -146,15 +146,18 @@ def _productivity(stats: Sequence[Stats]) -> dict[str, float]:
 
 
 def is_correct(stats: Stats) -> bool:
-    """Whether a conversation's answer counts as correct: something was sampled, `compute_score` gave more than 0, and
-    the `acc` that it reported, where it did, is more than 0 too."""
+    """Return whether the answer of a conversation counts as correct.
+
+    The conversation must be valid, `compute_score` must have given more than 0, and the `acc` that it reported, if any,
+    must be more than 0 too.
+    """
     score = stats.get("score")
     acc = stats.get("reported", {}).get("acc", 1.0)
     return bool(stats["valid"] and score is not None and score > 0 and acc > 0)
 
 
 def executed_calls(stats: Stats) -> int:
-    """A conversation's calls that a tool answered, or should have; answers from the cache included."""
+    """Count the calls of a conversation that were executed: answered, failed or late; cached answers count too."""
     return sum(CallStats(*call).status in EXECUTED for call in stats["calls"])
 
 
@@ -177,7 +180,7 @@ def _of_tool(calls: Sequence[CallStats], calculated: Sequence[float]) -> dict[st
 
 
 def _rates_and_times(calls: Sequence[CallStats], statuses: Iterable[CallStatus]) -> dict[str, float]:
-    """What is said of all calls and of one tool's alike. Without a call rates are 0 and times are left out."""
+    """Return the rates and times of some calls. Without a call rates are 0, and times are left out."""
     ended = Counter(call.status for call in calls)
     counts = {str(status): ended[status] for status in statuses}
     counts["cached"] = sum(call.cached for call in calls)
@@ -193,7 +196,7 @@ def _rates_and_times(calls: Sequence[CallStats], statuses: Iterable[CallStatus])
 
 
 def _own_metrics(calls: Iterable[CallStats]) -> dict[str, float]:
-    """The mean of each number that a tool's author reports."""
+    """Return the mean of each number that a tool itself reports, for the `MOST_KEYS` most frequent keys."""
     values: dict[str, list[float]] = defaultdict(list)
     for call in calls:
         for key, value in call.metrics.items():
@@ -203,10 +206,10 @@ def _own_metrics(calls: Iterable[CallStats]) -> dict[str, float]:
 
 
 def numbers_of(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    """The finite numbers among what an author's code reports."""
+    """Return the finite numbers in a dictionary that a tool or a reward function reports, as floats."""
     numbers = {}
     for key, value in metrics.items():
-        with contextlib.suppress(OverflowError):  # an integer that no float can hold
+        with contextlib.suppress(OverflowError):  # an integer that is too large for a float
             if isinstance(value, Real) and math.isfinite(value):
                 numbers[str(key)] = float(value)
     return numbers

@@ -1,7 +1,7 @@
-"""Finished conversations as JSONL, one file per worker process.
+"""Records of finished conversations as JSONL, one file for each worker process.
 
-Invariant: no conversation fails because its record could not be written. A line that was torn, by a kill or a full
-disk, stays alone: the next record begins on a line of its own, and readers go on past the torn one.
+Invariant: no conversation fails because its record could not be written. A kill or a full disk may leave a torn line.
+It harms no other record: the next record begins on a new line, and readers skip the torn line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def record_of(outcome: Outcome, receipts: Receipts, **extra: Any) -> dict[str, Any]:
-    """A JSON-ready record of a conversation: every token column, the messages, the calls, and what the engine said."""
+    """Return the record of a conversation: all token columns, the messages, the calls and the engine's receipts.
+
+    Args:
+        outcome: the finished conversation.
+        receipts: receipts of what the engine returned.
+        extra: further entries, such as `step`, `uid` and `temperature`.
+
+    Returns:
+        A dictionary for `json_line`.
+    """
     trajectory = outcome.trajectory
     return {
         "request_id": outcome.request_id,
@@ -60,18 +69,25 @@ def record_of(outcome: Outcome, receipts: Receipts, **extra: Any) -> dict[str, A
 
 
 class RecordWriter:
-    """Appends records to `<folder>/<host>-<process id>.jsonl`; each line is written whole."""
+    """Writer that appends records to `<folder>/<host>-<process id>.jsonl`.
+
+    Args:
+        folder: folder of the records; it is created where it does not exist.
+
+    Raises:
+        OSError: the folder or the file cannot be created.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self._path = path / f"{socket.gethostname()}-{os.getpid()}.jsonl"
-        self._path.open("ab").close()  # now, while it is a mistake of the settings
+        self._path.open("ab").close()  # fail now, at the start of the run, when the path is wrong
         self._torn = _ends_within_a_line(self._path)
         self._lost = 0
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; what keeps it from being written is logged."""
+        """Append a record; an error is logged, and the record is lost."""
         try:
             line = json_line(record).encode()
             with self._path.open("ab", buffering=0) as file:
@@ -91,7 +107,11 @@ class RecordWriter:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON; NaN becomes its name, a key that is no text its `repr`."""
+    """Return a record as one line of JSON.
+
+    JSON has no NaN and no infinity: they become the texts `nan`, `inf` and `-inf`. A key that is no text becomes text,
+    and a value of a type that JSON does not have becomes its `repr`, shortened.
+    """
     try:
         return json.dumps(record, default=show, allow_nan=False) + "\n"
     except (TypeError, ValueError):
@@ -99,7 +119,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the records of a file one by one; a torn line is logged and left out."""
+    """Yield the records of a file one by one; a torn line is logged and skipped."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             record = parse_line(line)
@@ -110,7 +130,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(line: str) -> Any:
-    """Return what a line of JSON holds; None for one that was not written to its end."""
+    """Return the value of a line of JSON; None for a line that was not written to its end."""
     try:
         return json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Recorded conversations, verified against the receipts that were recorded with them."""
+"""Verification of recorded conversations against the receipts that were recorded with them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a record came to."""
+    """The result of verifying one record; without violations the record is right."""
 
     sampled_tokens: int
+    """Number of tokens in the record's receipts."""
     violations: list[Violation]
 
 
 def verify_record(record: Mapping[str, Any]) -> Verdict:
     """Verify one record of `observe.records`.
 
+    Args:
+        record: the record, as `json.loads` returns it.
+
     Raises:
-        CertificateError: it is no record, or was written without receipts.
+        CertificateError: this is no record, or its receipts are missing or cannot be read.
     """
     try:
         ids, mask, logprobs, versions, turn_ids, sources = (np.asarray(record[name]) for name in _COLUMNS)
@@ -58,10 +62,16 @@ def verify_record(record: Mapping[str, Any]) -> Verdict:
 
 
 def verify_file(path: Path) -> Iterator[tuple[int, Verdict | None]]:
-    """Verify a JSONL file; line numbers from 1, and None for a torn line, as a process that was killed leaves.
+    """Verify a JSONL file of records, line by line.
+
+    Args:
+        path: the file.
+
+    Yields:
+        The number of a line, from 1, and its verdict; None for a torn line, as a killed process leaves.
 
     Raises:
-        CertificateError: the file cannot be read, holds no record, or a line is JSON and none.
+        CertificateError: the file cannot be read or holds no record, or a line is valid JSON but no valid record.
     """
     found = False
     try:

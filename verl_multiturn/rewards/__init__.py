@@ -1,5 +1,7 @@
-"""Rewards by `data_source`, for verl's `reward.custom_reward_function`: path `pkg://verl_multiturn.rewards`, name
-`compute_score`. See `docs/rewards.md`."""
+"""Rewards by `data_source`, for verl's `reward.custom_reward_function`.
+
+Its path is `pkg://verl_multiturn.rewards`, its name `compute_score`. See `docs/rewards.md`.
+"""
 
 from verl_multiturn.rewards.resources import aclose
 from verl_multiturn.rewards.router import compute_score

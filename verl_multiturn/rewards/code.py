@@ -1,15 +1,15 @@
-"""Programs against tests, in the sandbox of the `python` tool.
+"""The reward for programs, which runs them against tests in the sandbox of the `python` tool.
 
 The program is the last ```python block. Tests are pairs of standard input and output, or code with assertions.
 
-What the program could forge, and why it cannot:
-- an expected output never enters a sandbox: what the program printed is compared outside;
-- a test's code runs in a sandbox of its own, and the program in another. Calls go over one at a time, and come back as
-  numbers, strings, lists and the like (`code_cells.py`). So a program that exits, replaces functions, looks at its
-  callers' variables or returns objects that equal everything passes no test.
+The program cannot forge a result:
+- an expected output never enters a sandbox. The program's output is compared outside;
+- a test's code runs in one sandbox, and the program in another. Calls are passed to the program one at a time, and
+  results come back as numbers, strings, lists and the like (`code_cells.py`). So a program that exits, replaces
+  functions, looks at its callers' variables or returns objects that equal everything passes no test.
 
-So tests reach a program by calling its functions; its classes, its variables, and what it does to its arguments they
-do not see.
+So tests reach a program only by calling its functions. They do not see its classes, its variables, or changes that it
+makes to its arguments.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from verl_multiturn.sandbox.settings import SandboxSettings
 
 _CELLS = Path(__file__).with_name("code_cells.py").read_text()
 _MOST_CHARACTERS = 50_000
-"""Of a program, and of what it returns from one call."""
+"""Most characters of a program, and of the result of one call."""
 _CHUNK_BYTES = 48_000
 _OUTPUT_CHARACTERS = 4_000_000
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
-# In this order: a later one's name counts. The modules' own names count before those in them.
+# When two modules export the same name, the later module wins. A module's own name wins over an exported name.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing"),
@@ -54,8 +54,10 @@ _MODULES = (
 
 
 class CodeOptions(RewardOptions):
+    """Options of the reward `code`."""
+
     partial_credit: bool = False
-    """Whether the score is the share of tests that passed, rather than 1 for all of them and 0 otherwise."""
+    """True: the score is the share of tests that passed. False: it is 1 when all passed, else 0."""
 
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds for one test, or for one call of the program in a test."""
@@ -64,16 +66,16 @@ class CodeOptions(RewardOptions):
     """Seconds for all tests of a program."""
 
     memory_mb: int = Field(default=512, ge=16)
-    """Of the program."""
+    """Memory of the sandbox in which the program runs, in megabytes."""
 
     packages: bool = False
-    """Whether programs and tests may import the installed packages."""
+    """Allow programs and tests to import the installed packages."""
 
     isolation: Literal["bwrap", "subprocess"] = "bwrap"
-    """As for the `python` tool."""
+    """Isolation of the sandbox, as for the `python` tool."""
 
     processes: int = Field(default=4, gt=0)
-    """Programs at once in one of verl's reward workers; further ones wait."""
+    """Programs that run at once in each of verl's reward workers; further ones wait."""
 
 
 class _Tests(BaseModel):
@@ -92,7 +94,7 @@ class _Tally:
 
 
 class _Judge:
-    """The sandboxes of one event loop."""
+    """Sandboxes of one event loop."""
 
     def __init__(self, options: CodeOptions) -> None:
         settings = SandboxSettings.model_validate(
@@ -114,32 +116,37 @@ class _Judge:
         await self.pool.aclose()
 
     async def sandbox(self, *first: str) -> Sandbox:
-        """One in which these cells have run."""
+        """Return a new sandbox in which the cell `_CELLS` and the given cells have run."""
         sandbox = await self.pool.acquire()
         try:
             _expect(await sandbox.run(_CELLS))
             for cell in first:
                 await sandbox.run(cell)
-        except BaseException:  # a cancellation too: nobody else would end it, then raised
+        except BaseException:  # also a cancellation: nobody else would end the sandbox
             sandbox.kill()
             raise
         return sandbox
 
 
 async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) -> Score:
-    """The tests that the program passes.
+    """Score a program by the tests that it passes.
+
+    A program that is late with a test has failed that test, and the score's `timed_out` is 1.
 
     Args:
-        ground_truth: `{"inputs": [...], "outputs": [...]}`, texts for standard input and output; with `fn_name` (as in
-            APPS and TACO), each input is the list of a call's arguments and each output its value. Or
-            `{"assert_case": [...]}`, each a test's code. JSON text of these, too.
-
-    A program that is late with a test has failed it, and counts as timed out.
+        solution: the conversation; the program is in its answer.
+        ground_truth: one of these, or JSON text of it:
+            `{"inputs": [...], "outputs": [...]}` with texts for standard input and output;
+            the same with `fn_name` (as in APPS and TACO), where each input is the list of a call's arguments, and each
+            output the call's value;
+            `{"assert_case": [...]}` with the code of each test.
+        options: options of this reward.
 
     Raises:
-        ConfigError: no tests in the ground truth; the sandbox does not work here.
-        TimeoutError: all tests together took too long.
-        WorkerError: a test hands the program a value that cannot cross between sandboxes.
+        ConfigError: the ground truth holds no tests, or the sandbox does not work on this machine.
+        TimeoutError: all tests together took longer than `total_timeout_s`.
+        WorkerError: a test passes the program a value that cannot be sent to another sandbox, or a sandbox could not be
+            prepared.
         SandboxError: no sandbox could be started.
     """
     tests = _read(ground_truth, solution.data_source)
@@ -173,7 +180,7 @@ async def _run_pairs(judge: _Judge, program: str, tests: _Tests, tally: _Tally, 
         finally:
             sandbox.kill()
         tally.late = tally.late or _is_late(result)
-        # One that exits after it has printed everything is right as well.
+        # A program that exits after it has printed everything is right as well.
         ended = result.stopped is None or result.stopped.startswith("the Python process ended")
         if ended and same_output(result.output, _as_text(expected)):
             tally.passed += 1
@@ -220,7 +227,7 @@ async def _run_asserts(judge: _Judge, program: str, codes: list[str], tally: _Ta
 
 
 def _result(result: CellResult) -> list[Any]:
-    """What a cell of `code_cells.py` answered; empty where it did not, or the program wrote something else there."""
+    """Return the answer of a cell of `code_cells.py`; empty when there is no valid one."""
     try:
         answer = json.loads(result.output.rpartition(MARK)[2])
     except (ValueError, RecursionError):
@@ -233,7 +240,7 @@ def _is_late(result: CellResult) -> bool:
 
 
 def _expect(ours: CellResult) -> None:
-    """A cell of ours that was stopped says nothing about the program."""
+    """Raise WorkerError when one of our own cells was stopped, which says nothing about the program."""
     if ours.stopped is not None:
         raise WorkerError(f"a sandbox could not be prepared: {ours.stopped}")
 
@@ -247,10 +254,11 @@ async def _upload(sandbox: Sandbox, text: str) -> None:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether a program printed what it should: the same lines, or the same words on each, numbers by value.
+    """Return whether a program printed the expected output.
 
-    Numbers that are not both whole may differ by 1e-5 of the expected one, as in verl's `prime_code`: 0.333333 is 1/3,
-    and 1 is 1.0.
+    The lines must be the same, or have the same words on each line. Numbers are compared by value. Unless both are
+    whole, they may differ by 1e-5 of the expected one, as in verl's `prime_code`: 0.333333 is 1/3, and 1 is 1.0.
+    Blanks at the end of a line, and empty lines at the end, do not count.
     """
     printed, wanted = _lines(output), _lines(expected)
     if printed == wanted:
@@ -274,18 +282,21 @@ def _same_word(word: str, expected: str) -> bool:
 
 
 def forgotten_imports(program: str) -> str:
-    """Imports for what a program names of the standard modules that programs are written against (`List`, `heapq`): as
-    in verl's `prime_code`, which imports them all. What the program itself imports or defines takes their place."""
+    """Return import statements for the names of common standard modules that a program uses (`List`, `heapq`).
+
+    verl's `prime_code` imports all these modules for each program. The statements run before the program, so that its
+    own imports and definitions replace them.
+    """
     try:
         named = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""  # it does not run anyway
+        return ""  # such a program does not run anyway
     return "\n".join(_exports()[name] for name in sorted(named) if name in _exports())
 
 
 @functools.cache
 def _exports() -> dict[str, str]:
-    """The line that imports a name."""
+    """Return for each importable name the statement that imports it."""
     lines: dict[str, str] = {}
     for module in _MODULES:
         exported = importlib.import_module(module)
@@ -295,18 +306,21 @@ def _exports() -> dict[str, str]:
 
 
 def _lines(output: str) -> list[str]:
-    """The lines that a judge compares: without blanks at their ends, nor empty lines at the end of all."""
+    """Return the lines without blanks at their ends, and without empty lines at the end."""
     return [line.rstrip() for line in output.rstrip().split("\n")]
 
 
 def _as_text(value: Any) -> str:
-    """APPS has some inputs as lists of lines."""
+    """Return a text; some inputs in APPS are lists of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _call_tests(tests: _Tests) -> list[str]:
-    """APPS wraps some expected values in a list; PRIME's data have the arguments as JSON, one on a line, and the value
-    as JSON too."""
+    """Return the code of tests that call the function `fn_name`.
+
+    APPS wraps some expected values in a list. PRIME's data have the arguments as JSON text, one on each line, and the
+    value as JSON text too.
+    """
     codes = []
     for arguments, value in zip(tests.inputs, tests.outputs, strict=True):
         if isinstance(arguments, str):
@@ -317,7 +331,7 @@ def _call_tests(tests: _Tests) -> list[str]:
 
 
 def _free_names(code: str) -> list[str]:
-    """Names that a test reads: those of the program among them; what the test itself defines takes their place."""
+    """Return the names in a test that may be functions of the program; the test's own definitions replace them."""
     names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     return sorted(name for name in names if not hasattr(builtins, name) and name != "same")
 

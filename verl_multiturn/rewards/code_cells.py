@@ -1,7 +1,7 @@
-"""What runs in the sandboxes of `code.py`, sent there as text; the standard library only.
+"""Code that runs in the sandboxes of `code.py`, sent there as text; it uses the standard library only.
 
-Values cross from one sandbox to the other as JSON of `[kind, content]`, of plain types alone: an object that says it
-equals everything stays where it was made.
+Values are sent from one sandbox to the other as JSON of `[kind, content]`, and only values of plain types. So an object
+that claims to equal everything stays in its own sandbox.
 """
 
 import builtins
@@ -12,18 +12,25 @@ import types
 from typing import Any
 
 MARK = "\x00result "
-"""Before what a cell answers; everything before the last one was printed by the program."""
+"""Mark before a cell's answer; everything before the last mark was printed by the program."""
 _DEPTH = 100
 _RECURSION = 600_000
-"""What programs may count on, as in verl's `prime_code`."""
+"""Recursion limit that programs may rely on, as in verl's `prime_code`."""
 _answers = -1
 
 
 def encode(value: Any, depth: int = 0) -> list[Any]:
-    """A value of plain types; of a subclass, what it is as the plain type.
+    """Encode a value of plain types; a value of a subclass is encoded as its plain type.
+
+    Example:
+        encode([1, "a"]) == ["list", [["int", "0x1"], ["str", "a"]]]
+
+    Args:
+        value: the value.
+        depth: how deeply the value is nested.
 
     Raises:
-        TypeError: another type.
+        TypeError: the value, or a value in it, has another type, or it is nested too deeply.
     """
     if depth > _DEPTH:
         raise TypeError("a value that is nested too deeply")
@@ -41,7 +48,7 @@ def encode(value: Any, depth: int = 0) -> list[Any]:
         return ["bytes", bytes(value).hex()]
     for of_kind in (list, tuple, set, frozenset):
         if isinstance(value, of_kind):
-            # The type's own iterator: that of a subclass may say anything.
+            # The plain type's own iterator, since a subclass may define one that yields anything.
             items: Any = of_kind.__iter__(value)  # type: ignore[arg-type]
             return [of_kind.__name__, [encode(item, depth + 1) for item in items]]
     if isinstance(value, dict):
@@ -50,7 +57,7 @@ def encode(value: Any, depth: int = 0) -> list[Any]:
 
 
 def decode(encoded: Any) -> Any:
-    """What `encode` was given, as plain types."""
+    """Return the value that was given to `encode`, in plain types."""
     kind, content = encoded
     if kind == "constant":
         return content
@@ -70,10 +77,11 @@ def decode(encoded: Any) -> Any:
 
 
 def run_program(source: str, imports: str = "") -> None:
-    """Run a program on the file `.stdin`; nothing but what it prints to standard output is seen.
+    """Run a program with the file `.stdin` as its standard input; only its standard output is kept.
 
     Args:
-        imports: what it forgot to import.
+        source: the program.
+        imports: import statements that the program forgot.
     """
     _silence(2)
     given = os.open(".stdin", os.O_RDONLY | os.O_CREAT)
@@ -86,7 +94,12 @@ def run_program(source: str, imports: str = "") -> None:
 
 
 def define(source: str, imports: str = "") -> None:
-    """Run a program for its functions, as `run_program` does; nothing that it prints is seen."""
+    """Run a program as the module `solution`, so that its functions can be called; its output is dropped.
+
+    Args:
+        source: the program.
+        imports: import statements that the program forgot.
+    """
     global _answers
     _answers = os.dup(1)
     _silence(1)
@@ -99,11 +112,20 @@ def define(source: str, imports: str = "") -> None:
 
 
 def call(name: str, arguments: Any, keywords: Any) -> None:
-    """Call a function of the program, or a method of its class `Solution`, and answer with what came of it."""
+    """Call a function of the program, or a method of its class `Solution`, and write the result as the cell's answer.
+
+    The answer is `["value", encoded value]` or `["error", name of the exception's type]`. There is no answer when the
+    program has no such function.
+
+    Args:
+        name: name of the function.
+        arguments: the positional arguments, as `encode` returns them.
+        keywords: the keyword arguments, as `encode` returns them.
+    """
     program = sys.modules["solution"].__dict__
     try:
         function = program[name] if name in program else getattr(program["Solution"](), name)
-    except BaseException:  # there is no such function: no answer
+    except BaseException:  # there is no such function, so there is no answer
         return
     try:
         answer = ["value", encode(function(*decode(arguments), **decode(keywords)))]
@@ -113,15 +135,15 @@ def call(name: str, arguments: Any, keywords: Any) -> None:
 
 
 class Pending(BaseException):
-    """A test needs a call whose result is not there yet; no test catches it."""
+    """A call in a test whose result is not known yet. A test's `except Exception` does not catch it."""
 
 
 class Unsuitable(BaseException):
-    """A test hands over a value that cannot cross."""
+    """A value in a test's call that cannot be sent to another sandbox."""
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Whether a value is the expected one, as JSON would have it: a tuple is a list there."""
+    """Return whether a value equals the expected one as JSON: tuples count as lists, and keys as texts."""
     return bool(_as_json(value) == _as_json(expected))
 
 
@@ -134,10 +156,15 @@ def _as_json(value: Any) -> Any:
 
 
 def judge(test: str, names: list[str], results: list[Any]) -> None:
-    """Run a test whose calls of the program return, one after the other, `results`; answer with the verdict.
+    """Run a test whose calls of the program return the given results in turn, and write the verdict as the answer.
 
-    `["pass"]`, `["fail"]`, `["call", name, arguments, keywords]` for the first call without a result, or
-    `["unsuitable", why]`.
+    The verdict is `["pass"]`, `["fail"]`, `["unsuitable", reason]`, or `["call", name, arguments, keywords]` for the
+    first call that has no result yet.
+
+    Args:
+        test: code of the test.
+        names: names in the test that may be functions of the program.
+        results: answers of `call` to the calls so far.
     """
     _silence(2)
     left = list(results)
@@ -165,7 +192,7 @@ def judge(test: str, names: list[str], results: list[Any]) -> None:
         verdict = pending.args[0]
     except Unsuitable as error:
         verdict = ["unsuitable", str(error)]
-    except BaseException:  # an assertion, or whatever the results led to
+    except BaseException:  # an assertion, or any error that the results led to
         verdict = ["fail"]
     os.write(1, (MARK + json.dumps(verdict)).encode())
 

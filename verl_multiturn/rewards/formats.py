@@ -1,6 +1,6 @@
-"""Where an answer stands in a text, and whether the text is written as asked for.
+"""Functions that find an answer in a text, and that check the format of the text.
 
-Every function takes any text and needs time in proportion to its length.
+Every function accepts any text, and needs time in proportion to its length.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ THINK = ("<think>", "</think>")
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """What stands in the last `<tag>…</tag>`, stripped; None without one."""
+    """Return the text in the last `<tag>…</tag>`, stripped; None without one."""
     before, closed, _ = text.rpartition(f"</{tag}>")
     _, opened, inside = before.rpartition(f"<{tag}>")
     return inside.partition(f"</{tag}>")[0].strip() if closed and opened else None
 
 
 def has_one(text: str, tag: str) -> bool:
-    """Whether there is exactly one `<tag>…</tag>`."""
+    """Return whether there is exactly one `<tag>…</tag>`."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     return text.count(opening) == text.count(closing) == 1 and text.index(opening) < text.index(closing)
 
 
 def thinks_first(text: str) -> bool:
-    """Whether there is one section of reasoning, at the beginning.
+    """Return whether there is exactly one section of reasoning, at the beginning.
 
-    Some templates open it before the turn, so that the turn holds its end alone.
+    Some chat templates open that section before the turn. Then the turn holds only its closing tag, which is accepted.
     """
     opening, closing = THINK
     if text.count(closing) != 1 or text.count(opening) > 1:
@@ -33,7 +33,7 @@ def thinks_first(text: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{…}`, its braces balanced; None when there is none or it is not closed."""
+    r"""Return the text in the last `\boxed{…}`, with balanced braces; None when there is none or it is not closed."""
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None
@@ -41,7 +41,7 @@ def last_boxed(text: str) -> str | None:
     depth, skip = 1, False
     for at in range(start, len(text)):
         character = text[at]
-        if skip:  # `\{` is a brace that is shown
+        if skip:  # the brace in `\{` is text
             skip = False
         elif character == "\\":
             skip = True
@@ -53,7 +53,12 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_block(text: str, languages: tuple[str, ...]) -> str | None:
-    """The last fenced block of one of these languages; None when there is none or it is not closed."""
+    """Return the last fenced block of some languages; None when there is none or it is not closed.
+
+    Args:
+        text: the text.
+        languages: words after the opening backticks that are accepted, in lower case.
+    """
     found: str | None = None
     lines: list[str] | None = None
     wanted = False

@@ -1,4 +1,4 @@
-"""Grade-school mathematics: a number, as in GSM8K (arXiv 2110.14168), whose solutions end in `#### 42`."""
+"""The reward for grade-school mathematics, as in GSM8K (arXiv 2110.14168): a number after `####`, as in `#### 42`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.tools.gsm8k import parse_answer
 
-# What may stand around the digits: a sign, a currency, separators, a percent sign, a full stop.
+# A number may have a sign, a dollar sign, separators, a percent sign and a full stop around its digits.
 _NUMBER = re.compile("[-$\N{MINUS SIGN}]*[0-9.,]+%?[.]?")
 
 
 class Gsm8kOptions(RewardOptions):
+    """Options of the reward `gsm8k`."""
+
     method: Literal["strict", "flexible"] = "strict"
-    """strict: the number right after the last `####`. flexible: the last number, of what follows a `####` if there is
-    one."""
+    """Number that counts. strict: the number right after the last `####`. flexible: the last number of the answer, or
+    of the text after the last `####` if there is one."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -> Score:
-    """Whether the answer's number equals the ground truth's, by value: 42, 42.0 and $42 are one.
+    """Compare the answer's number with the ground truth's by value: 42, 42.0 and $42 are the same.
+
+    Args:
+        solution: the conversation; the number is in its answer.
+        ground_truth: a number, or a text that ends with one.
+        options: options of this reward.
 
     Raises:
         ConfigError: the ground truth has no number.

@@ -1,4 +1,4 @@
-"""Tasks of reasoning_gym (arXiv 2505.24760), by each dataset's own verifier."""
+"""The reward for tasks of reasoning_gym (arXiv 2505.24760), given by each data set's own verifier."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from verl_multiturn.rewards.verifiers import VerifierOptions, verify
 _PREFIX = "reasoning_gym/"
 _MARK = "answer:"
 _MOST_CHARACTERS = 20_000
-"""Of an answer; a longer one is wrong."""
+"""Most characters of an answer; a longer one is wrong."""
 
 
 class GymOptions(VerifierOptions):
+    """Options of the reward `reasoning_gym`."""
+
     partial_credit: bool = False
-    """Whether an answer that is not right is worth what the verifier gives it, rather than nothing."""
+    """True: an answer that is not right scores what the verifier gives it. False: it scores 0."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> Score:
-    """The verifier's word on what stands in the last `<answer>…</answer>`, else after the last `Answer:`.
+    """Score an answer with the verifier of its data set.
+
+    The answer is the text in the last `<answer>…</answer>`, else the text after the last `Answer:`. The data set is the
+    one that the entry names, else the NAME in the `data_source` `reasoning_gym/NAME`.
 
     Args:
-        ground_truth: the dataset's entry, `{"answer": …, "metadata": …}`, or JSON text of it; any other text is the
-            answer, for datasets whose verifier needs no more.
-
-    The dataset is the one that the entry names, else that of the `data_source`, `reasoning_gym/NAME`.
+        solution: the conversation.
+        ground_truth: an entry of the data set, `{"answer": …, "metadata": …}`, or JSON text of it. Any other text is
+            the right answer, for data sets whose verifier needs no more.
+        options: options of this reward.
 
     Raises:
-        ConfigError: no such dataset or package.
+        ConfigError: the ground truth has no answer, or there is no such data set or package.
         TimeoutError, WorkerError: see `verify`.
     """
     entry = _entry(ground_truth)

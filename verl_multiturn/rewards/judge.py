@@ -1,13 +1,13 @@
-"""Answers in sentences: a language model says whether an answer means what the gold answer means.
+"""The reward for answers in sentences: a language model judges whether an answer means the same as the gold answer.
 
-As in DeepEyes (arXiv 2505.14362), whose judge sees the question, the gold answer and the answer, and no picture. The
-judge is any endpoint with OpenAI's `chat/completions`.
+It works as in DeepEyes (arXiv 2505.14362): the judge sees the question, the gold answer and the answer, and no picture.
+The judge is any endpoint with OpenAI's `chat/completions`.
 
 Invariants:
-- an answer that is the gold one, normalised as in SQuAD, is right, and the judge is not asked;
-- a judge that fails, is late, or says anything but its verdict has not judged: the row counts as failed or timed out,
-  never as wrong;
-- what is read is the judge's reply alone, and the answer is handed over as one JSON string.
+- an answer that equals the gold answer, normalised as in SQuAD, is right, and the judge is not asked;
+- a judge that fails, is late, or gives no verdict has not judged. The row then counts as failed or timed out, never as
+  wrong;
+- the verdict is read from the judge's reply alone, and the judge gets the answer within one JSON string.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _MOST_CHARACTERS = 1_000
-"""Of an answer; a longer one is wrong, and in no format, as in DeepEyes' code: it may try to talk the judge over."""
+"""Least length in characters at which an answer is wrong and in no format, as in DeepEyes' code.
+
+A long answer may try to talk the judge over.
+"""
 
 _MOST_BYTES = 1_000_000
 _SYSTEM = """\
@@ -46,34 +49,36 @@ _NUMBERS = {word: str(number) for number, word in enumerate(_WORDS)}
 
 
 class JudgeOptions(RewardOptions):
+    """Options of the reward `judge`."""
+
     url: str | None = None
-    """Address of the endpoint, such as `http://judge:8000/v1`; needed."""
+    """Address of the endpoint, such as `http://judge:8000/v1`; required."""
 
     model: str | None = None
-    """Its name there; needed."""
+    """Name of the judge's model at the endpoint; required."""
 
     api_key_env: str | None = None
-    """Environment variable with the key, in the reward workers; None: no key."""
+    """Name of the environment variable, in the reward workers, that holds the API key; None: no key."""
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int = Field(default=512, gt=0)
-    """Of the judge's reply."""
+    """Most tokens of the judge's reply."""
 
     timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds for one answer, every attempt included."""
+    """Seconds for one answer, all attempts together."""
 
     attempts: int = Field(default=4, gt=0)
-    """Requests for one answer: the next one where the judge failed, refused for its load, or gave no verdict."""
+    """Most requests for one answer. The judge is asked again when it failed, was overloaded, or gave no verdict."""
 
     connections: int = Field(default=32, gt=0)
     """Requests at once in each of verl's reward workers; further ones wait."""
 
     short_words: int = Field(default=3, ge=0)
-    """A gold answer of at most so many words is compared loosely before the judge is asked: see `means_the_same`."""
+    """Most words of a gold answer that is compared loosely before the judge is asked; see `means_the_same`."""
 
 
 class _Judge:
-    """The client of one event loop."""
+    """The HTTP client of one event loop."""
 
     def __init__(self, options: JudgeOptions) -> None:
         if not options.url or not options.model:
@@ -97,11 +102,11 @@ class _Judge:
         await self._client.aclose()
 
     async def ask(self, question: str, gold: str, answer: str) -> bool:
-        """The judge's verdict.
+        """Ask the judge, and return its verdict.
 
         Raises:
             TimeoutError: all attempts together took too long.
-            WorkerError: none of them brought a verdict.
+            WorkerError: no attempt brought a verdict.
         """
         asked = json.dumps({"question": question, "reference": gold, "answer": answer}, ensure_ascii=False)
         payload = {
@@ -140,7 +145,7 @@ class _Judge:
 
 
 class _RetryError(RuntimeError):
-    """A request that may bring a verdict when it is made again, after `wait_s` seconds if the server said so."""
+    """A failed request that may succeed when it is made again, after `wait_s` seconds if the server said so."""
 
     def __init__(self, problem: str, wait_s: float | None = None) -> None:
         super().__init__(problem)
@@ -148,14 +153,16 @@ class _RetryError(RuntimeError):
 
 
 async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -> Score:
-    """Whether what stands in the last turn's `<answer>…</answer>` says the same as the gold answer.
+    """Judge whether the text in the last turn's `<answer>…</answer>` says the same as the gold answer.
 
     Args:
-        ground_truth: the gold answer. The row's `extra_info` has the `question`.
+        solution: the conversation; its `extra_info` holds the `question`.
+        ground_truth: the gold answer, a text or a number.
+        options: options of this reward.
 
     Raises:
-        ConfigError: no judge, no question, another ground truth.
-        TimeoutError, WorkerError: the judge has not judged.
+        ConfigError: no judge is configured, or the row has no question or no gold answer.
+        TimeoutError, WorkerError: the judge has given no verdict.
     """
     judge = shared(("judge", options), lambda: _Judge(options))
     question = solution.extra_info.get("question")
@@ -165,7 +172,7 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
     if not gold:
         raise ConfigError(f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}")
     formatted = has_one(solution.answer, "answer")
-    # In a thought that was not closed, it is judged all the same.
+    # An answer within reasoning that was not closed is judged all the same.
     answer = last_tag(solution.answer, "answer") or last_tag(solution.text, "answer")
     if not answer:
         return Score(format=float(formatted))
@@ -177,10 +184,15 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
 
 
 def means_the_same(answer: str, gold: str, short_words: int) -> bool:
-    """Whether an answer certainly is a short gold answer; where it is not certain, the judge is asked.
+    """Return whether an answer certainly means the same as a short gold answer; if not certain, the judge is asked.
 
-    It is one but for an opening ("It is red"), a number's spelling ("two"), or what follows an option's letter ("B. On
-    the left").
+    The two may differ in an opening ("It is red"), in the spelling of a number ("two"), or in the text after the letter
+    of an option ("B. On the left").
+
+    Args:
+        answer: the answer.
+        gold: the gold answer.
+        short_words: most words of a short gold answer.
     """
     option = _OPTION.fullmatch(gold.strip())
     if option is not None:
@@ -196,7 +208,7 @@ def _plain(text: str) -> str:
 
 
 def _verdict(body: str) -> bool:
-    """What the judge's reply says: its last line is the verdict, and nothing else."""
+    """Return the verdict in the last line of the judge's reply, which may hold nothing else."""
     try:
         said = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -210,5 +222,5 @@ def _verdict(body: str) -> bool:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Of a `Retry-After` header in seconds; a date is not read."""
+    """Return the seconds of a `Retry-After` header; None when there is none or it is a date."""
     return float(retry_after) if retry_after is not None and re.fullmatch(r"\d{1,4}", retry_after.strip()) else None

@@ -1,5 +1,8 @@
-r"""Mathematics: the last `\boxed{…}` against the ground truth, by `math_verify` (huggingface/Math-Verify), and, when
-asked for, as the same text but for signs like `°` and `%`."""
+r"""The reward for mathematics, which compares the last `\boxed{…}` with the ground truth.
+
+`math_verify` (huggingface/Math-Verify) compares them. If asked for, they are first compared as texts without signs like
+`°` and `%`.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,33 @@ from verl_multiturn.rewards.score import Score, Solution
 from verl_multiturn.rewards.verifiers import VerifierOptions, verify
 
 _MOST_CHARACTERS = 1_000
-"""Of an answer; a longer one is wrong."""
+"""Most characters of an answer; a longer one is wrong."""
 
 _NO_VALUE = re.compile(r"\s|\\[ ,;!]|\\?\$|\\?%|°|\^\{?\s*(?:\\circ|\\degree)\s*\}?|\\degree(?![a-zA-Z])")
 
 
 class MathOptions(VerifierOptions):
+    """Options of the reward `math`."""
+
     ignore_signs: bool = False
-    """Whether an answer is right, too, that is the same text but for degrees, percent, dollar signs and a full stop, as
-    in ToRL's normaliser: `5.`, `90°` and `10%` are 5, 90 and 10. Math-Verify calls most of these different."""
+    """True: an answer is also right when it is the same text without certain signs.
+
+    These are degrees, percent and dollar signs and a full stop, as in ToRL's normaliser: `5.`, `90°` and `10%` are 5,
+    90 and 10. Math-Verify calls most of these different.
+    """
 
 
 async def reward(solution: Solution, ground_truth: Any, options: MathOptions) -> Score:
-    """Whether the two are the same number, formula, set or text.
+    r"""Score whether the last `\boxed{…}` is the same number, formula, set or text as the ground truth.
 
     Args:
-        ground_truth: the answer, in a box or without.
+        solution: the conversation; the box is in its answer.
+        ground_truth: the right answer, in a box or without.
+        options: options of this reward.
 
     Raises:
-        ConfigError: it is neither text nor a number, or empty.
-        TimeoutError, WorkerError: see `verify`; also when the ground truth cannot be read.
+        ConfigError: the ground truth is empty, or neither text nor a number; or the package is not installed.
+        TimeoutError, WorkerError: see `verify`. WorkerError also when the ground truth cannot be read as mathematics.
     """
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     gold = last_boxed(gold) or gold
@@ -49,10 +59,10 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
 
 
 def bare(text: str) -> str:
-    """A text without what says nothing about its value: blanks, a dollar sign, degrees, percent, a full stop.
+    """Return a text without blanks, dollar signs, degrees, percent signs and a final full stop.
 
-    ToRL's normaliser, like those of MATH and of Qwen2.5-Math, takes them off both sides: `5.`, `90°` and `10%` are 5,
-    90 and 10. Math-Verify does so with some of them.
+    ToRL's normaliser, like those of MATH and of Qwen2.5-Math, removes them from answer and ground truth: `5.`, `90°`
+    and `10%` become 5, 90 and 10. Math-Verify removes some of them.
     """
     text = _NO_VALUE.sub("", text)
     return text.rstrip(".") or text

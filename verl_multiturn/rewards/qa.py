@@ -1,6 +1,6 @@
-"""Questions with short answers: exact match and F1, normalised as in SQuAD (arXiv 1606.05250).
+"""The reward for questions with short answers: exact match or F1, normalised as in SQuAD (arXiv 1606.05250).
 
-The answer stands in `<answer>…</answer>`, as in Search-R1 (arXiv 2503.09516), whose reward is the exact match.
+The answer is the text in `<answer>…</answer>`, as in Search-R1 (arXiv 2503.09516), whose reward is the exact match.
 """
 
 from __future__ import annotations
@@ -20,22 +20,28 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MOST_CHARACTERS = 10_000
 _MOST_TAGS = 10
-"""A text with more of them is worth a quarter, as in verl's version of Search-R1's reward."""
+"""Most opening, or closing, tags of answers in a text. A text with more gets a quarter of its score, as in verl's
+version of Search-R1's reward."""
 
 
 class QaOptions(RewardOptions):
+    """Options of the reward `qa`."""
+
     metric: Literal["em", "f1"] = "em"
-    """What the score is: exact match, or F1 of the words. `acc` is the exact match in any case."""
+    """Metric that gives the score: exact match, or F1 of the words. `acc` is always the exact match."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: QaOptions) -> Score:
-    """The best over the gold answers.
+    """Score an answer by the gold answer that it fits best.
 
     Args:
-        ground_truth: an answer, a list of answers, or Search-R1's `{"target": …}` of either; JSON text of the last two.
+        solution: the conversation; the answer may be in any of its turns.
+        ground_truth: a gold answer, a list of gold answers, or Search-R1's `{"target": …}` of either. The list and the
+            target may be JSON text.
+        options: options of this reward.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the ground truth has another form.
     """
     golds = _gold_answers(ground_truth, solution.data_source)
     formatted = has_one(solution.answer, "answer")
@@ -53,8 +59,11 @@ async def reward(solution: Solution, ground_truth: Any, options: QaOptions) -> S
 
 
 def _last_answer(text: str) -> str | None:
-    """The last `<answer>…</answer>` as Search-R1 reads it: in whatever turn, in a thought or after it, and from the
-    first `<answer>` that nothing has closed yet."""
+    """Return the text in the last `<answer>…</answer>`, as Search-R1 reads it.
+
+    It may be in any turn, within reasoning or after it. It begins at the first `<answer>` after the previous
+    `</answer>`.
+    """
     found, position = None, 0
     while (start := text.find("<answer>", position)) >= 0:
         end = text.find("</answer>", start)
@@ -65,12 +74,15 @@ def _last_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """SQuAD's: lower case, no punctuation, no articles, single spaces."""
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def f1(answer: str, gold: str) -> float:
-    """The harmonic mean of precision and recall of the normalised words; of no words at all, whether both have none."""
+    """Return F1, the harmonic mean of precision and recall of the normalised words.
+
+    When one of the texts has no words, F1 is 1 if the other has none either, else 0.
+    """
     said, wanted = normalize(answer).split(), normalize(gold).split()
     if not said or not wanted:
         return float(said == wanted)
@@ -80,7 +92,7 @@ def f1(answer: str, gold: str) -> float:
 
 def _gold_answers(ground_truth: Any, data_source: str) -> list[str]:
     if isinstance(ground_truth, str) and ground_truth.startswith(("[", "{")):
-        with contextlib.suppress(ValueError):  # then it is an answer
+        with contextlib.suppress(ValueError):  # a text that is no JSON is an answer itself
             ground_truth = json.loads(ground_truth)
     golds = ground_truth.get("target") if isinstance(ground_truth, dict) else ground_truth
     golds = [golds] if isinstance(golds, str) else golds

@@ -1,6 +1,7 @@
-"""The processes that rewards share: opened at their first use, one set for each event loop, kept warm until `aclose`.
+"""Processes and clients that rewards share, one set for each event loop.
 
-verl ends its reward workers without asking; the processes then end by themselves, since their sockets close.
+They are opened at their first use and kept until `aclose`. verl ends its reward workers without notice. The processes
+then end by themselves, because their sockets close.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ _resources: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, 
 
 
 def shared(key: Hashable, open_resource: Callable[[], Resource]) -> Resource:
-    """This event loop's resource of that key. Opening it waits for nothing."""
+    """Return the running event loop's resource of a key; open it at the first call.
+
+    Args:
+        key: names the resource, its options included.
+        open_resource: makes the resource, without waiting for anything.
+    """
     of_loop = _resources.setdefault(asyncio.get_running_loop(), {})
     if key not in of_loop:
         of_loop[key] = open_resource()
@@ -30,6 +36,6 @@ def shared(key: Hashable, open_resource: Callable[[], Resource]) -> Resource:
 
 
 async def aclose() -> None:
-    """End every process that the rewards of this event loop started; the next reward starts its own again."""
+    """Close all resources of the running event loop; the next reward opens new ones."""
     for resource in _resources.pop(asyncio.get_running_loop(), {}).values():
         await resource.close()

@@ -1,4 +1,4 @@
-"""`compute_score`: verl's reward function, which finds a row's reward by its `data_source`."""
+"""`compute_score`: the reward function for verl, which finds the reward of a row by its `data_source`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REWARDS: dict[str, Reward] = {
     "tool_n1": tool_n1.reward,
     "reasoning_gym": gym.reward,
 }
-"""The built-in rewards by name; `RewardKwargs` has the options of each under the same name."""
+"""Built-in rewards by name; `RewardKwargs` has the options of each reward under the same name."""
 
 ROUTES: dict[str, str] = {
     **dict.fromkeys(["openai/gsm8k", "gsm8k*"], "gsm8k"),
@@ -60,23 +60,26 @@ ROUTES: dict[str, str] = {
     **dict.fromkeys(["tool_n1*", "tool-n1*", "toolcall*"], "tool_n1"),
     "reasoning_gym/*": "reasoning_gym",
 }
-"""Patterns of `data_source`, in lower case, and the reward of each; the first that matches counts."""
+"""Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
-# What verl adds of its own where a reward model is there.
+# Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
 
 class RewardKwargs(BaseModel):
-    """`reward.custom_reward_function.reward_kwargs`."""
+    """Options in `reward.custom_reward_function.reward_kwargs`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     routes: dict[str, str] = {}
-    """Patterns of `data_source` and the reward of each: a built-in one's name, or the dotted name of a function of your
-    own. They come before the built-in patterns, in their order; `*` stands for anything; letter case is ignored."""
+    """Patterns of `data_source` with the name of each one's reward, tried before the built-in patterns in this order.
+
+    The name is that of a built-in reward, or the dotted name of a function of your own. In a pattern `*` stands for any
+    text; letter case is ignored.
+    """
 
     timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a function of your own; the built-in rewards have their own clocks."""
+    """Seconds for one call of a function of your own; the built-in rewards have time limits of their own."""
 
     gsm8k: Gsm8kOptions = Gsm8kOptions()
     math: MathOptions = MathOptions()
@@ -95,19 +98,22 @@ async def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **reward_kwargs: Any,
 ) -> dict[str, float]:
-    """verl's reward function; see `docs/rewards.md`.
+    """Score one row, as verl's reward function; see `docs/rewards.md`.
 
     Args:
-        solution_str: the decoded response, tool output and all. It is looked at only where `extra_info` has no
-            `assistant_texts`, as our agent loop leaves them.
-        reward_kwargs: as `RewardKwargs`.
+        data_source: the row's data source, which decides the reward.
+        solution_str: the decoded response, tool output included. The assistant's own text is taken from it only when
+            `extra_info` has no `assistant_texts`; our agent loop puts these there. (`tool_n1` also reads calls in it.)
+        ground_truth: the row's ground truth, in the form that the reward needs.
+        extra_info: the row's `extra_info`, with the entries that the agent loop added.
+        reward_kwargs: options, as in `RewardKwargs`.
 
     Returns:
-        `score`, `acc`, `format`, `answered`, `timed_out`, `failed`: the same keys for every row, whatever happened.
+        `score`, `acc`, `format`, `answered`, `timed_out` and `failed`; every row has all these keys.
 
     Raises:
-        ConfigError: a mistake of an author: no reward for the data source, an unknown option, a ground truth of another
-            form. What a model wrote raises nothing.
+        ConfigError: the author of the data or the configuration made a mistake: there is no reward for the data source,
+            an option is unknown, or the ground truth has another form. Nothing that a model wrote raises an error.
     """
     kwargs = read_reward_kwargs(reward_kwargs)
     name = find_reward(data_source, kwargs.routes)
@@ -123,7 +129,7 @@ async def compute_score(
         raise
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
-    except Exception as error:  # what a model wrote must not end a run; it is counted, and told once of each kind
+    except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
         score = Score(answered=1.0, failed=1.0)
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
@@ -132,15 +138,18 @@ async def compute_score(
 
 
 def read_reward_kwargs(raw: Mapping[str, Any]) -> RewardKwargs:
-    """Typed options.
+    """Read and check the options of `compute_score`.
+
+    Args:
+        raw: the options, as verl passes them.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is named), or a value that does not fit.
+        ConfigError: a key is unknown (the message names the nearest known one), or a value does not fit.
     """
     return _read(json.dumps({key: plain(value) for key, value in raw.items() if key not in _OF_VERL}, default=str))
 
 
-@functools.lru_cache(maxsize=16)  # they are the same for every row
+@functools.lru_cache(maxsize=16)  # the options are the same for every row
 def _read(raw: str) -> RewardKwargs:
     kwargs = read_model(RewardKwargs, json.loads(raw), "reward_kwargs")
     for pattern, name in kwargs.routes.items():
@@ -155,10 +164,14 @@ def _read(raw: str) -> RewardKwargs:
 
 
 def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
-    """The name of a data source's reward.
+    """Return the name of the reward for a data source.
+
+    Args:
+        data_source: the row's data source.
+        routes: the user's patterns, which are tried before `ROUTES`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no pattern matches the data source.
     """
     for pattern, name in [*routes.items(), *ROUTES.items()]:
         if fnmatchcase(str(data_source).lower(), pattern.lower()):
@@ -172,8 +185,10 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
 
 
 async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: float) -> Score:
-    """A user's `reward(solution, ground_truth)`. One that is not a coroutine function runs in a thread, which nothing
-    can stop: when it is late it is left to itself."""
+    """Call a user's own `reward(solution, ground_truth)`.
+
+    A function that is no coroutine function runs in a thread. Nothing can stop a thread: a late one is left running.
+    """
     function = resolve(name, "reward_kwargs.routes")
     async with asyncio.timeout(timeout_s):
         if inspect.iscoroutinefunction(function):

@@ -1,8 +1,8 @@
-"""What a reward is given and what it returns.
+"""The input and the output of a reward: `Solution` and `Score`.
 
 Invariants:
-- every reward, whatever happens in it, comes to the same keys, all floats;
-- an answer is what the assistant itself said: no tool's output is in it, nor its own reasoning.
+- the result of every reward has the same keys, all floats, whatever happens in the reward;
+- an answer is text of the assistant itself, without any tool's output and without the assistant's reasoning.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from verl_multiturn.tools.runtime import CallStatus
 
 @dataclass(frozen=True)
 class Solution:
-    """What is scored.
+    """The conversation that is scored.
 
     Attributes:
-        data_source: of the row.
-        texts: the assistant's own, one for each turn. A row of another agent loop than ours does not have them: then
-            the decoded response is the only one, tool output and all.
-        calls: (name, arguments as JSON text) of the calls of each turn; the name is empty where a call could not be
-            read. Empty for a row of another agent loop.
-        statuses: how each call ended, as in `tools/runtime.py`.
-        extra_info: the row's own, and what the agent loop left.
-        response: all that was decoded, with the calls as they are written, and tools' output.
+        data_source: the row's data source.
+        texts: the assistant's texts, one for each turn. For a row of another agent loop than ours there is one text,
+            the decoded response with all tool output.
+        calls: for each turn its calls, as pairs of name and arguments (JSON text). The name is empty when a call could
+            not be read. Empty for a row of another agent loop.
+        statuses: for each call its `CallStatus`, as in `tools/runtime.py`.
+        extra_info: the row's `extra_info`, with the entries that the agent loop added.
+        response: the whole decoded response, with the calls as the model wrote them and the tools' output.
     """
 
     data_source: str
@@ -40,7 +40,7 @@ class Solution:
 
     @classmethod
     def of_row(cls, data_source: str, solution_str: str, extra_info: Mapping[str, Any] | None) -> Solution:
-        """The solution in what verl hands to `compute_score`."""
+        """Build the solution from the arguments that verl passes to `compute_score`."""
         extra_info = extra_info or {}
         texts = extra_info.get("assistant_texts")
         calls = extra_info.get("assistant_calls") or ()
@@ -55,32 +55,32 @@ class Solution:
 
     @property
     def text(self) -> str:
-        """The last turn's, empty when there is none."""
+        """Text of the last turn; empty when there is no turn."""
         return self.texts[-1] if self.texts else ""
 
     @property
     def answer(self) -> str:
-        """The last turn's text after its reasoning; empty while that is not closed."""
+        """Text of the last turn after its reasoning; empty when the reasoning is not closed."""
         rest = self.text.rpartition("</think>")[2]
         return rest.partition("<think>")[0]
 
     @property
     def used_tool(self) -> bool:
-        """Whether a tool executed a call without an error."""
+        """True when a tool executed at least one call without an error."""
         return str(CallStatus.OK) in self.statuses
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a reward found.
+    """The result of a reward.
 
     Attributes:
-        value: what the answer is worth, 1.0 when it is right.
-        acc: 1.0 when it is right, else 0.0.
-        format: 1.0 when it is written as asked for.
-        answered: 1.0 when there is an answer.
-        timed_out: 1.0 when the time of what was run to score it ran out.
-        failed: 1.0 when the reward itself broke.
+        value: value of the answer, 1.0 when it is right.
+        acc: 1.0 when the answer is right, else 0.0.
+        format: 1.0 when the answer is written as asked for, else 0.0.
+        answered: 1.0 when there is an answer, else 0.0.
+        timed_out: 1.0 when the time for scoring the answer ran out, else 0.0.
+        failed: 1.0 when the reward itself broke, else 0.0.
     """
 
     value: float = 0.0
@@ -92,35 +92,46 @@ class Score:
 
     @classmethod
     def of(cls, right: bool, formatted: bool = True) -> Score:
-        """Of an answer that is there, and right or wrong."""
+        """Return the score of an answer that exists and is simply right or wrong.
+
+        Args:
+            right: whether the answer is right.
+            formatted: whether it is written as asked for.
+        """
         return cls(value=float(right), acc=float(right), format=float(formatted), answered=1.0)
 
 
 class RewardOptions(BaseModel):
-    """What every built-in reward has, under its name in `reward_kwargs`."""
+    """Options that every built-in reward has, under its name in `reward_kwargs`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Taken off the score of an answer that is not written as asked for."""
+    """Number taken off the score of an answer that is not written as asked for."""
 
     tool_use_bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Added to the score of a right answer when a tool executed at least one call without an error."""
+    """Number added to the score of a right answer when a tool executed at least one call without an error."""
 
     wrong_call_credit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Added to the score of a wrong answer for each of its turns that called tools: verl's ReTool recipe has 0.1 on a
+    """Number added to the score of a wrong answer for each turn that called tools. verl's ReTool recipe adds 0.1 on a
     scale from -1 to 1, at most 0.4."""
 
     wrong_call_limit: float = Field(default=0.2, ge=0, allow_inf_nan=False)
-    """The most that `wrong_call_credit` comes to."""
+    """Most that `wrong_call_credit` adds to a score."""
 
 
 def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[str, float]:
-    """What `compute_score` returns.
+    """Return the dictionary that `compute_score` returns.
 
-    `score` is `value`, less `format_weight` where the format is wrong, plus `tool_use_bonus` where the answer is right
-    and a tool was used, or `wrong_call_credit` for each turn with calls where it is wrong. A reward that broke or ran
-    out of time without a verdict gives 0, takes nothing off and adds nothing.
+    Its `score` is `value`, minus `format_weight` when the format is wrong. A right answer for which a tool was used
+    gets `tool_use_bonus`. A wrong answer gets `wrong_call_credit` for each turn with calls, at most `wrong_call_limit`.
+    When the reward broke or ran out of time, nothing is taken off, and a wrong answer gets nothing. Without a verdict
+    the score is then 0.
+
+    Args:
+        score: the reward's result.
+        solution: the conversation that was scored.
+        options: options of the reward.
     """
     total = score.value
     if not (score.failed or score.timed_out):
@@ -140,9 +151,12 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
 
 
 def plain(value: Any) -> Any:
-    """A value of Hydra or of a parquet file as Python's own: containers become dictionaries and lists."""
+    """Return a value of Hydra or of a parquet file in Python's own types: containers become dictionaries and lists.
+
+    Keys whose value is None are left out.
+    """
     if isinstance(value, Mapping):
-        # Of rows of several kinds in one file, each has the keys of all, empty.
+        # When a file holds rows of several kinds, each row has the keys of all kinds, with None for those it lacks.
         return {str(key): plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, str | bytes):
         return value

@@ -1,7 +1,7 @@
-"""Text to SQL: whether a query has the result of the gold query (execution match).
+"""The reward for text to SQL: a query is right when it has the result of the gold query (execution match).
 
-As in SkyRL-SQL, the answer stands in `<solution>…</solution>`; a ```sql block in it, or in its place, is taken too.
-`format: skyrl` is the format of SkyRL-SQL to the letter, `compare: set` its comparison: see `skyrl_query`.
+As in SkyRL-SQL, the answer is the text in `<solution>…</solution>`. A ```sql block in it, or instead of it, is accepted
+too. `format: skyrl` is exactly the format of SkyRL-SQL (see `skyrl_query`), and `compare: set` its comparison.
 
 Both queries run in a process of `tools/sql_worker.py`: read-only, on one database, with limits of time and memory.
 """
@@ -28,30 +28,40 @@ _MOST_CHARACTERS = 100_000
 
 
 class SqlOptions(RewardOptions):
+    """Options of the reward `sql`."""
+
     root: Path | None = None
-    """Folder of the databases, as for the `sql` tool; needed."""
+    """Folder of the databases, as for the `sql` tool; required."""
 
     compare: Literal["multiset", "set"] = "multiset"
-    """multiset: rows count as often as they come, and in their order where the gold query has an ORDER BY of its own,
-    as in Spider's evaluation (arXiv 1809.08887). set: neither number nor order of equal rows matters, as in BIRD
-    (arXiv 2305.03111) and SkyRL-SQL. Columns have to be in the gold query's order in both."""
+    """Comparison of the two results. In both kinds, columns must be in the gold query's order.
+
+    multiset: equal rows are counted, and the order of rows matters where the gold query has an ORDER BY of its own, as
+    in Spider's evaluation (arXiv 1809.08887). set: neither the number of equal rows nor the order matters, as in BIRD
+    (arXiv 2305.03111) and SkyRL-SQL.
+    """
 
     format: Literal["solution", "skyrl"] = "solution"
-    """solution: one `<solution>…</solution>` in the last turn. skyrl: SkyRL-SQL's format, with its reward: -1 for a
-    conversation that breaks it, whatever its query is worth; else 1 or 0."""
+    """Format that is asked for.
+
+    solution: one `<solution>…</solution>` in the last turn. skyrl: SkyRL-SQL's format and reward, which is -1 for a
+    conversation that breaks the format, whatever its query is worth, else 1 or 0.
+    """
 
     reward_empty_gold: bool = True
-    """Whether a query without rows is right where the gold query has none. SkyRL-SQL's answer is no since its issue
-    2451: any query without rows is such a one."""
+    """True: a query without rows is right when the gold query has none.
+
+    Then any query without rows is right. SkyRL-SQL has used False since its issue 2451.
+    """
 
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds for each of the two queries."""
 
     max_memory_mb: int = Field(default=512, ge=64)
-    """Of one process, which holds the rows of both queries."""
+    """Memory of one process, which holds the rows of both queries, in megabytes."""
 
     processes: int = Field(default=2, gt=0)
-    """Comparisons at once in one of verl's reward workers; further ones wait."""
+    """Comparisons at once in each of verl's reward workers; further ones wait."""
 
 
 class _Gold(BaseModel):
@@ -63,14 +73,16 @@ class _Gold(BaseModel):
 
 
 async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> Score:
-    """Whether the last turn's query has the gold query's result.
+    """Score whether the query of a conversation has the result of the gold query.
 
     Args:
+        solution: the conversation; the query is in its last turn (with `format: skyrl` in any turn).
         ground_truth: `{"sql": the gold query}` with `db_id` or `db_path`, as in the `sql` tool's `create_kwargs`, or
-            its JSON text.
+            JSON text of it.
+        options: options of this reward.
 
     Raises:
-        ConfigError: no `root`, another ground truth, no such database.
+        ConfigError: `root` is missing, the ground truth has another form, or there is no such database.
         TimeoutError: a query took too long.
         WorkerError: the gold query itself fails, or a query ended the process.
     """
@@ -98,15 +110,15 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
 
 
 def is_ordered(query: str) -> bool:
-    """Whether a query has an ORDER BY that is not a subquery's, a window's, a string's or a comment's."""
-    # Imported here: half a second that rewards of other kinds need not wait.
+    """Return whether a query has an ORDER BY of its own, not within a subquery, a window, a string or a comment."""
+    # Imported here, since the import takes half a second that other rewards need not wait.
     from sqlglot import TokenType, tokenize
     from sqlglot.errors import TokenError
 
     try:
         tokens = tokenize(query, read="sqlite")
     except TokenError:
-        return False  # a query that fails anyway
+        return False  # such a query fails anyway
     depth, outer = 0, []
     for token in tokens:
         depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
@@ -116,12 +128,16 @@ def is_ordered(query: str) -> bool:
 
 
 def skyrl_query(texts: Sequence[str]) -> str | None:
-    """The query of a conversation in SkyRL-SQL's format (`skyrl_gym/envs/sql/utils.py` in NovaSky-AI/SkyRL); None when
-    it breaks the format.
+    """Return the query of a conversation in SkyRL-SQL's format; None when the conversation breaks the format.
 
-    The rules are about all turns together: one `<solution>`, closed once, without tags of other sections in it; one
-    `<think>…</think>` at least; and before the solution each turn after an observation begins with `<think>`. A thought
-    that the chat template opened lacks its `<think>` here, and counts.
+    The format is that of `skyrl_gym/envs/sql/utils.py` in NovaSky-AI/SkyRL. Its rules are about all turns together:
+    - there is one `<solution>`, closed once, without tags of other sections in it;
+    - there is at least one `<think>…</think>`;
+    - before the solution, each turn after an observation begins with `<think>`. Reasoning that the chat template opened
+      lacks its `<think>` in the texts, and is accepted.
+
+    Args:
+        texts: the assistant's texts, one for each turn.
     """
     whole = "".join(texts)
     before, opened, after = whole.partition("<solution>")
@@ -132,7 +148,7 @@ def skyrl_query(texts: Sequence[str]) -> str | None:
         return None
     if THINK[1] not in whole:
         return None
-    # Where turns are not told apart, tools' answers stand in the text, marked.
+    # A single text for all turns holds the tools' answers as well, within <observation> tags.
     after_observations = re.split("</observation>", before, flags=re.IGNORECASE)[1:]
     start = 0
     for text, following in itertools.pairwise(texts):

@@ -1,7 +1,8 @@
-"""Tool-N1 (arXiv 2505.00024): one step, right when it reasons and then makes exactly the calls asked for.
+"""The reward of Tool-N1 (arXiv 2505.00024): one step is right when it reasons and then makes exactly the gold calls.
 
-The reward is binary: 1 for the format `<think>…</think>` and then calls that can be read, with the same calls as the
-ground truth, else 0. Names, arguments' names and values have to be the same, the order of the calls does not matter.
+The reward is 1 or 0. It is 1 when the text has the format `<think>…</think>` followed by calls that can be read, and
+the calls are those of the ground truth. Names of tools, names of arguments and values must be the same. The order of
+the calls does not matter.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ _OPENING = "<tool_call>"
 
 
 class ToolN1Options(RewardOptions):
+    """Options of the reward `tool_n1`."""
+
     require_think: bool = True
-    """Whether the format asks for `<think>…</think>`; the paper's does."""
+    """True: the format requires `<think>…</think>`, as in the paper."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) -> Score:
-    """Whether the calls of the first turn are the ground truth's.
+    """Score whether the calls of the first turn are those of the ground truth.
 
-    Calls are read in what the model wrote: JSON, a call or a list of them, in `<tool_call>…</tool_call>`. What a parser
-    makes of a call is more than was written (arguments that are missing become `{}`, a text of JSON becomes an
-    object), so it counts only where the model's format is another one.
+    The calls are read from the text that the model wrote: in `<tool_call>…</tool_call>`, as JSON of one call or of a
+    list of calls. A parser's result is used only when the model writes calls in another format, because it may differ
+    from the text: missing arguments become `{}`, and JSON within a text becomes an object.
 
     Args:
-        ground_truth: `[{"name": …, "arguments": {…}}, …]`, or JSON text of that.
+        solution: the conversation.
+        ground_truth: `[{"name": …, "arguments": {…}}, …]`, or JSON text of it.
+        options: options of this reward.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the ground truth has another form.
     """
     gold = _gold_calls(ground_truth, solution.data_source)
     first = solution.texts[0] if solution.texts else ""
@@ -48,7 +53,7 @@ async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) 
 
 
 def _parsed_calls(calls: tuple[tuple[str, str], ...]) -> Counter[str] | None:
-    """The calls in a form that can be compared; None when one could not be read."""
+    """Return parsed calls in a form that can be compared; None when one of them could not be read."""
     try:
         return _counted([{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls])
     except (ValueError, RecursionError):
@@ -56,7 +61,10 @@ def _parsed_calls(calls: tuple[tuple[str, str], ...]) -> Counter[str] | None:
 
 
 def _written_calls(text: str) -> Counter[str] | None:
-    """Those of a text that nobody has parsed; a mark in the reasoning opens none."""
+    """Return the calls in a text, in a form that can be compared; None when one of them cannot be read.
+
+    A `<tool_call>` within the reasoning opens no call.
+    """
     calls: list[Any] = []
     rest = text.rpartition("</think>")[2]
     try:
@@ -72,10 +80,10 @@ def _written_calls(text: str) -> Counter[str] | None:
 
 
 def _counted(calls: Any) -> Counter[str]:
-    """Each call as JSON with sorted keys: 1, 1.0 and true are three values.
+    """Count the calls, each written as JSON with sorted keys, so that 1, 1.0 and true are three different values.
 
     Raises:
-        ValueError: there is something else among them.
+        ValueError: this is no list of calls.
     """
     if not isinstance(calls, list):
         raise ValueError("no list")

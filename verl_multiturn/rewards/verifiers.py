@@ -1,4 +1,4 @@
-"""Verifiers of other packages, in processes that can be killed (`verify_worker.py`)."""
+"""Verifiers of other packages, which run in processes that can be killed (`verify_worker.py`)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,30 @@ _WORKER = Path(__file__).with_name("verify_worker.py")
 
 
 class VerifierOptions(RewardOptions):
+    """Options of rewards whose verifier is another package's."""
+
     timeout_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    """Seconds for one answer; then it has timed out, and its process is killed."""
+    """Seconds for one answer; a later answer has timed out, and its process is killed."""
 
     max_memory_mb: int = Field(default=2048, ge=512)
-    """Of one process, counted as address space."""
+    """Memory of one process in megabytes, counted as address space."""
 
     processes: int = Field(default=2, gt=0)
-    """Answers that are verified at once in one of verl's reward workers; further ones wait."""
+    """Answers that are verified at once in each of verl's reward workers; further ones wait."""
 
 
 async def verify(package: str, request: dict[str, Any], options: VerifierOptions) -> float:
-    """What the package's verifier says of an answer.
+    """Return the score that a package's verifier gives an answer.
+
+    Args:
+        package: `math_verify` or `reasoning_gym`.
+        request: the answer and what it is compared with, as `verify_worker.py` reads it.
+        options: limits of the process.
 
     Raises:
-        ConfigError: the package is not installed, or does not know what is asked of it.
-        TimeoutError: it took too long.
-        WorkerError: the verifier raised, or its process ended.
+        ConfigError: the package is not installed, or does not know the data set in the request.
+        TimeoutError: the verifier took too long.
+        WorkerError: the verifier raised an error or could not judge, or its process ended.
     """
     pool = shared((package, options), lambda: _open(package, options))
     answer = await pool.ask(request)

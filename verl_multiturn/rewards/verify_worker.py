@@ -1,16 +1,19 @@
-"""The process that runs the verifiers of `math_verify` and `reasoning_gym`, started as `python -I -S verify_worker.py
-SETTINGS`; see `processes.py`.
+"""The process that runs the verifiers of `math_verify` and `reasoning_gym`.
 
-Both give what a model wrote to SymPy, which may work on it for ever, and reasoning_gym evaluates some answers as
-Python: with `eval`, or with SymPy's `parse_expr`, which calls it. SymPy also writes code of its own: for the monomials
-of a polynomial, and in `lambdify`. So:
-- code that is evaluated from text may use no other names than `_NAMES` and single letters (an audit hook looks at it
-  before it runs): numbers, lists and formulas pass;
-- code that a library writes for itself runs when the library's own file asks for it (`_GENERATORS`), or while a module
-  is imported. What `lambdify` makes of a formula may use the mathematical functions of SymPy's printers besides;
-- other code is refused: in what reasoning_gym evaluates it is a wrong answer; anywhere else the verifier cannot judge;
-- no process is started and no socket opened while an answer is scored, and no file is written;
-- memory is limited, and a process that has grown is replaced. The parent kills one that is late.
+It is started as `python -I -S verify_worker.py SETTINGS`; see `processes.py`.
+
+Both packages give the text of a model to SymPy, which may work on it for ever. reasoning_gym evaluates some answers as
+Python: with `eval`, or with SymPy's `parse_expr`, which calls `eval`. SymPy also generates code of its own: for the
+monomials of a polynomial, and in `lambdify`. So:
+- code that is evaluated from text may use only the names in `_NAMES` and single letters. Numbers, lists and formulas
+  pass. An audit hook looks at the code before it runs;
+- code that a library generates for itself may run when the library's own file runs it (`_GENERATORS`), or while a
+  module is imported. The code that `lambdify` makes of a formula may also use the mathematical functions of SymPy's
+  printers;
+- other code is refused. Where reasoning_gym evaluates an answer, the answer is then wrong. Anywhere else the verifier
+  then cannot judge;
+- while an answer is scored, no process is started, no socket is opened, and no file is written;
+- memory is limited, and a process that has grown is replaced. The parent kills a process that is late.
 """
 
 import contextlib
@@ -26,17 +29,18 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-# What parse_expr runs (`from sympy import *`, then what it makes of a formula), and functions that an answer may name.
+# Names in the code that parse_expr runs (`from sympy import *`, then the code of a formula), and functions that an
+# answer may use.
 _NAME_TEXT = """
 Integer Float Rational Symbol Function Add Mul Pow Abs abs Min Max sign sqrt cbrt root exp log ln sin cos tan cot sec
 csc asin acos atan acot asec acsc sinh cosh tanh coth asinh acosh atanh acoth erf erfi erfc Si Ci Ei li gamma factorial
 binomial floor ceiling pi oo zoo nan Tuple Eq Ne Lt Le Gt Ge Not And Or sympy
 """
 _NAMES = frozenset(_NAME_TEXT.split())
-# They make functions and classes from texts of their own, into which nothing of an answer goes but counts of variables
-# and names that they have checked.
+# Modules that make functions and classes from texts of their own. From an answer, only counts of variables and names
+# that they have checked go into these texts.
 _GENERATORS = frozenset({"collections", "dataclasses", "sympy.polys.monomials", "sympy.polys.ring_series"})
-# Turns a formula into a function: the formula's own names are in its code.
+# The module that turns a formula into a function. The formula's own names are in the code of that function.
 _LAMBDIFY = "sympy.utilities.lambdify"
 # The tables of functions and constants that SymPy's printers know, by module.
 _TABLES = {
@@ -49,29 +53,29 @@ _TABLES = {
     ),
     "sympy.printing.numpy": ("_known_functions_numpy", "_known_functions_scipy_special", "_known_constants_numpy"),
 }
-# What the printers write besides: modules, numbers' types and what functions by cases are made of.
+# Further names that the printers write: modules, types of numbers, and functions for piecewise definitions.
 _PRINTED_TEXT = """
 _lambdifygenerated math cmath mpmath numpy scipy numpy.linalg scipy.special special mpf mpc mpi iv inf nan abs min max
 sum prod range complex select less less_equal greater greater_equal equal not_equal logical_and logical_or logical_not
 """
-# Who evaluates answers.
+# Beginnings of the names of modules that evaluate answers.
 _EVALUATORS = ("reasoning_gym.", "sympy.parsing.")
 _FORBIDDEN = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "socket.__new__"}
 )
 
-# What runs while a module is imported runs for that module.
+# Globals of Python's import system. Code that runs below it runs for a module that is being imported.
 _IMPORT_SYSTEM = vars(sys.modules["_frozen_importlib"])
 
 Score = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class _Guard:
-    """The audit hook; it cannot be taken away again, so it is switched on and off.
+    """An audit hook that can be switched on and off, since Python cannot remove one.
 
     Attributes:
-        refused: what was refused: `answer`, code in an answer that was evaluated; `library`, code or an action of a
-            library that nothing here knows; empty when nothing was.
+        refused: kind of what was refused. `answer`: code in an answer that was evaluated. `library`: unknown code, or a
+            forbidden action, of a library. Empty when nothing was refused.
     """
 
     def __init__(self) -> None:
@@ -102,30 +106,30 @@ class _Guard:
 
 
 def _is_harmless(code: object, names: frozenset[str]) -> bool:
-    """Whether code comes from a file, or uses these names and single letters alone."""
+    """Tell whether code comes from a file, or uses only these names and single letters."""
     if not isinstance(code, CodeType) or not _is_text(code):
-        return True  # a module that is imported
+        return True  # the code of a module that is imported
     if not all(name in names or (len(name) == 1 and name.isalpha()) for name in {*code.co_names, *code.co_freevars}):
         return False
     return all(_is_harmless(constant, names) for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 def _is_text(code: CodeType) -> bool:
-    """Whether code was made from text: `<string>`, `<lambdifygenerated-1>` and the like stand in the place of a path.
+    """Tell whether code was made from text: instead of a path it has `<string>`, `<lambdifygenerated-1>` or the like.
 
-    Nothing that an answer may name gives its code a path.
+    No function that an answer may use can give its code a path.
     """
     path = code.co_filename
     return not path or (path.startswith("<") and not path.startswith("<frozen "))
 
 
 def _is_of_library(frame: FrameType, code: CodeType) -> bool:
-    """Whether a library wrote this code for itself, as `_GENERATORS` and `_LAMBDIFY` do, or at its import."""
+    """Tell whether a library made this code for itself, as `_GENERATORS` and `_LAMBDIFY` do, or at its import."""
     module = _module_of(frame)
     if module in _GENERATORS:
         return True
     if module == _LAMBDIFY:
-        # Its imports come from a table of its own.
+        # `_import` runs import statements from a table of lambdify's own.
         return frame.f_code.co_name == "_import" or _is_harmless(code, _printed_names())
     caller: FrameType | None = frame
     while caller is not None:
@@ -136,10 +140,10 @@ def _is_of_library(frame: FrameType, code: CodeType) -> bool:
 
 
 def _module_of(frame: FrameType) -> str:
-    """The module in whose file the running code stands; empty for code that was made from text.
+    """Return the module in whose file the running code lies; empty for code that was made from text.
 
-    A name alone proves nothing (whoever calls `eval` chooses the globals), so the globals have to be the module's own,
-    and the code has to come from the module's file.
+    The name in the globals proves nothing, since a caller of `eval` chooses the globals. So the globals must be the
+    module's own, and the code must come from the module's file.
     """
     name = str(frame.f_globals.get("__name__"))
     module = sys.modules.get(name)
@@ -149,7 +153,7 @@ def _module_of(frame: FrameType) -> str:
 
 @functools.cache
 def _printed_names() -> frozenset[str]:
-    """What a function made by `lambdify` may name."""
+    """Return the names that a function made by `lambdify` may use."""
     names = {*_NAMES, *_PRINTED_TEXT.split()}
     for module, tables in _TABLES.items():
         for table in tables:
@@ -159,7 +163,7 @@ def _printed_names() -> frozenset[str]:
 
 
 def _math() -> Score:
-    """`{"gold", "answer"}`, each the inside of a box."""
+    """Return the scorer of `math_verify`, for requests `{"gold": …, "answer": …}` with the contents of two boxes."""
     from math_verify import (  # type: ignore[import-untyped]
         ExprExtractionConfig,
         LatexExtractionConfig,
@@ -167,7 +171,7 @@ def _math() -> Score:
         verify,
     )
 
-    # Without its own clocks, which are signals, it warns that somebody else has to watch.
+    # Its own time limits use signals and are switched off here. It would warn that somebody else has to watch the time.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     kinds = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
@@ -177,12 +181,12 @@ def _math() -> Score:
             return {"error": f"math_verify cannot read the ground truth {request['gold']!r}"}
         return {"value": float(verify(gold, answer, timeout_seconds=None))}
 
-    score({"gold": r"\frac{1}{2}", "answer": "0.5"})  # what is made at first use
+    score({"gold": r"\frac{1}{2}", "answer": "0.5"})  # do the work of the first use now
     return score
 
 
 def _gym() -> Score:
-    """`{"dataset", "entry", "answer"}`, the entry as the dataset made it."""
+    """Return the scorer of `reasoning_gym`, for requests `{"dataset": …, "entry": …, "answer": …}`."""
     import reasoning_gym.factory  # type: ignore[import-untyped]
 
     verifiers: dict[str, Callable[..., float]] = {}
@@ -196,7 +200,7 @@ def _gym() -> Score:
         answer, entry = request["answer"], request["entry"]
         value = float(verifiers[name](answer, entry))
         if value < 1.0:
-            # JSON has no tuples, and some verifiers compare with one.
+            # JSON has no tuples, but some verifiers compare with a tuple.
             with contextlib.suppress(Exception):
                 value = max(value, float(verifiers[name](answer, _with_tuples(entry))))
         return {"value": value}
@@ -220,12 +224,12 @@ def _answer(score: Score, line: bytes, max_memory_bytes: int) -> dict[str, Any]:
             answer = score(json.loads(line))
     except MemoryError:
         return {"error": "MemoryError", "worn": True}
-    except Exception as error:  # a verifier may raise anything at what a model wrote; the parent counts it
+    except Exception as error:  # a verifier may raise anything at a model's text; the parent counts it
         answer = {"error": f"{type(error).__name__}: {error}"[:500]}
     if guard.refused == "answer":
         return {"value": 0.0}
     if answer.get("value") != 1.0:
-        # A verifier may have caught what stopped it, and called the answer wrong.
+        # A verifier may have caught the error of a refusal or of the memory limit, and called the answer wrong.
         if guard.refused:
             return {"error": "code that a library made was refused, so that there is no verdict"}
         if 4 * _peak_bytes() > 3 * max_memory_bytes:
@@ -234,25 +238,25 @@ def _answer(score: Score, line: bytes, max_memory_bytes: int) -> dict[str, Any]:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a limit of this process; the hard one stays, and may be lower already."""
+    """Set a soft limit of this process; the hard limit stays, and counts if it is lower."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _resident_bytes() -> int:
-    """Of this process. Its `ru_maxrss` begins with the size of the process that started it, however large that is."""
+    """Return the resident memory of this process; `ru_maxrss` would begin with the size of the parent process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _peak_bytes() -> int:
-    """The largest address space of this process so far."""
+    """Return the largest address space that this process has had so far."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmPeak:")), 0)
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the parent closes the socket."""
     settings = json.loads(sys.argv[1])
     sys.path[:] = settings["path"]
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each of its threads reserves address space
@@ -262,12 +266,12 @@ def main() -> None:
     with socket.socket(fileno=os.dup(0)) as parent, parent.makefile("rwb") as stream:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
-        os.dup2(nothing, 1)  # what a library prints is no answer
+        os.dup2(nothing, 1)  # a library's output must not become an answer
         score = _PACKAGES[settings["package"]]()
         stream.write(b"{}\n")
         stream.flush()
         for line in stream:
-            # Should the parent die meanwhile, nobody else would end this process.
+            # If the parent dies during a request, only this CPU limit ends the process.
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + settings["timeout_s"]) + 5)
             answer = _answer(score, line, settings["max_memory_bytes"])

@@ -1,5 +1,5 @@
-"""The room that touches verl and Ray."""
+"""Everything that touches verl and Ray: agent loop, rollout, trainers and the start-up check."""
 
-# First of all: `import verl` loads the plugin, which imports modules of this room. Were one of them imported before
-# verl, the plugin would find it half made.
+# Import verl first. `import verl` loads the plugin, and the plugin imports modules of this room. A module of this room
+# that was imported before verl would be only half loaded at that moment.
 import verl  # noqa: F401

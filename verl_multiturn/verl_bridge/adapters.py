@@ -1,7 +1,7 @@
-"""Refuses LoRA adapters that `rollout.name=sglang_async` would lose.
+"""The check that refuses LoRA adapters which `rollout.name=sglang_async` would lose.
 
-verl 0.9.1 tells SGLang from vLLM by the literal name `sglang` where it wakes an engine that serves adapters
-(`engine_workers.py`, `is_sglang`); under our name it would resume weights that SGLang never released.
+verl 0.9.1 compares the rollout's name with the literal `sglang` when it wakes an engine that serves adapters
+(`engine_workers.py`, `is_sglang`). With our name it would resume weights that SGLang never released.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.errors import ConfigError
 
 _MODEL = "actor_rollout_ref.model"
-# FSDP reads the first, Megatron the second.
+# FSDP reads the first key, Megatron the second.
 _RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 
 
 def check_adapters(config: DictConfig) -> None:
-    """Refuse adapters that are not merged into the weights, under our name of the rollout.
+    """Refuse adapters that are not merged into the weights, when the rollout is `sglang_async`.
 
     Raises:
-        ConfigError: with verl's own name as the remedy.
+        ConfigError: the run has such adapters; the message gives verl's own rollout name as the remedy.
     """
     if config.actor_rollout_ref.rollout.name != "sglang_async" or OmegaConf.select(config, f"{_MODEL}.lora.merge"):
         return

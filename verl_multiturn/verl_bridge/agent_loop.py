@@ -1,4 +1,4 @@
-"""`MultiTurnAgentLoop`: verl's worker hands it a row, it runs a `Conversation` and hands back an `AgentLoopOutput`."""
+"""`MultiTurnAgentLoop`: takes a row from verl's worker, runs a `Conversation`, returns an `AgentLoopOutput`."""
 
 from __future__ import annotations
 
@@ -43,72 +43,77 @@ from verl_multiturn.verl_bridge.slots import RaySlots
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
 STATS = "rollout"
-"""Where `stats_of` a conversation lies within the batch column `metrics`, which the rows of every agent loop have."""
+"""Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
 
 class CertifiedOutput(AgentLoopOutput):
-    """verl's output with what the certificate and the metrics need, as batch columns: `extra_fields` reach the user's
-    `compute_score`, these do not."""
+    """verl's output of one row, with the fields that the certificate and the metrics need.
+
+    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
+    """
 
     versions: list[int]
-    """Weight version of each response token, -1 where nobody sampled it."""
+    """Weight version of each response token, `(R,)`; -1 where the token was not sampled or its version is unknown."""
     receipts: bytes = b""
-    """`Receipts.to_bytes`; empty when no row is verified."""
+    """Result of `Receipts.to_bytes`; empty when the trainer verifies no rows."""
     stats: dict[str, Any] = Field(default={}, exclude=True)
-    """`stats_of` the conversation."""
+    """Values of the conversation for the metrics, as `stats_of` returns them."""
     tool_scores: list[tuple[int, float]] = Field(default=[], exclude=True)
-    """Positions in the response, and what is added to the score there."""
+    """Pairs of a position in the response and the number that is added to the score there."""
     void: bool = Field(default=False, exclude=True)
-    """Whether it has a void turn, and those are looked for."""
+    """True for a conversation with a void turn; False also when void turns are not looked for."""
 
     def as_dict(self) -> dict[str, Any]:
-        """verl's fields, `rollout_versions` int64 `[R]` and, unless empty, `rollout_receipts` uint8. The tools' rewards
-        are in `rm_scores`, the stats in `metrics`."""
+        """Return verl's columns of the row, and ours.
+
+        Ours are `rollout_versions` (int64, `(R,)`) and, unless it is empty, `rollout_receipts` (uint8, one number for
+        each byte). The tools' rewards are added to `rm_scores`. The stats lie in `metrics`, under the key `STATS`.
+        """
         output: dict[str, Any] = super().as_dict()
         for position, reward in self.tool_scores:
             output["rm_scores"][position] += reward
-        # What `compute_score` gave and reported, unless the tools' rewards take its place.
+        # The score of `compute_score`. With `tool_reward.mode=replace` the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
         if receipts := output.pop("receipts", b""):
-            # As a tensor it crosses TransferQueue without being pickled.
+            # A tensor crosses TransferQueue without being pickled.
             output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
         return output
 
 
 @dataclass(frozen=True)
 class Runner:
-    """What all requests of a process share."""
+    """Everything that the requests of one process share."""
 
     conversation: Conversation
     engine: ReceiptingEngine
-    """The conversation's."""
+    """Engine of `conversation`, which keeps the receipts."""
     tools: dict[str, Any]
     records: RecordWriter | None
     prompt_length: int
     stop_ids: list[int]
-    """Ids at which the engine stops: those that end a turn, those of the call format, and placeholders of images."""
+    """Token ids at which the engine stops: ends of a turn, stop ids of the call format, placeholders of media."""
     stop_patterns: list[str]
-    """Texts at which it stops, as regular expressions; those of text mode."""
+    """Regular expressions of the texts at which the engine stops; empty unless in text mode."""
     fill_id: int
-    """Stands in the response of a conversation that has none; never trained."""
+    """Token id that fills the response of a conversation without one; never trained."""
 
     certified: bool
-    """Whether the trainer verifies rows, so that receipts are sent with them."""
+    """True when the trainer verifies rows; receipts are then sent with each row."""
     tool_reward: ToolRewardSettings
     final_answer: re.Pattern[str] | None
-    """Of a turn that is not void; None: void turns are not looked for."""
+    """Pattern of a final answer, for finding void turns; None when void turns are not looked for."""
     vision: Vision | None
-    """None for a model that takes no images."""
+    """Placeholder tokens of the model; None for a model that takes no images."""
     read_images: ReadImages
     mm_processor_kwargs: dict[str, Any]
 
     async def request(self, row: Mapping[str, Any], sampling: Mapping[str, Any], request_id: str) -> Request:
-        """The request of a data row, its images loaded.
+        """Return the request of a data row, with its images loaded.
 
         Raises:
-            ConfigError: the row asks for what cannot be.
+            ConfigError: the row does not fit the run (its tools, messages or images); see `make_request`.
         """
         request = make_request(row, self.tools, sampling, request_id, self.vision is not None)
         if self.vision is None:
@@ -116,10 +121,10 @@ class Runner:
         return replace(request, messages=await load_images(request.messages, self.read_images, row_name(row)))
 
     async def run(self, request: Request) -> tuple[Outcome, list[Receipt]]:
-        """Roll a request out; with what the engine returned for it.
+        """Roll a request out; return its outcome and the receipts of its generations.
 
         Raises:
-            ConfigError, ToolContractError: a mistake of an author.
+            ConfigError, ToolContractError: the author of the data, a tool or the configuration made a mistake.
         """
         try:
             outcome = await self.conversation.run(request)
@@ -128,14 +133,15 @@ class Runner:
         return outcome, generations
 
     async def output(self, request: Request, row: Mapping[str, Any], step: int) -> CertifiedOutput:
-        """Roll a request out, record it, and hand it over in verl's form.
+        """Roll a request out, write its record, and return it in verl's form.
 
         Args:
-            row: the request's; `uid` and `session_id`, where it has them, are its name.
-            step: of the training.
+            request: the request of `row`.
+            row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
+            step: training step.
 
         Raises:
-            ConfigError, ToolContractError: a mistake of an author.
+            ConfigError, ToolContractError: the author of the data, a tool or the configuration made a mistake.
         """
         outcome, generations = await self.run(request)
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
@@ -149,7 +155,10 @@ class Runner:
         return output
 
     def sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """verl's sampling parameters as the engine takes them; it gives logprobs unasked."""
+        """Return verl's sampling parameters in the form that the engine takes.
+
+        `logprobs` is left out, since the engine always returns them. Our stop ids and stop patterns are added.
+        """
         asked = {key: value for key, value in params.items() if key != "logprobs"}
         stops = [*asked.pop("stop_token_ids", []), *self.stop_ids]
         if self.stop_patterns:
@@ -167,17 +176,22 @@ def build_runner(
     read_images: ReadImages = as_they_are,
     mm_processor_kwargs: Mapping[str, Any] | None = None,
 ) -> Runner:
-    """The shared parts for one rollout configuration.
+    """Build everything that requests share, from one rollout configuration.
 
     Args:
         rollout_config: `actor_rollout_ref.rollout`.
+        tokenizer: the model's tokenizer.
+        engine: the engine that samples; it is wrapped here to keep receipts.
+        hf_model_type: `model_type` of the model's config.json.
         chat_template_kwargs: `data.apply_chat_template_kwargs`.
-        processor: of a model that takes images.
-        read_images: loads and resizes those of rows and tools.
+        processor: the processor of a model that takes images; None for a text model.
+        read_images: loads and resizes the images of rows and tools.
         mm_processor_kwargs: `data.mm_processor_kwargs`.
 
     Raises:
-        ConfigError: text mode, and the engine cannot stop at a text, or the model takes images.
+        ConfigError: a setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
+            text, or the model takes images.
+        ValueError: verl has no token builder for the model.
     """
     settings = settings_of(rollout_config)
     multi_turn = rollout_config.multi_turn
@@ -225,7 +239,7 @@ def build_runner(
             parser,
             limits,
             Gates(settings.tool_timeout_s, RaySlots()),
-            # In text mode the template writes the prompt alone: there is no rendering of the whole to compare with.
+            # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
             check=None if mode == "disable" or text_mode else chat.check,
             read_images=read_images,
         ),
@@ -247,12 +261,15 @@ def build_runner(
 
 
 class MultiTurnAgentLoop(AgentLoopBase):
-    """verl builds one of these for every request, so nothing is made here that the worker's requests can share."""
+    """The agent loop `multiturn_agent`, which rolls out one row as one conversation.
 
-    # By the worker's client; a worker process has one.
+    verl builds a new object for every request. What requests can share is built once, in a `Runner`.
+    """
+
+    # One runner for each client of the generation servers. A worker process has one client.
     _runners: ClassVar[dict[Any, Runner]] = {}
 
-    def __init__(  # pylint: disable=super-init-not-called  # verl's makes a token builder for every request
+    def __init__(  # pylint: disable=super-init-not-called  # verl's __init__ makes a token builder for every request
         self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any
     ) -> None:
         runner = self._runners.get(server_manager)
@@ -277,8 +294,13 @@ class MultiTurnAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Roll one row out.
 
+        Args:
+            sampling_params: verl's sampling parameters.
+            row: verl's fields of the row, such as `raw_prompt`, `extra_info`, `uid` and `global_steps`.
+
         Raises:
-            ConfigError, ToolContractError: a mistake of an author; nothing else.
+            ConfigError, ToolContractError: the author of the data, a tool or the configuration made a mistake. No other
+                error is raised.
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
@@ -287,14 +309,20 @@ class MultiTurnAgentLoop(AgentLoopBase):
 
 
 def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
-    """A finished conversation in verl's form; one without a response gets a single untrained token.
+    """Return a finished conversation in verl's form.
 
-    Nothing of an invalid conversation is trained: its mask is 0 throughout.
+    A conversation without a response gets a single untrained token. An invalid conversation has the mask 0 throughout,
+    so that nothing of it is trained.
+
+    Args:
+        outcome: the finished conversation.
+        runner: the runner that ran it.
+        step: training step, reported as the weight version where the engine knows none.
     """
     trajectory = outcome.trajectory
     prompt, images = trajectory.ids[: trajectory.prompt_length], outcome.images
     if runner.vision is not None and len(prompt) > runner.prompt_length:
-        # It is cut, and an image cannot be: none of it stays.
+        # The prompt is cut. An image cannot be cut, so all images and their placeholders are dropped.
         prompt, images = runner.vision.without_media(prompt), []
     prompt = prompt[-runner.prompt_length :]
     has_response = trajectory.response_length > 0
@@ -338,18 +366,18 @@ def to_output(outcome: Outcome, runner: Runner, step: int) -> CertifiedOutput:
         output.tool_scores = tool_scores(outcome, runner.tool_reward.weight)
         output.stats["tool_score"] = sum(score for _, score in output.tool_scores)
     if runner.tool_reward.mode == "replace":
-        output.reward_score = 0.0  # verl calls compute_score where there is no score yet
+        output.reward_score = 0.0  # verl would call compute_score if there were no score yet
         output.stats["score"] = None
     return output
 
 
 def _call(call: ToolCall | MalformedCall) -> dict[str, str]:
-    """A call for reward functions, which get plain types."""
+    """Return a call in plain types, for reward functions; a malformed call has no name and its text as arguments."""
     if isinstance(call, MalformedCall):
         return {"name": "", "arguments": call.text}
     return {"name": call.name, "arguments": call.arguments}
 
 
 def register_agent_loop() -> None:
-    """Make the loop known to this process's worker as `multiturn_agent`."""
+    """Register the agent loop with verl in this process, under the name `multiturn_agent`."""
     register(AGENT_LOOP)(MultiTurnAgentLoop)

@@ -1,6 +1,6 @@
-"""A trainer of verl that verifies each batch against what the engine returned, right before it learns from it.
+"""The trainer mixin that verifies each batch against what the engine returned, right before the update.
 
-After the advantages and before any update: what is verified is what critic and actor fetch next.
+It runs after the advantages are computed. So it verifies exactly the columns that critic and actor fetch next.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from verl_multiturn.verl_bridge.preflight import only_our_loop, settings_of
 
 PREFIX = "rollout/certificate/"
 _VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
-# The columns of `agent_loop.CertifiedOutput`.
+# Columns that `agent_loop.CertifiedOutput` adds.
 _OURS = [_VERSIONS, _RECEIPTS]
-# Of verl's, and each row of ours has them by the time that `_compute_advantage` is over.
+# Columns of verl's. Each row of our agent loop has them once `_compute_advantage` has ended.
 _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
            "rollout_log_probs", "old_log_probs", "advantages"]  # fmt: skip
 _LOSS_INPUTS = ["old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"]
@@ -36,38 +36,43 @@ _SHOWN = 5
 
 
 class CertificateMixin:
-    """Goes before a trainer class of verl.
+    """Mixin for a trainer class of verl that verifies each batch; list it before verl's class.
 
-    Metrics of a step, under `rollout/certificate/`: `rows` and sampled `tokens` that were verified, those of the rows
-    that are `unsampled` (conversations of which no generation is to be had, masked throughout), `violations` in them
-    (always 0 in a log: a step with one is not finished, and the exception says how many), rows `unverified` since
-    another agent loop than ours made them, and the `seconds` it took.
+    Metrics of a step, under `rollout/certificate/`:
+    - `rows`, `tokens`: rows that were verified, and sampled tokens in them;
+    - `unsampled`: rows among them whose receipts hold no usable generation; their mask is 0 throughout;
+    - `violations`: always 0 in a log, since a step with a violation does not finish and its exception says how many;
+    - `unverified`: rows that another agent loop than ours made;
+    - `seconds`: time that the verification took.
     """
 
     mode: ClassVar[str]
-    """verl's name of the trainer beneath."""
+    """verl's name of the trainer that this one extends."""
     config: DictConfig
     use_critic: bool
     global_steps: int
     local_trigger_step: int
     filters_void_rows = False
-    """Whether rows that have void turns are out of the loss; see `VoidTurnsMixin`."""
+    """True when rows with void turns are kept out of the loss; `VoidTurnsMixin` sets it."""
 
     def __init__(self, config: DictConfig) -> None:
-        # verl reads its mode in many places, and knows only its own.
+        # verl reads the mode in many places, and knows only its own names.
         config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)  # type: ignore[call-arg]
         self._share = settings_of(config.actor_rollout_ref.rollout).certificate_share
         correction = config.algorithm.get("rollout_correction") or {}
         self._bypass = bool(correction.get("bypass_mode"))
-        # In bypass mode verl rejects within the loss, and writes no mask.
+        # In bypass mode verl rejects samples within the loss, and does not write the mask.
         self._mask_may_shrink = bool(correction.get("rollout_rs")) and not self._bypass
         self._loss_inputs = _LOSS_INPUTS + (_CRITIC_INPUTS if self.use_critic else [])
         self._only_ours = only_our_loop(config)
         self._tally: dict[str, float] = {}
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """verl's step. A step of several updates has their sums, which verl's aggregation by name would average."""
+        """Run verl's step, and add the certificate's metrics to `metrics`.
+
+        When a step makes several updates, the metrics are sums over them. verl's own aggregation would average them.
+        """
         self._tally = dict.fromkeys(_METRICS, 0)
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         metrics.update({PREFIX + name: value for name, value in self._tally.items()})
@@ -83,7 +88,7 @@ class CertificateMixin:
         return batch
 
     def _certify(self, batch: Any) -> None:
-        """Verify a batch, or the configured share of its rows.
+        """Verify the configured share of a batch's rows.
 
         Raises:
             CertificateError: a row is not what the engine returned.
@@ -94,7 +99,7 @@ class CertificateMixin:
             chosen = sorted(random.Random(seed).sample(chosen, math.ceil(self._share * len(chosen))))
         if not chosen:
             return
-        # Two rows of one name would be fetched as one.
+        # TransferQueue would return one row for two rows with the same name.
         found = repeated(batch.keys)
         if not found:
             keys = [batch.keys[i] for i in chosen]
@@ -114,7 +119,7 @@ class CertificateMixin:
     def _verify_row(
         self, key: str, tag: dict[str, Any], fields: dict[str, Any], request_ids: dict[str, str]
     ) -> list[Violation]:
-        """Verify one row; the request id of its receipts goes into `request_ids`."""
+        """Verify one row, and enter the request id of its receipts into `request_ids`."""
         receipts = Receipts("", [])
         if not tag.get("is_padding", False):
             if not (self._only_ours or _is_ours(fields)):
@@ -136,19 +141,25 @@ class CertificateMixin:
 
 
 def fetch(keys: Sequence[str], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """The batch columns of each row, as numpy arrays; a row's dictionary lacks what nobody wrote for it."""
+    """Return the batch columns of each row, tensors as numpy arrays; a column that a row lacks is left out.
+
+    Args:
+        keys: names of the rows in TransferQueue.
+        partition_id: TransferQueue's partition.
+        loss_inputs: further columns that the loss takes.
+    """
     names = list(dict.fromkeys([*_FIELDS, *loss_inputs, *_OURS]))
     rows = _fetch(keys, partition_id, names)
     if not _missing(rows[0]):
         return rows
-    # TransferQueue leaves a column out that one of the rows lacks, as those of other agent loops do.
+    # TransferQueue leaves a column out when one of the rows lacks it, as rows of other agent loops do.
     for row, marked in zip(rows, _fetch(keys, partition_id, ["uid", "metrics"]), strict=True):
         row.update(marked)
     ours = [i for i, row in enumerate(rows) if _is_ours(row)]
     if not ours:
         return rows
     fetched = _fetch([keys[i] for i in ours], partition_id, names)
-    if _missing(fetched[0]):  # in which of them?
+    if _missing(fetched[0]):  # fetch one by one, to see which rows lack it
         fetched = [_fetch([keys[i]], partition_id, names)[0] for i in ours]
     for i, columns in zip(ours, fetched, strict=True):
         rows[i].update(columns)
@@ -160,7 +171,7 @@ def _missing(row: dict[str, Any]) -> list[str]:
 
 
 def _is_ours(row: dict[str, Any]) -> bool:
-    """Whether our agent loop left a mark in a row, which may lack the others."""
+    """Tell whether our agent loop made a row: one of our columns is enough, since the others may have been lost."""
     return _VERSIONS in row or _RECEIPTS in row or STATS in (row.get("metrics") or {})
 
 
@@ -174,10 +185,10 @@ def _fetch(keys: Sequence[str], partition_id: str, names: list[str]) -> list[dic
 
 
 def _arrays(column: Any) -> list[Any]:
-    """The rows of a tensor, nested where their lengths differ."""
+    """Return the rows of a tensor as numpy arrays; rows of different lengths come as a nested tensor."""
     if column.dtype == torch.bfloat16:  # numpy has no such type
         column = column.float()
-    if column.is_nested and column.dim() == 2:  # a quarter of what `unbind` takes
+    if column.is_nested and column.dim() == 2:  # takes a quarter of the time of `unbind`
         return np.split(column.values().numpy(), column.offsets().numpy()[1:-1])
     return [row.numpy() for row in column.unbind()]
 

@@ -1,10 +1,10 @@
-"""The end of a process that has tools: they are closed, on the event loop that they were used on.
+"""Closing of tools when a process ends, on the event loop on which they were used.
 
-Ray kills the actors of a run that ends. Seen with Ray 2.60: after `ray.shutdown`, the driver's end or its crash, and
-`ray.kill`, an actor runs neither its `atexit` functions nor signal handlers nor the `finally` of its tasks; only when
-its last handle is dropped do `atexit` functions run. So our trainers ask the agent-loop workers to close their tools
-once training is over, also when it failed. What nobody can ask any more, since the driver was killed, ends by itself:
-the processes of MCP servers, of sandboxes and of `WorkerPool` follow the process that started them.
+Ray kills the actors of a run that ends. Seen with Ray 2.60: after `ray.shutdown`, the end or crash of the driver, and
+`ray.kill`, an actor runs neither its `atexit` functions nor signal handlers nor the `finally` of its tasks. Only when
+its last handle is dropped do its `atexit` functions run. So our trainers ask the agent-loop workers to close their
+tools once training is over, also when it failed. When the driver was killed, nobody can ask any more. Then the
+processes of MCP servers, of sandboxes and of `WorkerPool` end by themselves, with the process that started them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_S = 0.05
 
 
 class _Opened:
-    """The tools that are in use on one event loop."""
+    """Tools that are in use on one event loop."""
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.tools = tools
@@ -37,12 +37,12 @@ class _Opened:
         self.closing: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
-        """Begin to close them, from within the loop."""
+        """Begin to close the tools; called within the loop."""
         if self.closing is None:
             self.closing = self.loop.create_task(close_tools(self.tools))
 
     def close_at_exit(self) -> None:
-        """Close them from outside the loop, which may be at work in another thread, be at rest, or be closed."""
+        """Close the tools from outside the loop, which may be running in another thread, stopped, or closed."""
         if self.closing is not None or self.loop.is_closed():
             return
         with contextlib.suppress(Exception):  # the process ends either way
@@ -56,14 +56,24 @@ _opened: list[_Opened] = []
 
 
 def close_at_end(tools: Mapping[str, Any]) -> None:
-    """Note tools that are used on the running event loop, to be closed when this process ends or is asked to."""
+    """Remember the tools used on the running event loop; they are closed when the process exits or is asked to.
+
+    Args:
+        tools: the tools by name.
+    """
     opened = _Opened(tools)
     _opened.append(opened)
     atexit.register(opened.close_at_exit)
 
 
 def close_workers(workers: Sequence[Any]) -> None:
-    """Close the tools of agent-loop workers, within twice `CLOSE_S`. Raises nothing: the run is over."""
+    """Close the tools of agent-loop workers, within twice `CLOSE_S` seconds.
+
+    The run is over by then, so a worker that fails or is late is only logged.
+
+    Args:
+        workers: Ray handles of the agent-loop workers.
+    """
     until = time.monotonic() + 2 * CLOSE_S
 
     def ask(function: Any) -> list[Any]:
@@ -90,10 +100,10 @@ def _has_ended(worker: Any) -> bool:
 
 
 class ClosingMixin:
-    """Goes before a trainer class of verl: when it has ended, the tools of the agent-loop workers are closed."""
+    """Mixin for a trainer class of verl that closes the agent-loop workers' tools when training ends."""
 
     def fit(self, agent_loop_manager: Any) -> Any:
-        """verl's fit."""
+        """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
         try:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
         finally:

@@ -1,4 +1,4 @@
-"""The chat codec of a model: verl's builder for its family, and what we add around it."""
+"""The chat codec of a model: verl's token builder for its family, with our checks and firewall around it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from verl_multiturn.verl_bridge.rows import make_request
 
 @dataclass(frozen=True)
 class ModelChat:
-    """How one model's conversations are written and read."""
+    """Everything that writes and reads the conversations of one model."""
 
     codec: ChatCodec
     end_ids: list[int]
-    """Every id that ends a turn."""
+    """Every token id that ends a turn."""
     generation_prompt: str
-    """What a prompt ends with, up to where the model begins."""
+    """Text at the end of a prompt that opens the assistant's turn."""
     check: RenderingCheck
     processor: Any = None
-    """Of a model that takes images, for the codec alone."""
+    """Processor of a model that takes images, a copy that only the codec uses; None for a text model."""
 
 
 def make_chat(
@@ -54,19 +54,21 @@ def make_chat(
     mm_processor_kwargs: Mapping[str, Any] | None = None,
     text_mode: bool = False,
 ) -> ModelChat:
-    """The codec for a tokenizer and the `model_type` of its model's config.json.
+    """Build the codec of a model, and what belongs to it.
 
     Args:
+        tokenizer: the model's tokenizer.
+        model_type: `model_type` in the model's config.json.
         template_kwargs: `data.apply_chat_template_kwargs`.
-        end_ids: by default those of the tokenizer and of the model's generation_config.json.
-        ignored: differences that `check` does not tell.
-        processor: of a model that takes images, as verl loads it.
+        end_ids: token ids that end a turn; None: those that `model_end_ids` finds.
+        ignored: kinds of differences that `check` does not report.
+        processor: the processor of a model that takes images, as verl loads it; None for a text model.
         mm_processor_kwargs: `data.mm_processor_kwargs`.
-        text_mode: whether the template writes the prompt alone, as with `multi_turn.format=tir`.
+        text_mode: whether the template writes only the prompt, as with `multi_turn.format=tir`.
 
     Raises:
-        ConfigError: text mode, and the model takes images.
-        ValueError: verl has no builder for the model, or one for images and there is no processor.
+        ConfigError: in text mode the model takes images, or the processor names no image token.
+        ValueError: verl has no builder for the model, or its builder needs a processor and there is none.
     """
     kwargs = dict(template_kwargs or {})
     ends = model_end_ids(tokenizer) if end_ids is None else end_ids
@@ -84,7 +86,7 @@ def make_chat(
         mm_processor_kwargs=dict(mm_processor_kwargs or {}),
     )
     template = processor or tokenizer
-    # verl's builders for a known family restore the separator after a turn; its default ones lose it.
+    # verl's builders for a known family restore the separator after a turn; its two default builders lose it.
     loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
     separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
     unguarded = ChatCodec(builder, ends, separator, vision=vision)
@@ -92,7 +94,7 @@ def make_chat(
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
     codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
     codec.forget_schemas(SCHEMA, ends)
-    asked = "q7z"  # found again in no template
+    asked = "q7z"  # occurs in no template
     messages = [{"role": "user", "content": asked}]
     prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
     without = template.apply_chat_template(messages, add_generation_prompt=False, tokenize=False, **kwargs)
@@ -104,14 +106,16 @@ def make_chat(
 
 
 def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Any, ModelChat]:
-    """Tokenizer and codec of a model that lies on this machine, or in Hugging Face's cache of it.
+    """Load the tokenizer and the codec of a model from this machine; nothing is downloaded.
 
     Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        template_kwargs: `data.apply_chat_template_kwargs`.
         settings: `custom_chat_template`, `trust_remote_code`, `mm_processor_kwargs`, as in `actor_rollout_ref.model`
-            and `data`; `text_mode` as of `make_chat`.
+            and `data`; `text_mode` as for `make_chat`.
 
     Raises:
-        ConfigError: it does not lie here.
+        ConfigError: the model is not on this machine, has no chat template, or verl has no builder for it.
     """
     path = str(Path(model).expanduser())
     trust = bool(settings.get("trust_remote_code"))
@@ -136,11 +140,17 @@ def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **se
 def examine_model(
     model: str, tool_format: str, tools: bool = True, template_kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> list[Rule]:
-    """The rules that a model's template keeps, as `chat.template.examine_template` finds them; in text mode those that
-    matter to it.
+    """Examine which rules of multi-turn training a model's template keeps, with `chat.template.examine_template`.
+
+    Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        tool_format: `multi_turn.format`; in text mode only the rules about prompts are examined.
+        tools: whether the run has tools.
+        template_kwargs: `data.apply_chat_template_kwargs`.
+        settings: as for `load_chat`.
 
     Raises:
-        ConfigError: the model does not lie on this machine, or there is no such format.
+        ConfigError: the model cannot be loaded from this machine, or there is no such format.
     """
     text_mode = tool_format == TIR
     tokenizer, chat = load_chat(model, template_kwargs, text_mode=text_mode, **settings)
@@ -152,14 +162,18 @@ def examine_model(
 def prompt_measure(
     model: str, tools: Mapping[str, Any], tool_format: str = "hermes"
 ) -> Callable[[Mapping[str, Any]], int]:
-    """Counts the tokens of a data row's prompt, with the schemas of its tools where the format shows them.
+    """Return a function that counts the tokens of a data row's prompt.
+
+    The count includes the schemas of the row's tools, unless the format is text mode, which shows none.
 
     Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        tools: all tools of the run, by name.
         tool_format: `multi_turn.format`.
 
     Raises:
-        ConfigError: the model does not lie on this machine, or no such format; from the counter: the row cannot be
-            rendered.
+        ConfigError: the model cannot be loaded from this machine, or there is no such format. The returned function
+            raises it for a row that cannot be rendered.
     """
     check_format(tool_format)
     _, chat = load_chat(model, text_mode=tool_format == TIR)
@@ -179,10 +193,15 @@ def prompt_measure(
 
 
 def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
-    """Refuse tools with names, of their own, of arguments or of listed values, that no model could write: the template
-    would show them with their control tokens broken.
+    """Refuse tools whose schema has a name that no model could write in a call.
 
-    An MCP server's are not the author's: a model that calls by such a name is told that there is none.
+    Names are those of the tool, of its arguments and of listed values. A name that holds a control token is shown to
+    the model with that token broken, so the model could not write it as it is. Tools of an MCP server pass, since the
+    author of the run did not choose their names: a model that calls such a name is told that there is no such tool.
+
+    Args:
+        codec: the model's codec, which shows what the template makes of a schema.
+        tools: the tools of the run.
 
     Raises:
         ConfigError: a tool has such a name.
@@ -199,11 +218,17 @@ def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
 
 
 def check_python_names(tool_format: str, tools: Iterable[Any]) -> None:
-    """Refuse tools that cannot be called in a format whose calls are Python: their name, or that of an argument, is no
-    name in Python. An MCP server's are not the author's, as in `check_names`.
+    """Refuse tools that cannot be called in a format whose calls are Python code.
+
+    The name of a tool, and each name of an argument, must be a name in Python. Tools of an MCP server pass, as in
+    `check_names`.
+
+    Args:
+        tool_format: `multi_turn.format`; formats whose calls are not Python pass.
+        tools: the tools of the run.
 
     Raises:
-        ConfigError: a tool has such a name.
+        ConfigError: a tool has another name.
     """
     if tool_format not in PYTHON_FORMATS:
         return
@@ -220,15 +245,16 @@ def check_python_names(tool_format: str, tools: Iterable[Any]) -> None:
 
 
 def model_end_ids(tokenizer: Any) -> list[int]:
-    """Every id that ends a turn: the tokenizer's, and those that the model lists (Llama 3 and Qwen have two).
+    """Return every token id that ends a turn, sorted.
 
-    SGLang knows the model's alone, since verl starts it without a tokenizer: `Runner.sampling` names them all.
+    They are the tokenizer's, and those in the model's config.json and generation_config.json (Llama 3 and Qwen have
+    two). SGLang knows only the model's, since verl starts it without a tokenizer. So `Runner.sampling` names them all.
     """
     found = {tokenizer.eos_token_id}
     for source in (AutoConfig, GenerationConfig):
         try:
             listed = getattr(source.from_pretrained(tokenizer.name_or_path), "eos_token_id", None)
         except (OSError, ValueError):
-            continue  # a model without that file
+            continue  # the model lacks that file
         found |= set(listed) if isinstance(listed, list) else {listed}
     return sorted(found - {None})

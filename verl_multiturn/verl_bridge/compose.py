@@ -1,4 +1,4 @@
-"""verl's whole configuration from the flags of a command line, without starting anything."""
+"""verl's whole configuration, built from command-line flags without starting anything."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NAME = "--config-name="
 
 
 def compose_config(flags: Sequence[str]) -> Any:
-    """The configuration that `python -m verl.trainer.main_ppo FLAGS` would have.
+    """Return the configuration that `python -m verl.trainer.main_ppo FLAGS` would have.
 
     Args:
-        flags: overrides, and perhaps `--config-name=…`; what concerns Hydra itself is left out.
+        flags: overrides, and optionally `--config-name=…`; flags for Hydra itself (`hydra.…`) are ignored.
 
     Raises:
-        hydra.errors.HydraException: a flag that does not fit.
+        hydra.errors.HydraException: a flag does not fit the configuration.
     """
     names = [flag.removeprefix(_NAME) for flag in flags if flag.startswith(_NAME)]
     overrides = [flag for flag in flags if not flag.startswith((_NAME, "hydra."))]

@@ -17,8 +17,8 @@ class VerlEngine:
     """An `Engine` that asks verl for tokens.
 
     Args:
-        generate: `(request_id=…, prompt_ids=…, sampling_params=…) -> TokenOutput`: `LLMServerClient.generate`, or a
-            server actor's own method; with `image_data=…` where there are images.
+        generate: `(request_id=…, prompt_ids=…, sampling_params=…) -> TokenOutput`, called also with `image_data=…`
+            where there are images. Either `LLMServerClient.generate`, or the method of a server actor.
     """
 
     def __init__(self, generate: Callable[..., Awaitable[Any]]) -> None:
@@ -32,11 +32,16 @@ class VerlEngine:
         max_new_tokens: int,
         images: Sequence[Any] = (),
     ) -> Generation:
+        """Sample with verl, as `Engine.generate` describes.
+
+        Raises:
+            EngineError: verl's call failed, or did not return one log-probability for each id.
+        """
         params = {**sampling, "logprobs": True, "max_new_tokens": max_new_tokens}
         try:
             given = {"image_data": list(images)} if images else {}
             output = await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
-        except Exception as error:  # Ray, HTTP and SGLang each raise their own; a failed engine ends one request
+        except Exception as error:  # Ray, HTTP and SGLang raise errors of their own; a failure ends only this request
             raise EngineError(describe(error)) from error
         sampled = list(output.token_ids)
         logprobs = list(output.log_probs or [])
@@ -51,10 +56,10 @@ class VerlEngine:
 
 
 def _versions(extra_fields: Mapping[str, Any], count: int) -> list[int]:
-    """A version for each token.
+    """Return a weight version for each of `count` tokens.
 
-    A request that was interrupted and resumed spans several versions, of which verl reports the first and the last: the
-    last token is the last version's, all before it are put down to the first, so that staleness is never understated.
+    A request that was interrupted and resumed spans several versions. verl reports only the first and the last. The
+    last token gets the last version and all tokens before it get the first, so that staleness is never understated.
     """
     first = extra_fields.get("min_global_steps", extra_fields.get("global_steps"))
     last = extra_fields.get("max_global_steps", first)

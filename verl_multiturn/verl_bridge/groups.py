@@ -1,11 +1,12 @@
-"""A trainer of verl in which an invalid conversation does not count in its group.
+"""The trainer mixin that leaves invalid conversations out of the advantages of their group.
 
 Invariants:
-- the advantages of a group are those that verl's estimator gives its valid conversations alone; an invalid one has 0,
-  and so has a single valid one, which there is nothing to compare with (verl hands out its raw score);
-- where `rollout.n` is 1, groups of one are meant, and stay as they are; so do verl's padding, and estimators that
-  compare nothing within a group;
-- a batch without a trained token gets advantages of 0: verl computes none of it, and would end the run.
+- the advantages of a group are those that verl's estimator computes from its valid conversations alone. An invalid
+  conversation has the advantage 0. A single valid conversation has 0 as well, since there is nothing to compare it with
+  (verl would give it its raw score);
+- with `rollout.n=1` groups of one are intended, and keep their advantages. verl's padding rows, and estimators that
+  compare nothing within a group, are left alone too;
+- a batch without a trained token gets advantages of 0. verl cannot compute any for it, and would end the run.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_multiturn.verl_bridge.metrics import fetch_stats
 
-# Of verl's estimators those that judge a row by itself, or by all trained tokens of a batch; an invalid row has none.
+# verl's estimators that judge each row alone, or by all trained tokens of a batch. Invalid rows have no trained token.
 _OF_A_ROW = {"gae", "reinforce_plus_plus", "remax"}
-# Those that compare the rows of a group. What a user registers may be of either kind.
+# verl's estimators that compare the rows of a group. An estimator that a user registers may be of either kind.
 _OF_A_GROUP = {
     "grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gpg", "opo", "reinforce_plus_plus_baseline", "rloo",
     "rloo_vectorized",
@@ -35,7 +36,10 @@ _OF_A_GROUP = {
 
 
 class GroupsMixin:
-    """Goes before a trainer class of verl, right above it: what else changes masks and scores has to come first."""
+    """Mixin for a trainer class of verl that leaves invalid conversations out of their group.
+
+    List it before verl's class, and after every mixin that changes masks or scores: those have to run first.
+    """
 
     config: DictConfig
 
@@ -49,7 +53,7 @@ class GroupsMixin:
 
 
 def trained_rows(batch: Any) -> list[bool]:
-    """Whether each row of a batch has a trained token."""
+    """Return for each row of a batch whether it has a trained token."""
     data = transfer_queue.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
     )
@@ -57,10 +61,11 @@ def trained_rows(batch: Any) -> list[bool]:
 
 
 def leave_out_invalid(batch: Any, config: DictConfig) -> None:
-    """Compute the advantages of a batch in TransferQueue anew, without invalid rows, where there are any.
+    """Compute the advantages of a batch in TransferQueue again, without its invalid rows; without any, do nothing.
 
     Args:
-        batch: verl has computed its advantages (columns `advantages` and `returns`).
+        batch: verl's batch, whose columns `advantages` and `returns` verl has computed.
+        config: verl's whole configuration.
     """
     estimator = str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
     if estimator in _OF_A_ROW:
@@ -76,7 +81,7 @@ def leave_out_invalid(batch: Any, config: DictConfig) -> None:
 
 
 def _single(batch: Any, left_out: set[str]) -> set[str]:
-    """The rows of conversations that are the only valid ones of their groups."""
+    """Return the keys of rows whose conversation is the only valid one of its group."""
     conversations: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for key, tag in zip(batch.keys, batch.tags, strict=True):
         if key not in left_out and not tag.get("is_padding", False):
@@ -87,14 +92,14 @@ def _single(batch: Any, left_out: set[str]) -> set[str]:
 
 
 def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, config: DictConfig) -> None:
-    """Compute and write the advantages of these rows as verl does it of a whole batch."""
-    # By now `response_mask` is what rejection sampling left, and `token_level_rewards` is there with a KL penalty.
+    """Compute and write the advantages of these rows, as verl does for a whole batch."""
+    # `response_mask` is already what rejection sampling left; `token_level_rewards` exists only with a KL penalty.
     fields = ["uid", "response_mask", "rm_scores"]
     if config.algorithm.use_kl_in_reward:
         fields.append("token_level_rewards")
     fetched = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
     mask = fetched["response_mask"]
-    if sum(int(row.sum()) for row in mask.unbind()) < 2:  # some estimators divide by the tokens less one
+    if sum(int(row.sum()) for row in mask.unbind()) < 2:  # some estimators divide by the number of tokens minus one
         _put_zeros(keys, partition_id)
         return
     data = DataProto(batch=fetched.to_padded_tensor())

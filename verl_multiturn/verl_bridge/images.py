@@ -1,4 +1,4 @@
-"""The images of verl's rows and the processors of its models."""
+"""Images of verl's rows, and processors of the models that take images."""
 
 from __future__ import annotations
 
@@ -18,27 +18,40 @@ from verl_multiturn.chat.images import Message, ReadImages, Vision
 from verl_multiturn.errors import ConfigError
 
 _MEDIA = ("image", "video", "audio")
-# What the processors of Qwen and GLM write while they count an image's tokens; found in a text, it becomes one.
+# The processors of Qwen and GLM write this text while they count an image's tokens. In a row's text it would become an
+# image token.
 _PLACEHOLDER = "<|placeholder|>"
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def takes_images(model_type: str | None) -> bool:
-    """Whether verl's builder for this `model_type` is one for images, which needs a processor."""
+    """Tell whether verl's token builder for a model takes images, and so needs a processor.
+
+    Args:
+        model_type: `model_type` of the model's config.json.
+    """
     family = _MODEL_TYPE_TO_FAMILY.get(str(model_type).lower())
     return family is not None and bool(get_continuous_token_builder_class(family).supports_multimodal())
 
 
 def load_processor(path: str, model_type: str | None, trust_remote_code: bool = False) -> Any:
-    """The processor that verl's workers load for a model on this machine; None for a text model.
+    """Load the processor that verl's workers would load for a model on this machine.
+
+    Args:
+        path: folder of the model.
+        model_type: `model_type` of the model's config.json.
+        trust_remote_code: whether code that lies with the model may run.
+
+    Returns:
+        The processor; None where verl loads none, as for a text model without a processor's files.
 
     Raises:
-        ConfigError: the model takes images, and verl finds no processor for it.
+        ConfigError: the model takes images, and verl cannot load a processor for it.
     """
     needed = takes_images(model_type)
     if not needed and not any((Path(path) / name).is_file() for name in _PROCESSOR_FILES):
         return None
-    with warnings.catch_warnings(record=True) as said:  # verl warns of what went wrong, and returns None
+    with warnings.catch_warnings(record=True) as said:  # verl returns None, and says why in a warning
         warnings.simplefilter("always")
         processor = hf_processor(path, trust_remote_code=trust_remote_code, local_files_only=True)
     if processor is None and needed:
@@ -51,17 +64,17 @@ def load_processor(path: str, model_type: str | None, trust_remote_code: bool = 
 
 
 def own_processor(processor: Any) -> Any:
-    """The processor with a tokenizer of its own: verl's worker uses this one in another thread."""
+    """Return a copy of a processor with its own tokenizer; verl's worker uses the original in another thread."""
     own = copy.copy(processor)
     own.tokenizer = copy.deepcopy(processor.tokenizer)
     return own
 
 
 def vision_of(processor: Any) -> Vision:
-    """The placeholders of a processor.
+    """Return the placeholder tokens of a processor.
 
     Raises:
-        ConfigError: it does not say which token stands for an image.
+        ConfigError: the processor does not say which token stands for an image.
     """
     ids = {name: get_processor_token_id(processor, name) for name in _MEDIA}
     image_id = ids["image"]
@@ -74,16 +87,18 @@ def vision_of(processor: Any) -> Vision:
 
 
 def image_reader(processor: Any, data_config: Any, dataset_cls: Any = RLHFDataset) -> ReadImages:
-    """verl's own reading and resizing of images, by the data set class of the run.
+    """Return a function that loads and resizes images as the data set class of the run does.
 
     Args:
+        processor: the model's processor, asked for its patch size (14 where it names none).
         data_config: verl's `data` section.
+        dataset_cls: the data set class; a user's own class is used where the run names one.
     """
     patch_size = getattr(getattr(processor, "image_processor", None), "patch_size", 14)
 
     async def read(messages: Sequence[Message]) -> list[Any]:
         given = {"image_patch_size": patch_size, "config": data_config}
-        # The second is the older name, which a user's own class may have.
+        # `process_vision_info` is the older name of the method; a user's own class may still have it.
         extract = getattr(dataset_cls, "process_multi_modal_info", None) or dataset_cls.process_vision_info
         images, *_ = await extract(list(messages), **given)
         return list(images or [])
@@ -92,7 +107,11 @@ def image_reader(processor: Any, data_config: Any, dataset_cls: Any = RLHFDatase
 
 
 def row_messages(row: Mapping[str, Any], processor: Any) -> list[Message]:
-    """The messages of a data file's row, with its images in the place of `<image>`, as verl's data set builds them.
+    """Return the messages of a data file's row as verl's data set builds them, with images in place of `<image>`.
+
+    Args:
+        row: the row as it lies in the file, with `prompt` and, where it has images, `images`.
+        processor: the model's processor.
 
     Raises:
         ConfigError: verl's data set would refuse the row.
@@ -108,13 +127,18 @@ def row_messages(row: Mapping[str, Any], processor: Any) -> list[Message]:
 
 
 def engine_image_settings(mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's `mm_process_config` for `data.mm_processor_kwargs`: its server takes none with a request."""
+    """Return SGLang's `mm_process_config` that says the same as `data.mm_processor_kwargs`.
+
+    SGLang gets the settings when it starts, because verl 0.9.1 sends none with a request. Example:
+        {"max_pixels": 9, "images_kwargs": {"do_resize": True}}
+        → {"image": {"max_pixels": 9, "do_resize": True}}
+    """
     flat = {key: value for key, value in mm_processor_kwargs.items() if not key.endswith("_kwargs")}
     image = {**flat, **(mm_processor_kwargs.get("images_kwargs") or {})}
     return {"image": image} if image else {}
 
 
 def plain_dict(section: Any) -> dict[str, Any]:
-    """A section of the configuration, or nothing, as a dictionary."""
+    """Return a section of the configuration as a plain dictionary; None gives an empty one."""
     plain: Any = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
     return dict(plain or {})

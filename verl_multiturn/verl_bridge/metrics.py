@@ -1,6 +1,7 @@
-"""Metrics of the rollout in the trainer's own loggers: `rollout/…` for training, `val/rollout/…` for validation.
+"""The trainer mixin that reports the rollout's metrics to the trainer's own loggers.
 
-Rows of other agent loops than ours, and verl's padding, are left out.
+The keys begin with `rollout/` in training and with `val/rollout/` in validation. Rows of other agent loops than ours,
+and verl's padding rows, are left out.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ VALIDATION_PREFIX = "val/rollout/"
 
 
 class MetricsMixin:
-    """Goes before a trainer class of verl."""
+    """Mixin for a trainer class of verl that adds the rollout's metrics; list it before verl's class."""
 
     replay_buffer: Any
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """verl's step. Its batch holds the rows of all its updates."""
+        """Run verl's step, and add the metrics of its batch, which holds the rows of all the step's updates."""
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         metrics.update(_prefixed(PREFIX, list(fetch_stats(batch).values())))
         return batch
 
     def _validate(self) -> dict[str, Any]:
-        """verl's validation. It removes each batch from TransferQueue before it returns, so that the only place to see
-        one is where it takes it from."""
+        """Run verl's validation, and add the metrics of its batches.
+
+        verl removes each batch from TransferQueue before it returns. So the batches are looked at when verl takes them
+        out of its replay buffer.
+        """
         stats: list[Stats] = []
         sample = self.replay_buffer.sample
 
@@ -47,10 +51,13 @@ class MetricsMixin:
 
 
 def fetch_stats(batch: Any) -> dict[str, Stats]:
-    """What our agent loop left with the rows of a batch, by the row's key."""
+    """Return the stats that our agent loop left with the rows of a batch, by row key.
+
+    Padding rows and rows of other agent loops have no entry.
+    """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     found = _fetch_metrics(keys, batch.partition_id) if keys else []
-    if found is None:  # Rows that no agent loop made may have none, and TransferQueue then leaves the column out.
+    if found is None:  # TransferQueue leaves the column out when one row lacks it, as rows of no agent loop may.
         found = [(_fetch_metrics([key], batch.partition_id) or [{}])[0] for key in keys]
     return {key: metrics[STATS] for key, metrics in zip(keys, found, strict=True) if STATS in metrics}
 

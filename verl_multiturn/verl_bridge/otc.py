@@ -1,10 +1,11 @@
-"""A trainer of verl that pays a correct answer by the tool calls it took: `custom.multiturn.otc`.
+"""The trainer mixin that scales the score of a correct answer by its tool calls: `custom.multiturn.otc`.
 
 Invariants:
-- what changes is the part of the score that `compute_score` gave a correct answer; the tools' own rewards in it
-  (`tool_reward.mode=add`) stay, as do wrong answers, invalid conversations, rows of other agent loops and padding;
-- it happens in training alone, after verl has chosen a batch and before it computes the advantages. Each update of a
-  step has its own batch, of whole groups, and a row is in one of them.
+- only the part of the score that `compute_score` gave a correct answer changes. The tools' own rewards in the score
+  (`tool_reward.mode=add`) stay, and so do the scores of wrong answers, invalid conversations, rows of other agent loops
+  and padding rows;
+- it happens only in training, after verl has chosen a batch and before it computes the advantages. Each update of a
+  step has its own batch, made of whole groups, and each row is in one batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from verl_multiturn.verl_bridge.preflight import settings_of
 
 
 class OtcMixin:
-    """Goes before a trainer class of verl. Its metric is `rollout/otc/r_tool/mean`, over a step's correct answers."""
+    """Mixin for a trainer class of verl that scales the scores of correct answers; list it before verl's class.
+
+    Its metric is `rollout/otc/r_tool/mean`, the mean over the correct answers of a step.
+    """
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)  # type: ignore[call-arg]
@@ -33,7 +37,7 @@ class OtcMixin:
         self._r_tools: list[float] = []
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """verl's step."""
+        """Run verl's step, and add the mean `r_tool` of its correct answers to `metrics`."""
         self._r_tools = []
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         if self._r_tools:
@@ -48,8 +52,12 @@ class OtcMixin:
 def scale_scores(batch: Any, settings: OtcSettings) -> list[float]:
     """Scale the scores of a batch's correct answers in TransferQueue (column `rm_scores`).
 
+    Args:
+        batch: verl's batch.
+        settings: form and constants; with the form `none` nothing happens.
+
     Returns:
-        `r_tool` of each correct answer.
+        The coefficient `r_tool` of each correct answer.
     """
     form = settings.form
     if form == "none":
@@ -68,7 +76,7 @@ def scale_scores(batch: Any, settings: OtcSettings) -> list[float]:
         r_tool_of.update(zip(group, r_tools([calls[i] for i in group], form, settings.c), strict=True))
     scores = [row.clone() for row in data.get("rm_scores").unbind()]
     for i, (row, stats) in enumerate(zip(scores, correct.values(), strict=True)):
-        # verl gives what `compute_score` says to the last token.
+        # verl puts the score of `compute_score` on the last token.
         row[-1] += (settings.alpha * r_tool_of[i] - 1) * stats["score"]
     column = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
     fields = TensorDict({"rm_scores": column}, batch_size=len(keys))

@@ -1,9 +1,10 @@
-"""Parsers by format name: ours, and those that a user has registered with verl.
+"""Call parsers by format name: ours, and those that a user has registered with verl.
 
-One of verl's says nothing about a call that it cannot read. What can be done around it is done: reasoning at the turn's
-beginning is cut out before it sees the text; where a later section of reasoning makes a difference to the calls, which
-may then lie in the reasoning, or the section in an argument, they are malformed; and so are those that end in an
-exception of its own, or whose arguments are no JSON.
+A parser registered with verl does not report a call that it cannot read. We do what is possible around it:
+- reasoning is cut out before the parser sees the text;
+- a section of reasoning that is not at the turn's beginning may hold calls, or lie within an argument. Where the parser
+  reads other calls with that section left in, the calls are malformed;
+- calls are also malformed when the parser raises an exception, or when their arguments are no JSON.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 def known_formats() -> list[str]:
-    """Every value that `rollout.multi_turn.format` may have."""
+    """Return every value that `rollout.multi_turn.format` may have, sorted."""
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
     return sorted({*FORMATS, TIR, *ToolParser._registry})
 
 
 def check_format(name: str) -> None:
-    """Raises ConfigError when there is no parser of this name."""
+    """Check that a format has a parser, and warn when only a parser registered with verl reads it.
+
+    Raises:
+        ConfigError: there is no parser of this name.
+    """
     if name not in known_formats():
         raise ConfigError(f"rollout.multi_turn.format: unknown format {name!r}; known are {', '.join(known_formats())}")
     if name not in {*FORMATS, TIR}:
@@ -52,10 +57,15 @@ def check_format(name: str) -> None:
 
 
 def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser:
-    """The parser of a format.
+    """Build the parser of a format.
+
+    Args:
+        name: `multi_turn.format`.
+        tokenizer: the model's tokenizer.
+        end_ids: token ids that end a turn.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no parser of this name.
     """
     check_format(name)
     if name == TIR:
@@ -68,7 +78,7 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
 
 
 def stop_ids(name: str, tokenizer: Any) -> list[int]:
-    """Ids that must end generation for a format, beside the model's own end tokens."""
+    """Return the token ids that must end generation for a format, beyond the model's own end tokens."""
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
     if name not in ToolParser._registry:
@@ -77,7 +87,10 @@ def stop_ids(name: str, tokenizer: Any) -> list[int]:
 
 
 class _Given:
-    """Stands for a tokenizer in verl's parsers, which decode what they read themselves."""
+    """A stand-in for a tokenizer that always decodes to one given text.
+
+    verl's parsers decode the sampled ids themselves; this makes them read a text that was cut before.
+    """
 
     pad_token = ""
 
@@ -93,7 +106,7 @@ class _Given:
 
 
 class _VerlParser:
-    """A parser that is registered with verl."""
+    """A `CallParser` around a parser that is registered with verl."""
 
     def __init__(self, name: str, tokenizer: Any, end_ids: Sequence[int], reasoning: Reasoning) -> None:
         self._name = name
@@ -117,13 +130,13 @@ class _VerlParser:
             for index, (name, arguments) in enumerate(found):
                 read_whole_json(arguments.strip())
                 calls.append(ToolCall(name, arguments, f"call_{turn}_{index}"))
-        except Exception as error:  # a parser of another's that trips over what a model wrote
+        except Exception as error:  # somebody else's parser may raise anything at what a model wrote
             content, problem = text, f"the call cannot be read ({describe(error)})"[:200]
             calls.append(MalformedCall(text, problem, f"call_{turn}_{len(calls)}"))
         return AssistantTurn((reasoning + content).strip(), calls)
 
     async def _extract(self, text: str, tools: list[Any]) -> tuple[str, list[tuple[str, str]]]:
-        """What verl's parser takes for text, and for name and arguments of calls."""
+        """Return what verl's parser reads: the text, and each call's name and arguments (as JSON text)."""
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         parser = ToolParser.get_tool_parser(self._name, _Given(text, self._tokenizer))
@@ -132,7 +145,11 @@ class _VerlParser:
 
 
 def _verl_schema(schema: dict[str, Any]) -> Any:
-    """A tool's schema as verl's class takes it, which is stricter than the API: every property has one type."""
+    """Return a tool's schema as verl's class.
+
+    verl's class is stricter than the API: every property needs a `type`, and may have only a description and an enum
+    besides.
+    """
     from verl.tools.schemas import OpenAIFunctionToolSchema
 
     function = schema["function"]

@@ -1,8 +1,8 @@
 """The start-up check: a wrong setting ends the run before Ray, a model or an engine starts.
 
-It runs inside `python -m verl.trainer.main_ppo` (and every other Hydra program with verl's configuration) as a Hydra
-callback, selected through Hydra's config store; verl itself is not touched. A program that builds the configuration
-in another way calls `prepare_config` itself.
+It is a Hydra callback, selected through Hydra's config store; verl itself is not changed. So it runs inside
+`python -m verl.trainer.main_ppo`, and inside every other Hydra program with verl's configuration. A program that
+builds the configuration in another way has to call `prepare_config` itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from verl_multiturn.verl_bridge.tools import load_run_tools
 
 AGENT_LOOP = "multiturn_agent"
 OUR_TRAINER = "multiturn_"
-"""Prefix of our trainers; what follows is the name of verl's trainer beneath."""
+"""Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 _TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
-# verl's loops that never call a tool, and say nothing about it.
+# Agent loops of verl that never call a tool, and do not say so.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
 
 # Values of verl's `rollout.multi_turn.tokenization_sanity_check_mode`.
@@ -48,14 +48,20 @@ SANITY_MODES = {"disable", "strict", "ignore_strippable"}
 
 ConfigHook = Callable[[DictConfig, int], None]
 config_hooks: list[ConfigHook] = []
-"""Called with the configuration and the number of logical CPUs that Ray must have; a platform fills in its settings."""
+"""Functions that fill in a platform's settings.
+
+Each is called with the configuration and the number of logical CPUs that Ray must have.
+"""
 
 
 def prepare_config(config: DictConfig) -> None:
     """Check a whole trainer configuration, and complete it in place.
 
+    Args:
+        config: verl's whole configuration.
+
     Raises:
-        ConfigError: it cannot work; the message names the setting, its value and the remedy.
+        ConfigError: the run cannot work; the message names the setting, its value and the remedy.
     """
     rollout = config.actor_rollout_ref.rollout
     settings = settings_of(rollout)
@@ -98,25 +104,25 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
         )
     with open_dict(config):
         if multi_turn.format == TIR:
-            rollout.skip_tokenizer_init = False  # SGLang stops at a text only where it has a tokenizer
+            rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text
         if path or function_path:
             tools = load_run_tools(path, function_path)
             _check_code_tool(multi_turn.format, tools)
             check_python_names(multi_turn.format, tools.values())
             _check_tool_names(config, tools)
-        if function_path:  # the workers may have another working folder
+        if function_path:  # workers may have another working directory
             multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
         if path:
             OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
-            if loops == {AGENT_LOOP}:  # Other loops take their tools from verl.
+            if loops == {AGENT_LOOP}:  # other loops take their tools from verl's setting
                 multi_turn.tool_config_path = None
         if settings.record_dir:
-            # Workers may run elsewhere than the driver.
+            # Workers may have another working directory than the driver.
             OmegaConf.update(config, f"{PATH}.record_dir", str(Path(settings.record_dir).resolve()))
 
 
 def _check_code_tool(tool_format: str, tools: Mapping[str, Any]) -> None:
-    """Refuse text mode where no tool takes code; a row may select one of several."""
+    """Refuse text mode when no tool takes code. There may be several, since each row may select one of them."""
     if tool_format == TIR and not any(takes_code(schema_of(tool).as_dict()) for tool in tools.values()):
         raise ConfigError(
             f"rollout.multi_turn.format={TIR}: none of the tools {sorted(tools)} requires a string `code` and "
@@ -125,11 +131,11 @@ def _check_code_tool(tool_format: str, tools: Mapping[str, Any]) -> None:
 
 
 def _check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
-    """Refuse tools with names that no model could write; looked at where the model lies on this machine."""
+    """Refuse tools with names that no model could write; skipped when the model does not lie on this machine."""
     model, multi_turn = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
     path = Path(model.get("tokenizer_path") or model.path).expanduser()
     names = [name for tool in tools.values() for name in must_stay(schema_of(tool).as_dict())]
-    # Letters and digits are no control token.
+    # Names of letters, digits and the like hold no control token, so the tokenizer need not be loaded.
     plain = all(re.fullmatch(r"[\w .-]*", name) for name in names)
     if plain or multi_turn.format == TIR or not (path / "config.json").is_file():
         return
@@ -144,7 +150,7 @@ def _check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
 
 
 def _check_void_turns(config: DictConfig, settings: MultiTurnSettings) -> None:
-    """Refuse what would train on rows with void turns without a word."""
+    """Refuse `void_turn_pattern` with a trainer that would silently train on rows with void turns."""
     if settings.void_turn_pattern is not None and not _has_our_trainer(config):
         mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
         raise ConfigError(
@@ -155,8 +161,10 @@ def _check_void_turns(config: DictConfig, settings: MultiTurnSettings) -> None:
 
 
 def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
-    """Put our trainer, which verifies its batches and reports on the rollout, in the place of verl's of the same
-    mode."""
+    """Replace verl's trainer by ours of the same mode, which verifies its batches and reports on the rollout.
+
+    Without such a trainer, print that batches are not verified, unless `certificate_share` is 0.
+    """
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     if _has_our_trainer(config):
         _check_cached_rollouts(config, settings)
@@ -173,7 +181,7 @@ def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
 
 
 def _check_cached_rollouts(config: DictConfig, settings: MultiTurnSettings) -> None:
-    """Refuse verl's cached rollouts where they would be verified: they come back under other names and versions."""
+    """Refuse verl's cached rollouts when rows are verified: they come back under other names and versions."""
     if settings.certificate_share > 0 and OmegaConf.select(config, "skip.rollout_tq.enable"):
         raise ConfigError(
             "skip.rollout_tq.enable=True: verl gives cached rollouts another name and other weight versions than those "
@@ -183,19 +191,24 @@ def _check_cached_rollouts(config: DictConfig, settings: MultiTurnSettings) -> N
 
 
 def _has_our_trainer(config: DictConfig) -> bool:
-    """Whether there is a trainer of ours for the one that is asked for."""
+    """Tell whether we have a trainer that extends the configured one."""
     mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     return _is_v1(config) and mode.removeprefix(OUR_TRAINER) in _TRAINER_MODES
 
 
 def _is_v1(config: DictConfig) -> bool:
-    """Whether verl's V1 trainer runs; its fully asynchronous program has that section, and a trainer of its own."""
+    """Tell whether verl's V1 trainer runs.
+
+    verl's fully asynchronous program has a trainer of its own; its configuration has the section `async_training`.
+    """
     return bool(config.trainer.use_v1) and "async_training" not in config
 
 
 def _check_images(config: DictConfig) -> None:
-    """Refuse a model for images whose processor is not there, and tell the engine how verl resizes images; looked at
-    where the model lies on this machine."""
+    """Refuse a model for images without a processor, and give the engine verl's settings for resizing images.
+
+    Skipped when the model does not lie on this machine.
+    """
     path = Path(config.actor_rollout_ref.model.path).expanduser()
     if not (path / "config.json").is_file():
         return
@@ -216,8 +229,10 @@ def _check_images(config: DictConfig) -> None:
 
 
 def _check_template(config: DictConfig) -> None:
-    """Refuse a template that would train on tokens the model never saw; looked at where the model lies on this
-    machine."""
+    """Refuse a chat template that would train on tokens the model never saw.
+
+    Skipped when the model does not lie on this machine.
+    """
     model, multi_turn = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
     mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
     if mode not in SANITY_MODES:
@@ -249,20 +264,30 @@ def _check_template(config: DictConfig) -> None:
 
 
 def settings_of(rollout: Any) -> MultiTurnSettings:
-    """Our settings within `actor_rollout_ref.rollout`, be it OmegaConf's or verl's dataclass."""
+    """Read our settings from the section `custom.multiturn` of a rollout configuration.
+
+    Args:
+        rollout: `actor_rollout_ref.rollout`, as OmegaConf's object or as verl's dataclass.
+
+    Raises:
+        ConfigError: an unknown key, or a value that does not fit.
+    """
     raw = (rollout.get("custom") or {}).get("multiturn")
     plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
     return read_settings(plain)
 
 
 def only_our_loop(config: DictConfig) -> bool:
-    """Whether every row that is trained on is known to be of our agent loop."""
+    """Tell whether every row that is trained on is known to come from our agent loop."""
     return _agent_loops(config, ("train_files",)) == ({AGENT_LOOP}, True)
 
 
 def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_files")) -> tuple[set[str], bool]:
-    """The loops this run uses, and whether that is known: the rows' `agent_name` where the data has that column, else
-    the default. A data set class of the user's, a folder or a remote file is not looked into."""
+    """Return the agent loops that this run uses, and whether they are known for sure.
+
+    A row's loop is its `agent_name`; without that column the default loop. A data set class of the user's own, a
+    folder, a JSON or JSONL file and a remote file are not looked into; the loops are then not known for sure.
+    """
     agent = config.actor_rollout_ref.rollout.agent
     default = agent.default_agent_loop
     loops: set[str] = set()
@@ -282,7 +307,7 @@ def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val
 
 
 def _agent_names(file: str) -> set[str] | None:
-    """The `agent_name`s of a file's rows; empty without that column, None where it is not looked for."""
+    """Return the agent names in a data file; empty without that column, None when the file is not looked into."""
     path = Path(file).expanduser()
     if "://" in file or path.is_dir() or path.suffix in (".json", ".jsonl"):
         return None
@@ -294,23 +319,25 @@ def _agent_names(file: str) -> set[str] | None:
 
 
 class StartUpCheck(Callback):
-    """Runs `prepare_config` before the trainer's main function."""
+    """Hydra callback that runs `prepare_config` before the trainer's main function."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check the configuration of verl's trainer; exit with status 2 when it cannot work."""
         if not _is_trainer_config(config):
             return
         try:
             prepare_config(config)
         except MultiTurnError as error:
-            # SystemExit is no Exception: Hydra turns those of a callback into warnings and goes on.
+            # Hydra turns a callback's Exception into a warning and goes on. SystemExit is no Exception.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)
             raise SystemExit(2) from None
-        except Exception:  # a fault in the check itself must not pass as a checked configuration
+        except Exception:  # a bug in the check must not pass for a checked configuration
             traceback.print_exc()
             raise SystemExit(1) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Hydra composes each job's configuration after its callbacks have seen it.
+        """Refuse `--multirun` of verl's trainer with exit status 2."""
+        # Hydra composes the configuration of each job after its callbacks have run, so they cannot check it.
         if _is_trainer_config(config):
             print(
                 "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs singly\n",
@@ -320,7 +347,7 @@ class StartUpCheck(Callback):
 
 
 def _is_trainer_config(config: DictConfig) -> bool:
-    """Whether this is verl's trainer, not another Hydra program in the same environment."""
+    """Tell whether this is verl's trainer, and not another Hydra program in the same environment."""
     return all(OmegaConf.select(config, key) is not None for key in ("actor_rollout_ref.rollout.multi_turn", "trainer"))
 
 

@@ -1,4 +1,4 @@
-"""The logical CPUs that a run reserves in Ray, and those that it finds there."""
+"""Logical CPUs: how many a run reserves in Ray, and how many Ray has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_multiturn.errors import ConfigError
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
-    """Logical CPUs that verl 0.9.1's V1 trainer reserves in Ray, by what for."""
+    """Return how many logical CPUs verl 0.9.1's V1 trainer reserves in Ray, by what they are for."""
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     rollout = config.actor_rollout_ref.rollout
     standalone = rollout.nnodes * rollout.n_gpus_per_node
@@ -33,11 +33,21 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
 
 
 def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
-    """Refuse a local run, and warn of a cluster, with fewer logical CPUs than verl reserves: it would wait for ever."""
+    """Check that Ray has as many logical CPUs as verl reserves; with fewer, the run would wait for ever.
+
+    For a cluster with fewer only a warning is printed, since the cluster may grow.
+
+    Args:
+        config: verl's whole configuration.
+        parts: reserved CPUs by what they are for, from `required_ray_cpus`.
+
+    Raises:
+        ConfigError: the local Ray has fewer, or the cluster cannot be joined.
+    """
     ray_init = config.ray_kwargs.ray_init
     cluster = cluster_address(ray_init.get("address"))
     if not config.trainer.use_v1 or "async_training" in config or (cluster or "").startswith("ray://"):
-        return  # Other trainers reserve other numbers; Ray's remote client is not joined for this.
+        return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
     else:
@@ -48,7 +58,6 @@ def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
     listed = "; ".join(f"{count} {name}" for name, count in parts.items())
     problem = f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}."
     if cluster:
-        # It may grow.
         print(f"\nverl-multiturn: the cluster at {cluster}: {problem}\n", file=sys.stderr)
         return
     raise ConfigError(
@@ -57,7 +66,11 @@ def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
 
 
 def cluster_address(address: str | None) -> str | None:
-    """The cluster that `ray.init(address)` joins; None when it starts one of its own."""
+    """Return the address of the cluster that `ray.init(address)` joins; None when it starts a Ray of its own.
+
+    Where `address` is None or "auto", Ray reads the environment variable RAY_ADDRESS. A `ray://` address, from that
+    variable or from `address`, is returned unchanged.
+    """
     asked = os.environ.get("RAY_ADDRESS") or address
     if asked and asked.startswith("ray://"):
         return asked

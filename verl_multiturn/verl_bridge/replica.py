@@ -1,7 +1,7 @@
 """The server side of `rollout.name=sglang_async`.
 
-Import it through verl's replica registry only: on a driver without an accelerator, verl's loader of "sglang" has to
-prepare SGLang's import first (`plugin.py` does that).
+Import this module only through verl's replica registry. On a driver without an accelerator, verl's loader of "sglang"
+has to prepare the import of SGLang first (`plugin.py` takes care of that).
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplic
 
 
 class AsyncSGLangReplica(SGLangReplica):
-    """verl's SGLang servers, unchanged; `AsyncSGLangRollout` finds them by the same names."""
+    """verl's SGLang servers, unchanged; `AsyncSGLangRollout` finds them under the names that verl gives them."""

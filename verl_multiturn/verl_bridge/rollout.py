@@ -1,7 +1,8 @@
-"""`AsyncSGLangRollout`: what `rollout.name=sglang_async` puts on every training worker.
+"""`AsyncSGLangRollout`: the class that `rollout.name=sglang_async` puts on every training worker.
 
-Weights in, memory on and off: verl's own SGLang adapter, unchanged. Beyond it, `generate_sequences` for SPMD callers:
-tensor-parallel rank 0 of a replica runs the conversations and the tools, every rank returns the same batch.
+It is verl's own SGLang adapter, which sends weights to the engine and turns its memory on and off. We add
+`generate_sequences` for SPMD callers: tensor-parallel rank 0 of a replica runs the conversations and the tools, and
+every rank returns the same batch.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class AsyncSGLangRollout(ServerAdapter):
     device_mesh: Any
     _runner: Runner | None = None
     _loop: asyncio.Runner | None = None
-    """One event loop for all batches: tools may keep connections that belong to it."""
+    """One event loop for all batches, since tools may keep connections that belong to their loop."""
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Roll a batch out; every tensor-parallel rank of the replica calls it with the same batch.
+        """Roll a batch out; every tensor-parallel rank of the replica calls this with the same batch.
 
         Args:
             prompts: `non_tensor_batch` holds verl's row fields (`raw_prompt`, `tools_kwargs`, `extra_info`, `uid`);
@@ -51,19 +52,25 @@ class AsyncSGLangRollout(ServerAdapter):
                 `apply_chat_template_kwargs`.
 
         Returns:
-            The same on every rank: `prompts [B, P]` left-padded, `responses`, `response_mask`, `rollout_log_probs`,
-            `rollout_versions` `[B, R]` right-padded, `input_ids`, `attention_mask`, `position_ids` `[B, P+R]`; P and R
-            are the configured prompt and response lengths. With `tool_reward.mode` other than `none` also the tools'
-            rewards, weighted, at the tokens that they belong to: `tool_scores [B, R]` with `add`, where the caller adds
-            what it gives itself, and `rm_scores` with `replace`, where they are the score.
+            The same batch on every rank. B is the number of rows; P and R are the configured prompt and response
+            lengths in tokens.
+            - `(B, P)`, padded on the left: `prompts`;
+            - `(B, R)`, padded on the right: `responses`, `response_mask`, `rollout_log_probs`, `rollout_versions`;
+            - `(B, P + R)`: `input_ids`, `attention_mask`, `position_ids`.
 
-            The batch is what the engine returned: it has been verified, unless `certificate_share` is 0. What the
-            caller does to it later is not, and `otc` and `void_turn_pattern` are the trainers' and do nothing here.
+            With `tool_reward.mode` other than `none` there are also the tools' weighted rewards, at the tokens to which
+            they belong. With `add` they are `tool_scores` `(B, R)`, and the caller adds its own score to them. With
+            `replace` they are `rm_scores` `(B, R)`, the score itself.
+
+            The batch has been verified against what the engine returned, unless `certificate_share` is 0. Changes that
+            the caller makes later are not verified. `otc` and `void_turn_pattern` belong to the trainers and have no
+            effect here.
 
         Raises:
-            ConfigError, ToolContractError: a mistake of an author, on every rank.
-            CertificateError: the batch is not what the engine returned, on every rank.
-            RuntimeError: called inside a running event loop; run it in a thread there.
+            ConfigError, ToolContractError: the author of the data, a tool or the configuration made a mistake; raised
+                on every rank.
+            CertificateError: the batch is not what the engine returned; raised on every rank.
+            RuntimeError: called inside a running event loop; call it in a thread there.
         """
         try:
             asyncio.get_running_loop()
@@ -77,13 +84,13 @@ class AsyncSGLangRollout(ServerAdapter):
     def _generate(self, prompts: DataProto) -> DataProto:
         group = self._tensor_parallel_group()
         leader = dist.get_global_rank(group, 0)
-        # Rank 0 shares its error as it shares its result: a rank that waits for what never comes would hang.
+        # Rank 0 shares its error in the same way as its result. Otherwise the other ranks would wait for ever.
         shared: list[Any] = [None]
         if dist.get_rank() == leader:
             self._loop = self._loop or asyncio.Runner()
             try:
                 shared[0] = self._loop.run(self._run_batch(prompts))
-            except BaseException as error:  # sent to the other ranks and raised on every one of them
+            except BaseException as error:  # sent to the other ranks, and raised on every rank
                 shared[0] = _sendable(error)
         dist.broadcast_object_list(shared, src=leader, group=group)
         if isinstance(shared[0], BaseException):
@@ -128,7 +135,11 @@ class AsyncSGLangRollout(ServerAdapter):
         return runner
 
     async def _make_engine(self) -> Engine:
-        """The engine of this replica: its SGLang server."""
+        """Return the engine of this replica, which is its SGLang server.
+
+        Raises:
+            EngineError: this rank has no server.
+        """
         await self._init_server_adapter()
         if self.server_actor is None:
             raise EngineError("this rank has no SGLang server; only tensor-parallel rank 0 of a replica speaks to one")
@@ -197,7 +208,7 @@ class AsyncSGLangRollout(ServerAdapter):
 
 
 def _number_sessions(rows: list[dict[str, Any]]) -> None:
-    """Give the rows of one prompt numbers, where the caller gives none."""
+    """Give the rows that share a `uid` numbers from 0 (`session_id`); a number that the caller gave stays."""
     seen: Counter[str] = Counter()
     for row in rows:
         uid = str(row.get("uid", ""))
@@ -209,7 +220,7 @@ def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
     """Compare a batch with what the engine returned.
 
     Raises:
-        CertificateError: it is something else.
+        CertificateError: the batch differs from what the engine returned.
     """
     found: list[Violation] = []
     columns = {name: column.numpy() for name, column in batch.items()}
@@ -237,7 +248,7 @@ def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error that the other ranks get: the first of a group, and one that survives pickling."""
+    """Return the error to send to the other ranks: the first of a group, replaced where it cannot be pickled."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     try:

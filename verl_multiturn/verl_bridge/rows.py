@@ -1,4 +1,4 @@
-"""A row of verl's data set to a `Request`."""
+"""The step from a row of verl's data set to a `Request`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def make_request(
     request_id: str,
     takes_images: bool = False,
 ) -> Request:
-    """The request of a row; its images are still what the row names.
+    """Build the request of a row; its images are not loaded yet.
 
     Args:
         row: `raw_prompt` (messages), `tools_kwargs`, and `extra_info` with `need_tools_kwargs`, `tools_kwargs` and
             `tool_selection` as verl defines them.
-        tools: all tools of the run; `tools_of_row` says which of them the request has.
-        takes_images: whether the model does.
+        tools: all tools of the run, by name; `tools_of_row` chooses those of the request.
+        sampling: sampling parameters in the engine's own names.
+        request_id: the request's unique id.
+        takes_images: whether the model takes images.
 
     Raises:
-        ConfigError: the row asks for what cannot be.
+        ConfigError: the row's tools or `tools_kwargs` do not fit the run, or its messages cannot be used.
     """
     where = row_name(row)
     chosen, tools_kwargs = tools_of_row(row, tools, where)
@@ -36,14 +38,14 @@ def make_request(
 
 
 def row_name(row: Mapping[str, Any]) -> str:
-    """What errors call a row."""
+    """Return the name of a row in error messages, for example `data row 7`."""
     extra_info = row.get("extra_info")
     index = extra_info.get("index") if isinstance(extra_info, Mapping) else None
     return f"data row {row.get('index', '?') if index is None else index}"
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message, and the blocks of its content, without the empty keys that parquet adds to every row of a column."""
+    """Return a message without keys whose value is None, in its content blocks too; parquet adds such keys."""
     plain = {key: value for key, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, Iterable) and not isinstance(content, str | Mapping):

@@ -1,4 +1,4 @@
-"""The start-up check's part about scores: what would leave a reward out without a word is refused."""
+"""The part of the start-up check about scores: it refuses settings that would silently drop a reward."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ def check_scores(config: DictConfig, settings: MultiTurnSettings, v1: bool, ours
     """Check the settings `tool_reward` and `otc`.
 
     Args:
+        config: verl's whole configuration.
+        settings: our settings in it.
         v1: whether verl's V1 trainer runs.
-        ours: whether it is one that we extend.
+        ours: whether we have a trainer that extends the configured one.
 
     Raises:
-        ConfigError: one of them would have no effect, or nothing to work on.
+        ConfigError: one of the two settings would have no effect, or nothing to work on.
     """
     if settings.tool_reward.mode != "none":
         _check_tool_reward(config, settings.tool_reward.mode, v1)
@@ -68,8 +70,11 @@ def _check_otc(config: DictConfig, settings: MultiTurnSettings, ours: bool) -> N
 
 
 def _colocated_reward_model(config: DictConfig) -> str | None:
-    """The section of a reward model that scores on the trainer's own devices, in the place of all other scores."""
-    # The second section is verl's older one, which the trainer moves into the first.
+    """Return the section of a reward model that runs on the trainer's own devices; None without one.
+
+    The scores of such a model replace all other scores.
+    """
+    # `reward_model` is verl's older section; the trainer moves it into `reward.reward_model`.
     for section in ("reward.reward_model", "reward_model"):
         model = OmegaConf.select(config, section) or {}
         if model.get("enable") and not model.get("enable_resource_pool"):

@@ -1,8 +1,8 @@
-"""`concurrency_total`: slots of a tool over all workers of a run, kept by one actor of Ray.
+"""The slots of a tool's `concurrency_total`, shared by all workers of a run and kept by one Ray actor.
 
 Invariants:
-- never more than `limit` leases of a tool are out that have not expired;
-- a worker that dies loses its slots to the others once its leases expire;
+- at most `limit` leases of a tool are out that have not expired;
+- when a worker dies, its slots become free once its leases expire;
 - a caller that is cancelled while it waits leaves neither a lease nor a place in the queue behind.
 """
 
@@ -25,16 +25,27 @@ _ACTOR = "verl_multiturn_slots"
 
 
 class SlotKeeper:
-    """The actor's own code; knows nothing of Ray."""
+    """The code of the actor, which itself does not use Ray."""
 
     def __init__(self) -> None:
         self._leases: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        """By tool: when each lease expires."""
+        """Leases of each tool, with the time (`time.monotonic`) when each expires."""
         self._changed: defaultdict[str, asyncio.Condition] = defaultdict(asyncio.Condition)
         self._waiting: set[str] = set()
 
     async def acquire(self, tool: str, limit: int, lease: str, wait_s: float, lease_s: float) -> bool:
-        """Take a slot; False when none was free within `wait_s`, or `release` was called meanwhile."""
+        """Wait for a slot of a tool and take it.
+
+        Args:
+            tool: name of the tool.
+            limit: most slots of the tool that may be taken at once.
+            lease: the caller's unique id for this slot.
+            wait_s: seconds to wait for a free slot.
+            lease_s: seconds after which the slot counts as free again, since its worker must have died.
+
+        Returns:
+            True when the slot was taken; False when none became free in time, or `release` was called meanwhile.
+        """
         leases, changed = self._leases[tool], self._changed[tool]
         until = time.monotonic() + wait_s
         self._waiting.add(lease)
@@ -57,24 +68,28 @@ class SlotKeeper:
             self._waiting.discard(lease)
 
     async def release(self, tool: str, lease: str) -> None:
-        """Give a slot back, or leave the queue."""
+        """Give the slot of a lease back, or take the lease out of the queue."""
         async with self._changed[tool]:
             self._leases[tool].pop(lease, None)
             self._waiting.discard(lease)
             self._changed[tool].notify_all()
 
     async def taken(self, tool: str) -> int:
-        """Leases that are out."""
+        """Return how many leases of a tool are out."""
         return len(self._leases[tool])
 
 
 class RaySlots:
-    """`SharedSlots` of a worker; the actor is made by the first worker that needs it, and ends with the run."""
+    """`SharedSlots` for a worker, kept by a Ray actor.
+
+    The first worker that needs the actor creates it; it ends with the run.
+    """
 
     def __init__(self) -> None:
         self._actor: Any = None
 
     async def acquire(self, tool: str, limit: int, wait_s: float, lease_s: float) -> str | None:
+        """Take a slot and return its lease; None when none is free within `wait_s` seconds, or the actor fails."""
         lease = uuid4().hex
         try:
             keeper = self._keeper()
@@ -85,12 +100,13 @@ class RaySlots:
                 keeper.release.remote(tool, lease)
                 raise
         except RayError as error:
-            # Without its keeper a limit cannot be kept: the model is told that the tool is busy.
+            # The limit cannot be kept without the actor, so the model is told that the tool is busy.
             logger.error("the slots of tool %r cannot be asked for: %s", tool, error)
             self._actor = None
             return None
 
     async def release(self, tool: str, lease: str) -> None:
+        """Give a lease back."""
         await self._keeper().release.remote(tool, lease)
 
     def _keeper(self) -> Any:

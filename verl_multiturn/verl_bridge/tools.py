@@ -1,4 +1,4 @@
-"""The tools of a run: those of `tool_config_path`, and the functions of verl's `function_tool_path`."""
+"""The tools of a run, from the YAML of `tool_config_path` and the functions of verl's `function_tool_path`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from verl_multiturn.tools.verl_functions import verl_function_tool
 
 
 def load_run_tools(tool_config_path: str | None, function_tool_path: str | None) -> dict[str, Any]:
-    """Return the tools of a run by name, those of the YAML first.
+    """Return the tools of a run by name, the tools of the YAML first.
 
     Args:
-        function_tool_path: a Python file whose functions are decorated with verl's `@function_tool`.
+        tool_config_path: the tool YAML; None: no tools from a YAML.
+        function_tool_path: a Python file whose functions are decorated with verl's `@function_tool`; None: no file.
 
     Raises:
-        ConfigError: a file that cannot be read, a tool that is none, or one name twice.
+        ConfigError: a file cannot be loaded, an entry is no valid tool, or a name is used twice.
     """
     tools = load_tools(tool_config_path) if tool_config_path else {}
     if not function_tool_path:

@@ -1,8 +1,13 @@
-"""verl's three V1 trainers, with what we add: each batch is verified before they learn from it, a correct answer may be
-paid by the tool calls it took, rows with void turns may be kept out of the loss, invalid conversations do not count in
-their groups, updates without a trained token are skipped, and the rollout's metrics are in their loggers.
+"""verl's three V1 trainers, extended by our mixins.
 
-`plugin.py` imports this module, which registers them; the start-up check chooses them in the place of verl's.
+- Each batch is verified before the trainer learns from it.
+- The score of a correct answer may depend on how many tool calls it took (Optimal Tool Calls).
+- Rows with void turns may be kept out of the loss.
+- Invalid conversations do not count in their groups.
+- Updates without a trained token are skipped.
+- The rollout's metrics are in the trainer's loggers.
+
+`plugin.py` imports this module, which registers the trainers. The start-up check chooses them in place of verl's.
 """
 
 from __future__ import annotations
@@ -23,22 +28,30 @@ from verl_multiturn.verl_bridge.void_turns import VoidTurnsMixin
 
 
 class _Ours(CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, UpdatesMixin, MetricsMixin, ClosingMixin):
-    """What goes before each of verl's trainers. Of a batch that was sampled, in this order: Optimal Tool Calls change
-    scores, rows with void turns leave the loss, advantages are computed without invalid rows, the certificate looks at
-    all of it, updates without a trained token are skipped; the metrics come at the end of a step. When training has
-    ended, the workers' tools are closed."""
+    """All our mixins, in the order in which they come before a trainer of verl.
+
+    For each sampled batch, in this order: Optimal Tool Calls change scores; rows with void turns leave the loss;
+    advantages are computed without invalid rows; the certificate verifies the result; updates without a trained token
+    are skipped. The metrics are added at the end of a step. After training the workers' tools are closed.
+    """
 
 
 @register_trainer(f"{OUR_TRAINER}sync")
 class MultiTurnSync(_Ours, PPOTrainerSync):
+    """verl's trainer `sync` with our mixins."""
+
     mode = "sync"
 
 
 @register_trainer(f"{OUR_TRAINER}colocate_async")
 class MultiTurnColocateAsync(_Ours, PPOTrainerColocateAsync):
+    """verl's trainer `colocate_async` with our mixins."""
+
     mode = "colocate_async"
 
 
 @register_trainer(f"{OUR_TRAINER}separate_async")
 class MultiTurnSeparateAsync(_Ours, PPOTrainerSeparateAsync):
+    """verl's trainer `separate_async` with our mixins."""
+
     mode = "separate_async"

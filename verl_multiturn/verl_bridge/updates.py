@@ -1,7 +1,7 @@
-"""A trainer of verl that makes no update without a trained token.
+"""The trainer mixin that skips updates without a trained token.
 
-Such an update has nothing to learn from, and is not harmless: with `loss_agg_mode=token-mean` its loss is 0 divided by
-0, with any other one the optimizer still moves the weights by its momentum.
+Such an update has nothing to learn from, and it does harm. With `loss_agg_mode=token-mean` its loss is 0 divided by 0.
+With any other mode the optimizer would still move the weights by its momentum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Update = Callable[[Any, dict[str, Any]], Any]
 
 
 class UpdatesMixin:
-    """Goes before a trainer class of verl. Its metric is `rollout/skipped_updates`, of actor and critic in a step."""
+    """Mixin for a trainer class of verl that skips updates without a trained token; list it before verl's class.
+
+    Its metric is `rollout/skipped_updates`, the number of skipped updates of actor and critic in a step.
+    """
 
     config: DictConfig
     global_steps: int
@@ -29,7 +32,7 @@ class UpdatesMixin:
     critic_wg: Any
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """verl's step."""
+        """Run verl's step, and add the number of skipped updates to `metrics`."""
         self._skipped_updates = 0
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         metrics[f"{PREFIX}skipped_updates"] = self._skipped_updates
@@ -46,7 +49,16 @@ class UpdatesMixin:
     def _update(
         self, batch: Any, metrics: dict[str, Any], update: Update, settings: DictConfig, workers: Any, mesh: str
     ) -> Any:
-        """verl's updates with a batch, but for those without a trained token; the whole batch is returned."""
+        """Run verl's updates with a batch, except those without a trained token; return the whole batch.
+
+        Args:
+            batch: verl's batch.
+            metrics: metrics of the step, which `update` fills.
+            update: verl's method that updates the actor or the critic.
+            settings: the configuration of the actor or the critic.
+            workers: its worker group.
+            mesh: name of the worker group's device mesh, by which verl dispatches the batch.
+        """
         trained = trained_rows(batch)
         size = settings.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         kept = rows_to_train(trained, size, _data_parallel_size(workers, mesh), bool(settings.shuffle))
@@ -63,21 +75,22 @@ class UpdatesMixin:
 
 
 def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool) -> list[int]:
-    """The rows of a batch without those of updates that have no trained token.
+    """Return the indices of a batch's rows, without the rows of updates that have no trained token.
 
-    verl gives each data-parallel rank one part of the batch, in order, and an update takes the next `size / ranks` rows
-    of every part.
+    verl gives each data-parallel rank one contiguous part of the batch. An update takes the next `size / ranks` rows of
+    every part. Example, with 4 rows, 2 rows in an update and 1 rank:
+        rows_to_train([True, False, False, False], 2, 1, False) == [0, 1]
 
     Args:
-        trained: whether each row has a trained token.
-        size: rows of one update.
-        ranks: data-parallel ranks.
-        shuffled: the workers draw which rows an update takes. Untrained rows are then left out as long as there are
-            enough of them for a whole update, so that none can be made of them alone.
+        trained: for each row whether it has a trained token.
+        size: number of rows in one update.
+        ranks: number of data-parallel ranks.
+        shuffled: whether the workers draw which rows an update takes. If so, as many untrained rows are left out as
+            fill whole updates. The untrained rows that stay are too few to fill an update alone.
     """
     everything = list(range(len(trained)))
     if len(trained) % size or size % ranks:
-        return everything  # verl refuses it
+        return everything  # verl refuses such a batch
     if shuffled:
         untrained = [i for i in everything if not trained[i]]
         left_out = set(untrained[: len(untrained) // size * size])
@@ -91,7 +104,7 @@ def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool
 
 
 def _data_parallel_size(workers: Any, mesh: str) -> int:
-    """As verl finds it when it hands a batch to its workers."""
+    """Return the number of data-parallel ranks, found as verl does when it dispatches a batch."""
     if mesh not in workers._dispatch_info:
         workers._dispatch_info[mesh] = workers._query_dispatch_info(mesh)
     return int(max(workers._dispatch_info[mesh])) + 1

@@ -1,8 +1,8 @@
-"""A trainer of verl that keeps rows with void turns out of the loss: `custom.multiturn.void_turn_pattern`.
+"""The trainer mixin that keeps rows with void turns out of the loss: `custom.multiturn.void_turn_pattern`.
 
 Invariants:
-- the mask of a row with a void turn is 0 throughout before advantages are computed; nothing else of the row changes,
-  and no other row does.
+- before advantages are computed, the mask of a row with a void turn is 0 throughout. Nothing else of that row changes,
+  and no other row changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _MASKS = ("response_mask", "loss_mask")
 
 
 class VoidTurnsMixin:
-    """Goes before a trainer class of verl, after `CertificateMixin`, which is told whether rows are filtered."""
+    """Mixin for a trainer class of verl that masks rows with void turns.
+
+    List it before verl's class and after `CertificateMixin`, which reads `filters_void_rows`.
+    """
 
     filters_void_rows: bool
 
@@ -36,7 +39,7 @@ class VoidTurnsMixin:
 
 
 def mask_void_rows(batch: Any) -> None:
-    """Write 0 into the masks of a batch's rows with void turns (columns `response_mask` and `loss_mask`)."""
+    """Set the masks of a batch's rows with void turns to 0, in TransferQueue (`response_mask` and `loss_mask`)."""
     void = [key for key, stats in fetch_stats(batch).items() if stats.get("void")]
     if not void:
         return

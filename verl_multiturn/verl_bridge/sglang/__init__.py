@@ -1,4 +1,4 @@
-"""What SGLang 0.5.12 loads of ours, by its own settings for external packages (`plugin.py` sets them).
+"""Modules that SGLang 0.5.12 loads through its own settings for external packages (`plugin.py` sets them).
 
-It is imported in SGLang's processes, and only there.
+They are imported only in SGLang's processes.
 """

@@ -1,7 +1,7 @@
 """A stand-in for SGLang's CUDA kernels, which have no CPU wheel.
 
-SGLang imports names from `sgl_kernel` at start-up, and on the CPU path calls none of them. Every name can be imported
-here, and raises when it is called. Found only on the CPU platform, which puts this folder at the end of the path.
+SGLang imports names from `sgl_kernel` at start-up, and calls none of them on a CPU. Here every name can be imported,
+and raises when it is called. Only the CPU platform finds this package, since it puts the folder at the end of the path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 
 class _Missing:
-    """Something of `sgl_kernel`: attributes of it can be read, calling it raises."""
+    """A name of `sgl_kernel`: its attributes can be read, and calling it raises."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -39,7 +39,7 @@ class _Submodule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes any `sgl_kernel.x.y` importable."""
+    """Import finder and loader that makes any `sgl_kernel.x.y` importable."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if fullname.startswith("sgl_kernel."):

@@ -1,1 +1,1 @@
-"""Models of SGLang that the pinned transformers breaks."""
+"""Repaired versions of SGLang's models that the pinned transformers breaks."""

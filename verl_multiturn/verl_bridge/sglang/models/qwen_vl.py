@@ -1,10 +1,10 @@
-"""Qwen2-VL and Qwen2.5-VL in SGLang 0.5.12 beside transformers 5.9, which verl 0.9.1 pins.
+"""Repairs of Qwen2-VL and Qwen2.5-VL in SGLang 0.5.12, for transformers 5.9, which verl 0.9.1 pins.
 
-Two things went apart, and Qwen3-VL needs neither repair:
-- SGLang takes the vision tower's rotary embedding of Qwen2.5-VL from transformers and calls it with a length; by now it
-  wants positions, and every request with an image would fail;
-- the trainer sends weights by the names of transformers' modules, which these two models do not know (verl would turn
-  them into those of the checkpoint, by a table that transformers no longer has).
+Two things no longer fit. Qwen3-VL needs neither repair.
+- SGLang uses transformers' rotary embedding for the vision tower of Qwen2.5-VL, and calls it with a length. In
+  transformers 5.9 it takes positions instead, so every request with an image would fail.
+- The trainer sends weights under the names of transformers' modules, which these two models do not know. verl would
+  translate them into the names of the checkpoint, but transformers no longer has the table that verl uses for that.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ def _checkpoint_names(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class VisionRotaryEmbedding(qwen2_5_vl.Qwen2_5_VisionRotaryEmbedding):
-    """transformers' class, which may also be called with a length."""
+    """Rotary embedding of transformers that can also be called with a length."""
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """Angles `[N, D]` of positions `[N, 1]`; or, given the single number N, of the positions 0 to N - 1."""
+        """Return the angles `(N, D)` of positions.
+
+        Args:
+            positions: positions `(N, 1)`; or the single number N, which stands for the positions 0 to N - 1.
+        """
         if positions.ndim == 0:
             positions = torch.arange(int(positions), device=self.inv_freq.device).unsqueeze(-1)
         angles: torch.Tensor = super().forward(positions)
@@ -38,16 +42,18 @@ class VisionRotaryEmbedding(qwen2_5_vl.Qwen2_5_VisionRotaryEmbedding):
 
 
 class Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
-    """SGLang's, for weights under either name."""
+    """SGLang's Qwen2.5-VL, which takes weights under the checkpoint's names and under transformers' names."""
 
     def load_weights(self, weights: Weights) -> Any:
+        """Load weights under either kind of name."""
         return super().load_weights(_checkpoint_names(weights))
 
 
 class Qwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneration):
-    """SGLang's, for weights under either name."""
+    """SGLang's Qwen2-VL, which takes weights under the checkpoint's names and under transformers' names."""
 
     def load_weights(self, weights: Weights) -> Any:
+        """Load weights under either kind of name."""
         return super().load_weights(_checkpoint_names(weights))
 
 

@@ -1,1 +1,1 @@
-"""Image processors of SGLang that leave a prompt's ids as they are."""
+"""Image processors for SGLang that do not change the ids of a prompt."""

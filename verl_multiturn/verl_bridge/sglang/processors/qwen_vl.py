@@ -1,8 +1,8 @@
-"""Images for the models of the Qwen-VL series, without touching the prompt.
+"""An image processor for the Qwen-VL series that does not change the ids of the prompt.
 
-SGLang 0.5.12 decodes the ids of a request that has images, and encodes the text anew. That is not always the way back:
-what the model had sampled in earlier turns could become other tokens than those that are trained. Here only the images
-go through the processor, and the ids stay those that were given.
+SGLang 0.5.12 decodes the ids of a request with images, and encodes the text again. That does not always give the same
+ids: tokens that the model sampled in earlier turns could become other tokens than those that are trained. With this
+processor only the images go through SGLang's processing, and the ids stay as they were given.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from sglang.srt.multimodal.processors.qwen_vl import QwenVLImageProcessor
 
 
 class GivenIdsQwenVL(QwenVLImageProcessor):
-    """SGLang's processor; a prompt of ids with images (and nothing else) is left as it is."""
+    """SGLang's processor, which keeps the ids of a prompt that is given as ids with images and no other media."""
 
     models: ClassVar[list[type]] = QwenVLImageProcessor.models
 
     def load_mm_data(self, prompt: Any, multimodal_tokens: Any, image_data: Any = None, **others: Any) -> Any:
-        """As SGLang's; where the ids are kept, the text that goes to the processor is one placeholder an image."""
+        """Load a request's images, as SGLang does.
+
+        Where the ids are kept, the processor gets a text with one placeholder for each image instead of the prompt.
+        """
         only_images = image_data and not (others.get("video_data") or others.get("audio_data"))
-        # An image that is a dictionary holds finished features.
+        # An image that is a dictionary holds features that were computed before.
         if not (isinstance(prompt, list) and only_images) or any(isinstance(image, dict) for image in image_data):
             return super().load_mm_data(prompt, multimodal_tokens, image_data, **others)
         text = multimodal_tokens.image_token * len(image_data)
@@ -30,10 +33,15 @@ class GivenIdsQwenVL(QwenVLImageProcessor):
         return loaded
 
     def process_and_combine_mm_data(self, base_output: Any, mm_tokens: Any, **settings: Any) -> Any:
-        """As SGLang's: items, ids, and what the processor returned.
+        """Process a request's images, as SGLang does.
+
+        Where the ids of the prompt are kept, they are returned, and each image gets the place of its placeholders.
+
+        Returns:
+            SGLang's items, the ids of the prompt, and the result of the processor.
 
         Raises:
-            ValueError: the prompt's placeholders are not those of the images.
+            ValueError: the groups of placeholders in the prompt do not fit the images in number or length.
         """
         items, ids, returned = super().process_and_combine_mm_data(base_output, mm_tokens, **settings)
         given_ids = getattr(base_output, "given_ids", None)
