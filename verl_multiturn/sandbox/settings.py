@@ -1,4 +1,4 @@
-"""The settings of a sandbox."""
+"""Settings of a sandbox."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
 The supervisor sends the parent two kinds of packets, `done` and `end REASON`. Once the worker runs code, the supervisor
 never passes on what the worker says.
 
-With namespaces the supervisor is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel ends
-every process in that namespace. The worker cannot signal the supervisor (the kernel protects a namespace's first process
-from the others), cannot trace it, and cannot see it in /proc (another user namespace, hidepid).
+With namespaces the supervisor is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel
+ends every process in that namespace. The worker cannot signal the supervisor (the kernel protects a namespace's first
+process from the others), cannot trace it, and cannot see it in /proc (another user namespace, hidepid).
 
 Runs inside the sandbox. Imports the standard library only.
 """

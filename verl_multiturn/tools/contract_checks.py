@@ -2,7 +2,7 @@
 
 Invariants:
 - a check compares the tool with itself, alone and warmed up: a slow machine, a first import or a pool is no finding;
-- a check that would fail for another reason only is skipped, and the finding says so.
+- a check that cannot pass, for a reason that an earlier check has found, is skipped, and its finding says so.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Examination:
         return not problem and not reward_problem and released.error is None
 
     def _reward(self, rewarded: Outcome) -> str:
-        """Judge `calc_reward`, and return what is wrong; a wrong reward of another agent loop's tool is a mere warning."""
+        """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = _failure(rewarded), is_foreign(tool)
         if not problem:

@@ -76,6 +76,8 @@ class Invocation:
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
         """Return a future that is done when the method has ended or the time is up; `result` then says which.
 
+        Call this and await the future once only.
+
         Args:
             alarms: The time limit.
         """

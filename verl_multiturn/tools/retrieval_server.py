@@ -74,7 +74,7 @@ def serve(
         int, typer.Option(help="Connections at once; others are answered with HTTP 503.")
     ] = 4096,
 ) -> None:
-    """Serve the BM25 index of a corpus to retrieval tools; built first, if it is not there yet."""
+    """Serve the BM25 index of a corpus to retrieval tools; build it first, if it is not there yet."""
     app = build_app(Bm25Index.open(corpus, index_dir), top_k)
     uvicorn.run(app, host=host, port=port, limit_concurrency=max_connections, access_log=False, ws="none")
 

@@ -67,7 +67,7 @@ class CallResult:
     reward: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    """Run time, all attempts together."""
+    """Seconds that the call ran, all attempts together."""
     images: tuple[Any, ...] = ()
     queue_s: float = 0.0
     """Seconds that the call waited for a slot."""
@@ -189,7 +189,7 @@ class ToolSession:
         Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
 
         Raises:
-            ToolContractError: A tool of ours returned a reward that is no number.
+            ToolContractError: A tool that derives from `BaseTool` returned a reward that is no number.
         """
         rewards: dict[str, float] = {}
         for name, instance_id in self._instance_ids.items():

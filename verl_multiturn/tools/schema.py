@@ -70,7 +70,7 @@ class ToolSchema(BaseModel):
                 "a tool's arguments are named"
             )
         try:
-            schema._validator  # noqa: B018  # made here, so that a $ref that leads nowhere is found
+            schema._validator  # noqa: B018  # made now, to find a $ref that leads nowhere
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ConfigError(
                 f"{where}.function.parameters: a $ref cannot be resolved ({str(error).splitlines()[0]}); write what it "

@@ -68,7 +68,7 @@ class SearchTool(BaseTool):
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
         self._settings = read_model(SearchSettings, config, "config")
-        corpus_files(self._settings.corpus)  # a wrong path ends the start-up
+        corpus_files(self._settings.corpus)  # raises at start-up if the path is wrong
         self._index: Future[Bm25Index] | None = None
 
     def get_schema(self) -> ToolSchema:

@@ -104,7 +104,7 @@ class SqlTool(BaseTool):
 
         Args:
             instance_id: Id of the conversation.
-            db_path: Path of the database, relative to `root`; or give `db_id`.
+            db_path: Path of the database, relative to `root` or absolute; or give `db_id`.
             db_id: Name of the database.
             kwargs: Not used.
 
@@ -167,7 +167,7 @@ def find_database(root: Path, db_path: str | None, db_id: str | None) -> Path:
 
     Args:
         root: Folder of the databases, an absolute path without links.
-        db_path: Path of the database relative to `root`; None where `db_id` is given.
+        db_path: Path of the database, relative to `root` or absolute; None where `db_id` is given.
         db_id: Name of the database; None where `db_path` is given.
 
     Raises:
