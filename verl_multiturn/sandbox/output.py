@@ -1,19 +1,27 @@
-"""What a cell printed, bounded."""
+"""Output of a cell, bounded in length."""
 
 from __future__ import annotations
 
 
 class Output:
-    """The first and the last characters of a stream, however long it is."""
+    """The first and the last characters of a stream, however long the stream is.
+
+    Args:
+        characters: How many characters are kept; one half from the beginning, the other half from the end.
+
+    Attributes:
+        total: Bytes that were added since the last `take`, kept or not.
+    """
 
     def __init__(self, characters: int) -> None:
         self._half = characters // 2
-        self._bytes = 4 * self._half  # no character of UTF-8 has more
+        self._bytes = 4 * self._half  # a character has at most four bytes in UTF-8
         self._head = bytearray()
         self._tail = bytearray()
         self.total = 0
 
     def add(self, chunk: bytes) -> None:
+        """Add the next bytes of the stream."""
         self.total += len(chunk)
         room = self._bytes - len(self._head)
         self._head += chunk[:room]
@@ -21,7 +29,10 @@ class Output:
         del self._tail[: -self._bytes]
 
     def take(self) -> str:
-        """The text so far; empties it."""
+        """Return the text so far, and forget it.
+
+        A text that is too long is returned as its two halves, with a line between them that says so.
+        """
         head, tail, total = bytes(self._head), bytes(self._tail), self.total
         self._head.clear()
         self._tail.clear()

@@ -1,25 +1,31 @@
-"""Sandboxes for one event loop: some kept ready, each used by one conversation only.
+"""Pool of sandboxes for one event loop. Some are kept ready; each one serves one conversation only.
 
     async with SandboxPool(settings) as pool:
         sandbox = await pool.acquire()
-        result = await sandbox.run("print(1 + 1)")     # again and again: variables stay
+        result = await sandbox.run("print(1 + 1)")     # may be called many times: variables stay
         sandbox.kill()
 
-Why a zygote: bubblewrap and a fresh Python cost 30 ms for each call, more with packages. Here both are started once, in
-a process that never runs untrusted code (`zygote.py`). A sandbox is two forks of it, at a few milliseconds: a
-supervisor that makes new namespaces (pid, mount, network, ipc, uts, cgroup) with a file system of its own, and the
-worker in a user namespace below, without rights, that runs the code (`supervisor.py`, `confine.py`). It serves one
-conversation; a one-shot call is a sandbox that is killed after one cell. So two conversations share no process, no
-writable file, no socket and no variable, only read-only files and what the zygote had loaded.
+Why a zygote: to start bubblewrap and a fresh Python costs 30 ms for each call, more with packages. Here both are
+started once, in a process that never runs untrusted code: the zygote (`zygote.py`). A sandbox is two forks of the
+zygote and costs a few milliseconds:
+- the supervisor (`supervisor.py`) makes new namespaces (pid, mount, network, ipc, uts, cgroup) and a private file
+  system;
+- the worker (`confine.py`) runs the code, in a user namespace below the supervisor's and without rights.
 
-What remains: it is one kernel. Conversations can notice each other through load and through locks on read-only files
-that both see; their address spaces have one layout; kernel memory other than pipes and sockets is bounded by time only;
-what grows between two looks of the supervisor, 20 ms apart, is seen at the second one (docs/tools.md).
+A sandbox serves one conversation. A one-shot call is a sandbox that is killed after one cell. So two conversations
+share no process, no writable file, no socket and no variable. They share read-only files, and what the zygote had
+loaded.
+
+What remains, since all sandboxes run on one kernel (docs/tools.md):
+- conversations can notice each other through load, and through locks on read-only files that both see;
+- the address spaces of all sandboxes have the same layout;
+- kernel memory other than that of pipes and sockets is bounded by time only;
+- the supervisor looks every 20 ms, so it sees what grew in between only at the next look.
 
 Invariants:
 - a conversation never gets a sandbox that ran code before;
-- every await can be cancelled: `run` then kills its sandbox, `acquire` leaves the sandbox to the next one;
-- all work is done on the loop that the pool was first used on, by callbacks: no threads, no tasks;
+- every await can be cancelled: `run` then kills its sandbox, and `acquire` leaves the sandbox to the next caller;
+- all work is done by callbacks on the event loop that uses the pool: no threads, no tasks;
 - a pool that is dropped without `aclose` is closed by the garbage collector or at the interpreter's exit.
 """
 
@@ -39,15 +45,19 @@ from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 
 _STARTING = 8
-"""Sandboxes that are being started at a time."""
+"""Largest number of sandboxes that are being started at the same time."""
 _CLOSE_S = 30.0
+"""Seconds that `aclose` waits for the zygote to end by itself before it is killed."""
 
 
 class SandboxPool:
-    """Starts the zygote when the first sandbox is asked for, and again when it died or the loop is another.
+    """A pool of sandboxes with the same settings.
+
+    The first `acquire` starts the zygote. A later one starts it again, if the zygote died or if it is called on another
+    event loop; it then closes what belonged to the old loop.
 
     Args:
-        settings: of every sandbox.
+        settings: The settings of every sandbox of the pool.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -58,10 +68,10 @@ class SandboxPool:
         self._finalizer: weakref.finalize[[], SandboxPool] | None = None
 
     async def acquire(self) -> Sandbox:
-        """A sandbox that nobody has used. `kill` it when it is no longer needed.
+        """Return a sandbox that has run no code yet; the caller ends it with `kill`.
 
         Raises:
-            SandboxError: none could be started.
+            SandboxError: No sandbox could be started.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -72,18 +82,21 @@ class SandboxPool:
             if zygote is None or zygote.failed:
                 self.close_now()
                 zygote = self._zygote = await _Zygote.start(self._settings)
-                # The zygote does not know the pool, so a dropped pool is found by the garbage collector.
+                # The zygote holds no reference to the pool, so the garbage collector finds a dropped pool.
                 self._finalizer = weakref.finalize(self, zygote.close_now)
         return await zygote.acquire()
 
     async def aclose(self) -> None:
-        """End every sandbox; returns when no process, descriptor or folder is left."""
+        """End every sandbox, and return when no process, descriptor or folder is left."""
         if self._zygote is not None:
             await self._zygote.aclose()
         self.close_now()
 
     def close_now(self) -> None:
-        """`aclose` for a loop that has ended: kills, and blocks for the milliseconds that takes."""
+        """Kill every sandbox at once, without an await; blocks for the milliseconds that this takes.
+
+        Use it where the event loop has ended; elsewhere `aclose`.
+        """
         if self._finalizer is not None:
             self._finalizer()
         self._zygote = None
@@ -112,7 +125,7 @@ class _Zygote:
         self._waiting: deque[asyncio.Future[Sandbox]] = deque()
         self._outbox: deque[tuple[bytes, Sandbox | None]] = deque()
         self.failed = ""
-        """Why it takes no more requests."""
+        """Reason why this zygote takes no more requests; empty while it takes some."""
         launch.channel.setblocking(False)
         self._loop.add_reader(launch.channel, self._on_packet)
 
@@ -128,7 +141,7 @@ class _Zygote:
             if packet != b"ready":
                 raise SandboxError(packet.decode("utf-8", "replace") or launch.problem())
             return cls(settings, launch)
-        except BaseException:  # a cancellation too: no process is left, then raised
+        except BaseException:  # also when cancelled: leave no process behind
             launch.close()
             raise
 
@@ -152,13 +165,13 @@ class _Zygote:
             raise
 
     def _start_more(self, spare: int | None = None) -> None:
-        """Start what is waited for, and `spare` sandboxes beside it."""
+        """Start a sandbox for each waiting caller, and `spare` more (None: `settings.pool`) to keep ready."""
         wanted = len(self._waiting) + (self._settings.pool if spare is None else spare)
         while len(self._starting) < _STARTING and len(self._starting) + len(self._ready) < wanted:
             group = make_group(self._settings)
             try:
                 sandbox = Sandbox(self._settings, next(self._numbers), self._on_change, group)
-            except OSError as error:  # no descriptor is left: those who have one will give it back
+            except OSError as error:  # no descriptor is left; sandboxes that end give theirs back
                 if group is not None:
                     group.remove()
                 self._refuse(f"cannot start a sandbox: {error}")
@@ -181,7 +194,7 @@ class _Zygote:
         elif sandbox in self._starting:
             self._starting.discard(sandbox)
             self._refuse(sandbox.stopped)
-            self._start_more(spare=0)  # for those who wait only: it may never work
+            self._start_more(spare=0)  # only for waiting callers: a start may never succeed
 
     def _offer(self, sandbox: Sandbox) -> None:
         while self._waiting:
@@ -239,11 +252,11 @@ class _Zygote:
         self._sandboxes.pop(number).set_gone()
 
     def _fail(self, reason: str) -> None:
-        """The zygote ended, and with it all that it forked."""
+        """Give up everything, since the zygote has ended and all that it forked with it."""
         self._end(self._let_go(reason))
 
     def close_now(self) -> None:
-        if not self.failed and os.getpid() == self._process_id:  # a fork of ours owns nothing of this
+        if not self.failed and os.getpid() == self._process_id:  # a fork of our process owns none of this
             self._end(self._let_go("the pool was closed"))
 
     async def aclose(self) -> None:
@@ -251,7 +264,7 @@ class _Zygote:
             return
         sandboxes = self._let_go("the pool was closed")
         try:
-            # It ends when the channel does, and bubblewrap after the last process of the namespace.
+            # The zygote ends when the channel closes. bubblewrap ends after the last process of the namespace.
             process_fd = os.pidfd_open(self._launch.process.pid)
             try:
                 self._launch.channel.close()
@@ -265,7 +278,7 @@ class _Zygote:
             self._end(sandboxes)
 
     def _end(self, sandboxes: list[Sandbox]) -> None:
-        """Kill what has not ended by itself."""
+        """Kill the zygote if it has not ended by itself, and mark its sandboxes as gone."""
         self._launch.close()
         for sandbox in sandboxes:
             if self._loop.is_closed():
@@ -274,12 +287,12 @@ class _Zygote:
                 sandbox.set_gone()
 
     def _let_go(self, reason: str) -> list[Sandbox]:
-        """Our own part: descriptors, callbacks, and everybody who waits. Returns the sandboxes that there were."""
+        """Close our descriptors, remove our callbacks, refuse all waiting callers; return the sandboxes so far."""
         self.failed = reason
         sandboxes = list(self._sandboxes.values())
         self._sandboxes.clear()
         self._outbox.clear()
-        if self._loop.is_closed():  # nobody can be told any more
+        if self._loop.is_closed():  # no callback can run any more
             for sandbox in sandboxes:
                 sandbox.close_files()
             return sandboxes

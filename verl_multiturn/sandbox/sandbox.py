@@ -1,7 +1,8 @@
-"""One sandbox, seen from the parent: cells in, text out.
+"""One sandbox as the parent process sees it: cells go in, text comes out.
 
-Invariant: the only trusted word about a sandbox is its supervisor's; what the code prints is text. No more than
-`FLOOD_BYTES` of output are read for one cell, and no more of it kept than is shown.
+Invariants:
+- only the supervisor's packets say how a sandbox is; what the code prints is text and nothing else;
+- not much more than `FLOOD_BYTES` of output are read for one cell, and only the part that is shown is kept.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.sandbox.supervisor import DONE, MAX_OPEN_FILES
 
 FLOOD_BYTES = 8 * 2**20
+"""Bytes of output after which a cell is stopped."""
 MAX_CODE_BYTES = PACKET_BYTES - NONCE_BYTES
+"""Length of the longest code of one cell, in bytes of UTF-8."""
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell did.
+    """Result of one cell.
 
     Attributes:
-        output: what it printed, the value of its last expression, its error; shortened.
-        stopped: None when the sandbox lives on; else why it ended, in words for the model.
+        output: The text that the cell printed, the value of its last expression and its error, shortened.
+        stopped: None while the sandbox lives on; otherwise the reason of its end, in words for the model.
     """
 
     output: str
@@ -39,18 +42,21 @@ class CellResult:
 
 
 class Sandbox:
-    """State that survives from one `run` to the next, until one of them ends it or `kill` does.
+    """A Python process whose variables and files stay from one `run` to the next, until a cell or `kill` ends it.
 
     Args:
-        settings: its limits.
-        number: its name between the parent and the zygote.
-        on_change: called when it is ready, and when it has ended.
-        group: its control group, where there is one.
+        settings: The limits of the sandbox.
+        number: The number by which the parent and the zygote name the sandbox.
+        on_change: Called when the sandbox is ready, and when it has ended.
+        group: The control group of the sandbox, where there is one.
 
     Attributes:
-        number: as given.
-        stopped: None while it lives; else why it ended, in words for the model.
-        is_ready: whether it takes cells.
+        number: As given.
+        stopped: None while the sandbox lives; otherwise the reason of its end, in words for the model.
+        is_ready: True once the sandbox takes cells.
+
+    Raises:
+        OSError: No descriptor is left.
     """
 
     def __init__(
@@ -84,11 +90,11 @@ class Sandbox:
 
     @property
     def guest_fds(self) -> list[int]:
-        """What the zygote is sent."""
+        """Descriptors that the zygote gets: the control socket, the pipe for the output, those of the group."""
         return [self._their_control.fileno(), self._their_output_fd, *(self._group.fds if self._group else [])]
 
     def close_guest_fds(self) -> None:
-        """The zygote has them, or never will."""
+        """Close our copies of `guest_fds`: the zygote has its own, or will never get any."""
         self._their_control.close()
         if self._group is not None:
             self._group.close_fds()
@@ -97,11 +103,20 @@ class Sandbox:
             self._their_output_fd = -1
 
     async def run(self, code: str) -> CellResult:
-        """Run one cell. When that ends the sandbox, no process of it is left; cancelled, it kills the sandbox.
+        """Run one cell.
+
+        If the cell ends the sandbox, or if the sandbox had ended before, this returns when no process of it is left. If
+        this is cancelled, it kills the sandbox.
+
+        Args:
+            code: The source of the cell; at most `MAX_CODE_BYTES` in UTF-8.
+
+        Returns:
+            The output, and why the sandbox ended if it did.
 
         Raises:
-            ValueError: the code is too long.
-            SandboxError: a cell is still running.
+            ValueError: The code is too long.
+            SandboxError: Another cell is still running.
         """
         encoded = code.encode("utf-8", "replace")
         if len(encoded) > MAX_CODE_BYTES:
@@ -124,28 +139,32 @@ class Sandbox:
             self._end(f"the code was stopped after {self._settings.timeout_s:g} s")
         except OSError as error:
             self._end(f"the sandbox is lost: {error}")
-        except BaseException:  # a cancellation too: the code does not go on, then raised
+        except BaseException:  # also when cancelled: the code must not go on
             self.kill()
             raise
         finally:
             self._done = None
 
     def kill(self, reason: str = "the sandbox was closed") -> None:
-        """End it at once."""
+        """End the sandbox at once; do nothing if it has ended.
+
+        Args:
+            reason: What `stopped` says from now on.
+        """
         self._end(reason)
 
     @property
     def is_gone(self) -> bool:
-        """Whether none of its processes is left."""
+        """True once no process of the sandbox is left."""
         return self._gone.is_set()
 
     async def wait_gone(self) -> None:
-        """Wait until none of its processes is left."""
+        """Wait until no process of the sandbox is left."""
         await self._gone.wait()
 
     def set_gone(self) -> None:
-        """The zygote has waited for the last process."""
-        for _ in range(2):  # the supervisor's last words may still lie in the socket: `done`, `end`
+        """Note that no process of the sandbox is left: the zygote has waited for the last one."""
+        for _ in range(2):  # the supervisor's last packets may still lie in the socket: `done`, `end`
             if self.stopped is None:
                 self._on_control()
         self.kill("the sandbox is lost: it ended without a word")
@@ -153,7 +172,7 @@ class Sandbox:
         self._gone.set()
 
     def remove_group(self) -> None:
-        """None of its processes is left in there."""
+        """Remove the control group, in which no process is left; do nothing without a group."""
         if self._group is not None:
             self._group.remove()
 
@@ -187,7 +206,7 @@ class Sandbox:
             self._end(f"the code was stopped: it printed more than {FLOOD_BYTES // 2**20} MB")
 
     def _read_output(self) -> None:
-        """What lies in the pipe; the code that wrote it has ended, or does not matter."""
+        """Read what still lies in the pipe of the output."""
         with contextlib.suppress(BlockingIOError):
             while self.stopped is None and self._output.total <= FLOOD_BYTES:
                 chunk = os.read(self._output_fd, 65536)
@@ -209,7 +228,7 @@ class Sandbox:
         self._on_change(self)
 
     def close_files(self) -> None:
-        """Give our descriptors back; the supervisor ends when it sees that."""
+        """Close our descriptors; the supervisor ends when it sees its control socket closed."""
         if self._output_fd < 0:
             return
         if not self._loop.is_closed():

@@ -1,12 +1,15 @@
-"""The system calls that untrusted code may not make, as a BPF program for seccomp.
+"""System call filter for untrusted code: a BPF program for seccomp.
 
-The namespaces already take the privileges away; the filter makes the kernel's surface smaller (bugs in io_uring, bpf,
-nested user namespaces), closes what namespaces do not cover (vsock reaches a hypervisor from any network namespace; the
-keyrings of a user are shared), stops memory that no limit counts (memfd, System V, shared anonymous mappings), and
-keeps what a user or the host has few of (inotify instances, AIO events, huge pages, leases on files). Everything else
-is allowed: Python's packages need many calls. A refused call fails with EPERM, and the caller can go on without:
-`shutil` copies without `sendfile`, `tail -f` polls without inotify. `sync` succeeds and does nothing, since nothing
-here is on a disk. A foreign architecture's call ends the process.
+The namespaces already take the privileges away. The filter does four more things:
+- it makes the kernel's surface smaller (bugs in io_uring, bpf, nested user namespaces);
+- it closes what namespaces do not cover (vsock reaches a hypervisor from any network namespace; a user's keyrings are
+  shared);
+- it stops memory that no limit counts (memfd, System V, shared anonymous mappings);
+- it protects what a user or the host has few of (inotify instances, AIO events, huge pages, leases on files).
+
+Every other call is allowed, since Python's packages need many. A refused call fails with EPERM, and its caller can go
+on without: `shutil` copies without `sendfile`, `tail -f` polls without inotify. `sync` succeeds and does nothing, since
+no file of the sandbox is on a disk. A call of a foreign architecture ends the process.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import struct
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
-# (x86_64, aarch64); None: the architecture has no such call.
+# Numbers on (x86_64, aarch64). None: the architecture has no such call.
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -30,7 +33,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # files by handle, watches of whole mounts, quotas
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "acct": (163, 89), "nfsservctl": (180, 42),
-    # what the user or the host has few of
+    # resources that the user or the host has few of
     "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0),
     # the kernel itself
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
@@ -41,33 +44,34 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58), "vmsplice": (278, 75),
     # the clock
     "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266),
-    # keys, and memory that no limit counts
+    # keyrings, and memory that no limit counts
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "memfd_create": (319, 279),
     "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "landlock_create_ruleset": (444, 444),
-    # each hands on references to whole pages, at the price of a byte in a socket's buffer
+    # calls that pass on references to whole pages, which count as one byte in a socket's buffer
     "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71),
 }  # fmt: skip
-_DOES_NOTHING = ((162, 81), (306, 267))  # sync, syncfs: of all the host's disks
+_DOES_NOTHING = ((162, 81), (306, 267))  # sync, syncfs: they would write out all disks of the host
 _CLONE, _CLONE3, _IOCTL, _SOCKET, _PERSONALITY = (56, 220), (435, 435), (16, 29), (41, 198), (135, 92)
 _MMAP, _FCNTL, _SETSOCKOPT, _PRCTL = (9, 222), (72, 25), (54, 208), (157, 167)
-# Calls whose first argument is a process: the supervisor, pid 1, may have the same user.
+# Calls whose first argument is a process. They are refused for the supervisor, pid 1, which may have the same user:
 # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr, prlimit64
 _ON_A_PROCESS = ((142, 118), (144, 119), (203, 122), (314, 274), (302, 261))
-# The same with a kind of target first, and the number that says "a process": setpriority, ioprio_set
+# Calls whose first argument is a kind of target, and the kind that means "a process": setpriority, ioprio_set
 _ON_A_TARGET = (((141, 140), 0), ((251, 30), 1))
 _SUPERVISOR = 1
 
 _NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-_SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6: those that a network namespace confines
-_PERSONALITIES = (0, 0xFFFFFFFF)  # Linux, and the question which one it is
-# An anonymous mapping that is shared stays whole in memory while a page of it is mapped, and counts as that page.
+_SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6: the families that a network namespace confines
+_PERSONALITIES = (0, 0xFFFFFFFF)  # PER_LINUX, and the value that only asks for the current one
+# A shared anonymous mapping stays in memory as a whole while one page of it is mapped, and counts as that page only.
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
-# F_SETLEASE holds up who opens the file to write, F_NOTIFY is inotify's elder; pipes keep the size that is counted.
+# F_SETLEASE delays whoever opens the file for writing. F_NOTIFY is inotify's predecessor. Without F_SETPIPE_SZ pipes
+# keep the size that the supervisor counts (`usage.FILE_BYTES`).
 _FILE_COMMANDS = (1024, 1026, 1031)  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
-_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE: sockets too keep the size that is counted
-_CORE_SCHEDULING = 62  # PR_SCHED_CORE: a core whose other thread must idle
+_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE: sockets, too, keep the size that is counted
+_CORE_SCHEDULING = 62  # PR_SCHED_CORE: it lets the other hardware thread of a core stay idle
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
@@ -81,10 +85,16 @@ def _refuse(number: int) -> int:
 
 
 def program(machine: str) -> bytes:
-    """The filter for a machine of `os.uname()`, an array of `struct sock_filter`.
+    """Return the filter for an architecture.
+
+    Args:
+        machine: The architecture, as `os.uname().machine` names it.
+
+    Returns:
+        An array of `struct sock_filter`, for `syscalls.load_filter`.
 
     Raises:
-        OSError: there is none for this architecture.
+        OSError: There is no filter for this architecture.
     """
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no system call filter for {machine!r}; there is one for {sorted(_AUDIT_ARCH)}")
@@ -103,7 +113,7 @@ def program(machine: str) -> bytes:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(errno.EPERM))]
     for call in _DOES_NOTHING:
         code += [(_EQUAL, 0, 1, call[column]), (_RETURN, 0, 0, _refuse(0))]
-    # Without clone3, whose flags a filter cannot see, the C library falls back to clone.
+    # A filter cannot see the flags of clone3. Told that it does not exist, the C library falls back to clone.
     code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
     code += _by_argument(_CLONE[column], 0, [(_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _refuse(errno.EPERM))])
     code += _by_argument(_IOCTL[column], 1, _when_equal(_TERMINAL_INPUT, _refuse(errno.EPERM)))
@@ -139,6 +149,6 @@ def _when_equal(values: tuple[int, ...], verdict: int) -> list[Instruction]:
 
 
 def _by_argument(number: int, argument: int, checks: list[Instruction]) -> list[Instruction]:
-    """`checks` on the low half of an argument of one call, which is allowed where they say nothing."""
+    """Return `checks` on the low 32 bits of one argument of a call; the call is allowed where no check decides."""
     load = (_LOAD, 0, 0, _ARGUMENTS + 8 * argument)
     return [(_EQUAL, 0, len(checks) + 2, number), load, *checks, (_RETURN, 0, 0, _ALLOW)]

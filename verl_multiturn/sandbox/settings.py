@@ -1,4 +1,4 @@
-"""The settings of a sandbox."""
+"""Settings of a sandbox."""
 
 from __future__ import annotations
 
@@ -10,37 +10,44 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_
 
 
 class SandboxSettings(BaseModel):
-    """Each setting with its default and meaning."""
+    """Settings of a sandbox, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     isolation: Literal["bwrap", "subprocess"] = "bwrap"
-    """`bwrap`: namespaces of its own, no network, nothing of the host but Python. `subprocess`: a plain process with
-    limits, a cleared environment and a temporary folder; it can read and do what you can. For code that you trust."""
+    """Kind of isolation.
+
+    `bwrap`: the code has its own namespaces, no network, and sees nothing of the host but Python and system libraries.
+    `subprocess`: a plain process with limits, a cleared environment and a temporary folder. It can read and do what you
+    can, and its limits do not count other processes that the code starts. Use it only for code that you trust.
+    """
 
     timeout_s: float = Field(10.0, gt=0, allow_inf_nan=False)
-    """Wall-clock seconds of one call; then all its processes are killed."""
+    """Wall-clock seconds of one call. A call that takes longer ends the sandbox: all its processes are killed."""
 
     cpu_s: int = Field(10, gt=0)
-    """CPU seconds of one call, all its processes together."""
+    """CPU seconds of one call, all its processes together. A call that takes more ends the sandbox."""
 
     memory_mb: int = Field(512, ge=16)
-    """Memory of one sandbox beside that of its files. One process gets a MemoryError; several together are stopped."""
+    """Memory of one sandbox, without its files. One process gets a MemoryError; several together end the sandbox."""
 
     disk_mb: int = Field(64, ge=1)
-    """What the code may write to its folder, which lies in memory."""
+    """Size of the folder that the code may write to, which lies in memory. `subprocess` limits each file alone."""
 
     processes: int = Field(32, ge=1)
-    """Processes and threads at a time, the code's own one among them."""
+    """Largest number of processes and threads at the same time, the interpreter itself included."""
 
     output_characters: int = Field(10_000, ge=100)
-    """What is kept of the output: the first and the last half of that many characters."""
+    """Characters of one call's output that are kept: one half from its beginning, the other half from its end."""
 
     packages: bool = False
-    """Whether the code may read and import the installed packages."""
+    """True if the code may read and import the installed packages."""
 
     preimport: tuple[ModuleName, ...] = ()
-    """Modules that are loaded once and then there at no cost; those of packages need `packages`."""
+    """Modules that are loaded once, before the first call, so that a call imports them at no cost.
+
+    Modules of installed packages need `packages: true`.
+    """
 
     pool: int = Field(4, ge=0)
-    """Sandboxes kept ready. More are started when more are needed."""
+    """Number of sandboxes kept ready. More are started when more are needed."""

@@ -1,13 +1,15 @@
-"""The first process of one sandbox: makes its namespaces, starts the process that runs the code, watches over both.
+"""Supervisor: the first process of a sandbox. It makes the namespaces, starts the worker and enforces the limits.
 
-    parent  ⇄  supervisor  ⇄  worker (untrusted)
+    parent  ⇄  supervisor  ⇄  worker (runs the untrusted code)
 
-It is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel ends every process in there.
-It says two things to the parent, `done` and `end REASON`, and never hands on what the worker says.
-The worker cannot signal it (the kernel keeps a namespace's first process from its children), trace it, or see it in
-/proc (another user namespace, hidepid).
+The supervisor sends the parent two kinds of packets, `done` and `end REASON`. Once the worker runs code, the supervisor
+never passes on what the worker says.
 
-Imports the standard library only.
+With namespaces the supervisor is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel
+ends every process in that namespace. The worker cannot signal the supervisor (the kernel protects a namespace's first
+process from the others), cannot trace it, and cannot see it in /proc (another user namespace, hidepid).
+
+Runs inside the sandbox. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from . import cell, confine, syscalls
 from .usage import FILE_BYTES, SampledTime, Usage, field, open_files, proportional_bytes, sockets
 
 DONE = b"done"
+"""Packet to the parent: the sandbox is ready, or its cell is over."""
 MAX_OPEN_FILES = 512
-"""Of all processes of a sandbox."""
+"""Largest number of open descriptors, of all processes of a sandbox together."""
 _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _FAILED = b"!"
@@ -41,7 +44,7 @@ _OWN_NAMESPACES = (
 )
 _INODES_PER_MB = 64
 _OUR_SOCKETS = 2
-"""Of a sandbox's network namespace: both ends of the channel between supervisor and worker."""
+"""Sockets of ours in a sandbox's network namespace: both ends of the channel between supervisor and worker."""
 
 
 def run(
@@ -53,15 +56,16 @@ def run(
     foreign: list[int],
     group_fds: tuple[int, ...] = (),
 ) -> NoReturn:
-    """Be the supervisor of sandbox `number` until it ends.
+    """Be the supervisor of one sandbox until the sandbox ends; never returns.
 
     Args:
-        control: to the parent.
-        output_fd: what becomes the code's standard output and error.
-        spec: see `launch.guest_spec`; the zygote adds `zygote_memory`, the bytes of its own address space.
-        filters: see `seccomp.program`.
-        foreign: open files of the zygote that this fork of it gives up.
-        group_fds: see `groups.Group`; none where there is no control group.
+        control: The socket to the parent.
+        output_fd: The pipe that becomes the code's standard output and error.
+        spec: The mapping of `launch.guest_spec`. The zygote adds `zygote_memory`, the bytes of its own address space.
+        filters: The system call filter of `seccomp.program`.
+        number: Number of the sandbox.
+        foreign: Descriptors of the zygote that this fork of it closes.
+        group_fds: The descriptors of `groups.Group`; empty where there is no control group.
     """
     try:
         os.setsid()
@@ -87,7 +91,7 @@ def run(
 def _isolate(spec: dict[str, Any]) -> None:
     syscalls.unshare(_OWN_NAMESPACES)
     secure = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    # Processes only: no /proc/sys, no kernel state, and no process that one may not trace.
+    # Show processes only: no /proc/sys, no kernel state, and no process that the reader may not trace.
     syscalls.mount("proc", "/proc", "proc", secure | syscalls.MS_NOEXEC, "hidepid=2,subset=pid")
     inodes = max(1024, spec["disk"] // 2**20 * _INODES_PER_MB)
     syscalls.mount("tmpfs", spec["home"], "tmpfs", secure, f"size={spec['disk']},nr_inodes={inodes},mode=1777")
@@ -95,7 +99,7 @@ def _isolate(spec: dict[str, Any]) -> None:
 
 
 def _seal() -> None:
-    """Nothing in /proc can be written to any more, such as `oom_score_adj`; the worker has set its identity there."""
+    """Make /proc read-only, once the worker has written its identity there: the code cannot set `oom_score_adj`."""
     flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
     flags |= syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", "/proc", "", flags, "")
@@ -110,7 +114,7 @@ def _work(
     group_fds: tuple[int, ...],
 ) -> NoReturn:
     for fd in group_fds[:1]:
-        os.write(fd, b"0")  # join it
+        os.write(fd, b"0")  # join the control group
     confine.keep_open(task.detach(), output_fd)
     channel = socket.socket(fileno=confine.TASK_FD)
     try:
@@ -118,9 +122,9 @@ def _work(
         os.environ.update(HOME=home, TMPDIR=home)
         os.chdir(home)
         if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()  # else all sandboxes draw the zygote's numbers
+            sys.modules["numpy.random"].seed()  # otherwise all sandboxes draw the same numbers
         confine.confine(spec, filters, number)
-    except BaseException as error:  # none of it is the code's doing: the parent hears of it
+    except BaseException as error:  # the code has not run yet, so tell the parent
         channel.send(_FAILED + f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     try:
@@ -136,7 +140,7 @@ def _tell(control: socket.socket, packet: bytes) -> None:
 
 
 class _Supervisor:
-    """Hands cells to the worker, says when one is over, and ends the sandbox that takes more than it may."""
+    """Loop of the supervisor: hands cells to the worker, reports their end, ends a sandbox that exceeds a limit."""
 
     def __init__(
         self,
@@ -154,18 +158,22 @@ class _Supervisor:
         self._poll = select.poll()
         self._nonce: bytes | None = _STARTED
         self._closed = False
-        """Whether the worker's socket is closed: it has ended, or is about to."""
+        """True once the worker's socket is closed: the worker has ended, or is about to."""
         self._cpu_before_s = 0.0
         self._sampled = SampledTime()
         self._sampled_before_s = 0.0
         self._next_check = 0.0
         self._alone = False
-        """Whether the worker waits for a cell, or is stopped, and nothing else is there: then there is nothing to
-        watch until the next cell, or until it goes on by itself."""
+        """True while the worker is the only process, and is stopped or has run no code yet.
+
+        Then there is nothing to watch until the next cell, or until the worker goes on by itself. Without namespaces
+        the worker is not stopped, only not watched between two cells.
+        """
         self._told_to_stop = False
         self._free_bytes = Usage.of(["self"]).resident
-        """What the zygote's pages may count for, beside the code's own."""
-        # What its buffer holds, and a message that comes last; `SO_SNDBUF` is refused.
+        """Bytes that the zygote's pages count for, allowed beside the code's own."""
+        # Bytes for which each socket counts: what its buffer holds, and one last message beyond it. The code cannot
+        # enlarge the buffer, since `SO_SNDBUF` is refused.
         self._socket_bytes = 2 * task.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -175,7 +183,7 @@ class _Supervisor:
         for file in (self._control, self._task, self._woken):
             self._poll.register(file, select.POLLIN)
         while True:
-            # At random moments, so that nobody can be elsewhere whenever we look.
+            # Look at random moments, so that code cannot hide by knowing when we look.
             tick_s = (_IDLE_TICK_S if self._nonce is None else _TICK_S) * (0.5 + os.urandom(1)[0] / 256)
             for fd, _ in self._poll.poll(None if self._alone else tick_s * 1000):
                 if fd == self._control.fileno():
@@ -200,13 +208,14 @@ class _Supervisor:
         self._cpu_before_s, self._sampled_before_s = usage.cpu_s, self._sampled.seconds
         limit_s = int(Usage.of([str(self._worker)]).cpu_s) + 1 + self._spec["cpu_s"]
         try:
-            # The soft limit: the hard one could not be raised for the next cell. `_check` holds if the code raises it.
+            # Set the soft limit: a hard one could not be raised for the next cell. If the code raises the soft limit,
+            # `_check` still holds.
             resource.prlimit(self._worker, resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             if self._told_to_stop:
                 self._told_to_stop = False
-                os.kill(self._worker, signal.SIGCONT)  # also when it has not stopped yet
+                os.kill(self._worker, signal.SIGCONT)  # also if it has not stopped yet
             self._task.send(packet)
-        except OSError:  # it died, or reads no cells any more
+        except OSError:  # the worker died, or reads no cells any more
             self._check()
             self._end("deaf")
 
@@ -215,7 +224,7 @@ class _Supervisor:
             packet = self._task.recv(cell.PACKET_BYTES)
         except OSError:
             packet = b""
-        if not packet:  # closed, most likely by its end: `_check` will find it
+        if not packet:  # closed, most likely because the worker ended: `_check` will find out
             self._poll.unregister(self._task)
             self._closed, self._next_check = True, 0.0
             self._be_watchful()
@@ -225,8 +234,8 @@ class _Supervisor:
             if self._nonce == _STARTED:
                 if self._spec["namespaces"]:
                     _seal()
-                self._usage()  # what is done for the first time takes longer: not when a call waits for it
-                self._alone = True  # it has run nothing yet
+                self._usage()  # the first measurement takes longer: make it while no call waits
+                self._alone = True  # the worker has run nothing yet
             self._nonce = None
             _tell(self._control, DONE)
 
@@ -262,16 +271,16 @@ class _Supervisor:
 
     def _holds_too_much(self, usage: Usage, files: int) -> bool:
         allowed: int = self._spec["memory"] + self._free_bytes - files * FILE_BYTES
-        if self._spec["namespaces"] and not self._group_fds:  # a group counts them itself
+        if self._spec["namespaces"] and not self._group_fds:  # a control group counts sockets itself
             allowed -= max(0, sockets() - _OUR_SOCKETS) * self._socket_bytes
-        # What is swapped out is in no process's resident memory; it was mapped.
+        # Swapped-out memory is not resident, but it is mapped.
         mapped = usage.virtual - self._spec["zygote_memory"] * max(1, len(usage.states))
         if usage.resident <= allowed and mapped <= allowed:
             return False
         return proportional_bytes(list(usage.states)) > allowed
 
     def _rest(self, usage: Usage) -> None:
-        """Stop the worker, which is all that there is: a signal's handler could do anything when nobody watches."""
+        """Stop the worker, the only process left, so that no signal handler runs while nobody watches."""
         if not self._spec["namespaces"]:
             self._alone = True
             return
@@ -279,7 +288,8 @@ class _Supervisor:
             self._told_to_stop = True
             os.kill(self._worker, signal.SIGSTOP)
             return
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # comes when it goes on: a timer can have sent it SIGCONT
+        # SIGCHLD comes when the worker goes on by itself: a timer of the code can send it SIGCONT.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._alone = set(self._usage().states.values()) == {b"T"}
         if not self._alone:
             self._be_watchful()

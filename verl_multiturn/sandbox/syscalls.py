@@ -1,4 +1,6 @@
-"""The Linux calls that Python's standard library of 3.11 lacks: namespaces, mounts, capabilities.
+"""Linux calls that the standard library of Python 3.11 lacks: namespaces, mounts, capabilities, seccomp.
+
+Each function raises OSError when the kernel refuses its call.
 
 Runs inside the sandbox, before any untrusted code. Imports the standard library only.
 """
@@ -39,28 +41,54 @@ def _check(result: int, call: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of `flags` for new ones."""
+    """Move this process into new namespaces.
+
+    Args:
+        flags: The kinds of namespaces, `CLONE_NEW*` joined with `|`.
+
+    Raises:
+        OSError: The kernel refused.
+    """
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace that `fd` stands for."""
+    """Move this process into an existing namespace.
+
+    Args:
+        fd: An open file of /proc/PID/ns.
+        kind: The kind of the namespace, one of `CLONE_NEW*`.
+
+    Raises:
+        OSError: The kernel refused.
+    """
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), f"setns({kind:#x})")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    """mount(2)."""
+    """Attach a file system to a folder, as the system call `mount` does.
+
+    Args:
+        source: What is mounted; a name only, for `proc` and `tmpfs`.
+        target: The folder to mount it on.
+        kind: The type of the file system; empty when it is only mounted again with other flags.
+        flags: `MS_*` joined with `|`.
+        options: The options of the file system, separated by commas.
+
+    Raises:
+        OSError: The kernel refused.
+    """
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode())
     _check(result, f"mount {kind} on {target}")
 
 
 def prctl(option: int, argument: int, pointer: int = 0) -> None:
-    """prctl(2) with the arguments that the calls here need."""
+    """Set an attribute of this process with the system call `prctl`; raise OSError when the kernel refuses."""
     _check(_libc.prctl(option, argument, pointer, 0, 0), f"prctl({option})")
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, and the way back to one."""
+    """Give up every capability for good: the process cannot get one back."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -72,8 +100,15 @@ def drop_capabilities() -> None:
 
 
 def load_filter(program: bytes) -> None:
-    """Put a seccomp filter on this thread and all it will start; the program is an array of `struct sock_filter`."""
+    """Put a seccomp filter on this thread, and on every thread and process that it will start.
+
+    Args:
+        program: The filter, an array of `struct sock_filter` (`seccomp.program`).
+
+    Raises:
+        OSError: The kernel refused.
+    """
     code = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: a length, padding, a pointer.
+    # struct sock_fprog: the length in instructions, padding, a pointer.
     head = (ctypes.c_uint64 * 2)(len(program) // 8, ctypes.addressof(code))
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(head))

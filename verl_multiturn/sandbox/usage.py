@@ -1,14 +1,15 @@
-"""What the processes of one sandbox use, measured from /proc by its supervisor.
+"""Memory and processor time of the processes of one sandbox, measured from /proc by its supervisor.
 
-Memory is what the processes have mapped, a page that several share counted once, and beside it the most that their
-sockets and pipes can hold: the kernel counts every socket of a network namespace, those too that nobody has accepted,
-that are on their way to another process, or whose owner closed them before they were read.
+Memory is the sum of two parts. The first is what the processes have mapped; a page that several share counts once. The
+second is the most that their sockets and pipes can hold. The kernel counts every socket of a network namespace, also
+one that nobody has accepted, that is on its way to another process, or that its owner closed before it was read.
 
-Processor time is counted exactly for whoever is alive or was waited for. A child that nobody waits for, because its
-parent ignores SIGCHLD, takes its time with it. So the time is measured a second time, by looking at random moments who
-is running, which finds such children too; that second figure counts only where it is far above the first.
+Processor time is measured twice. The first figure is exact for every process that is alive or was waited for. It misses
+a child that nobody waits for, because its parent ignores SIGCHLD. The second figure is sampled: at random moments the
+supervisor looks which processes are running, and so finds such children, too. The second figure counts only where it is
+far above the first (`SampledTime.limit_s`).
 
-Imports the standard library only.
+Runs inside the sandbox. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ import resource
 import time
 
 FILE_BYTES = 64 * 1024
-"""The most that an open pipe holds. (`F_SETPIPE_SZ` is refused.)"""
+"""Largest number of bytes that an open pipe holds. (`F_SETPIPE_SZ`, which would raise it, is refused.)"""
 _SAMPLED_FACTOR, _SAMPLED_SLACK_S = 1.25, 1.0
 _ENDED = (FileNotFoundError, ProcessLookupError)
-"""What reading a process's files raises when it has ended. Any other error ends the sandbox: who cannot see it all
-cannot watch over it."""
+"""Errors of reading the /proc files of a process that has ended.
+
+Any other error ends the sandbox: a supervisor that cannot see every process cannot enforce a limit.
+"""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Usage:
-    """What some processes, and the children that we waited for, use.
+    """Resources that some processes use, with the processor time of children that this process has waited for.
 
     Attributes:
-        cpu_s: processor seconds, of the children that they waited for too.
-        tasks: threads.
-        resident: bytes in memory; a page that two share counts twice.
-        virtual: bytes of address space.
-        states: for each process its state, `T` when it is stopped.
-        own_ticks: for each process its own processor time.
-        may_run: the processes that could be running.
+        cpu_s: Processor seconds of the processes, and of the children that they or this process waited for.
+        tasks: Number of threads.
+        resident: Bytes in memory. A page that two processes share counts twice.
+        virtual: Bytes of address space.
+        states: State of each process, by process id; `T` means stopped.
+        own_ticks: Processor time of each process without its children, by process id, in clock ticks (`SC_CLK_TCK`).
+        may_run: Ids of the processes that could be running now.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,11 @@ class Usage:
 
     @classmethod
     def of(cls, processes: list[str]) -> Usage:
+        """Return the usage of processes; one that has ended is left out.
+
+        Args:
+            processes: Process ids as text, or `self`.
+        """
         usage = cls()
         for process in processes:
             try:
@@ -71,9 +79,15 @@ class Usage:
 
 
 class SampledTime:
-    """Processor seconds by sampling: what those seen twice used in between, and for a new one the time since the last
-    look if it is just running. Its births and deaths fall anywhere between two looks, so that over many looks what is
-    counted too much at the first and too little after the last comes to nothing."""
+    """Processor seconds of a sandbox, estimated from repeated looks.
+
+    A process that was seen before counts with the time that it used since the last look. A new process counts with the
+    whole time since the last look, if it is running now. Processes start and end anywhere between two looks, so over
+    many looks the time counted too much at the first look and the time missed after the last one balance each other.
+
+    Attributes:
+        seconds: The estimate so far.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -81,6 +95,11 @@ class SampledTime:
         self._looked = time.monotonic()
 
     def look(self, usage: Usage) -> None:
+        """Add the time since the last look to the estimate.
+
+        Args:
+            usage: The usage of all processes of the sandbox, measured now.
+        """
         now = time.monotonic()
         for process, ticks in usage.own_ticks.items():
             if process in self._before:
@@ -92,37 +111,52 @@ class SampledTime:
 
     @staticmethod
     def limit_s(cpu_s: float) -> float:
-        """When so much was sampled, more than `cpu_s` were used beyond doubt."""
+        """Return the sampled seconds beyond which more than `cpu_s` were used without doubt."""
         return _SAMPLED_FACTOR * cpu_s + _SAMPLED_SLACK_S
 
 
 def _stat(path: str) -> list[bytes]:
-    """The fields of proc(5) from the third one, the state, on; the second, a name, may hold anything."""
+    """Return the fields of a `stat` file (see proc(5)) from the third one, the state, on.
+
+    The second field, a name in parentheses, may hold any character.
+    """
     with open(f"/proc/{path}/stat", "rb") as file:
         content = file.read()
     return content[content.rindex(b")") + 2 :].split()
 
 
 def _running(process: str) -> float:
-    """How many of its threads have a processor now: those that could run, by the share of such time that they had."""
+    """Return the expected number of threads of a process that have a processor now.
+
+    A thread that could run counts with its share: the time that it ran, divided by the time that it ran or waited.
+    """
     count = 0.0
     for task in os.listdir(f"/proc/{process}/task"):
         path = f"{process}/task/{task}"
         if _stat(path)[0] == b"R":
             ran, waited = 1, 0
-            with contextlib.suppress(*_ENDED), open(f"/proc/{path}/schedstat", "rb") as file:  # not every kernel has it
+            with contextlib.suppress(*_ENDED), open(f"/proc/{path}/schedstat", "rb") as file:  # not in every kernel
                 ran, waited = map(int, file.read().split()[:2])
             count += ran / max(1, ran + waited)
     return count
 
 
 def field(fd: int, name: bytes) -> int:
-    """Return the number after a name in an open file of a control group."""
+    """Return the number after a name in an open file of a control group.
+
+    Args:
+        fd: Descriptor of the file, for example of `cpu.stat`.
+        name: The name, for example `b"usage_usec"`.
+
+    Raises:
+        ValueError: The file does not hold the name.
+    """
     words = os.pread(fd, 4096, 0).split()
     return int(words[words.index(name) + 1])
 
 
 def open_files(processes: list[str]) -> int:
+    """Return the number of open descriptors of processes, given by their ids."""
     count = 0
     for process in processes:
         with contextlib.suppress(*_ENDED):
@@ -131,13 +165,13 @@ def open_files(processes: list[str]) -> int:
 
 
 def sockets() -> int:
-    """All of our own network namespace."""
+    """Return the number of sockets in this process's network namespace."""
     with open("/proc/self/net/sockstat", "rb") as file:
         return int(file.readline().split()[2])
 
 
 def proportional_bytes(processes: list[str]) -> int:
-    """The memory of some processes, a page that several share counted once; what was swapped out, too."""
+    """Return the memory of processes in bytes, with what was swapped out; a page that several share counts once."""
     total = 0
     for process in processes:
         with contextlib.suppress(*_ENDED), open(f"/proc/{process}/smaps_rollup", "rb") as file:

@@ -1,13 +1,17 @@
-"""The process that all sandboxes are forked from: Python is up, and the modules of `preimport` are loaded.
+"""Zygote: the process that all sandboxes are forked from. Python runs in it, with the modules of `preimport` loaded.
 
-It runs trusted code only and never reads what a conversation sends: code and output travel through descriptors that
-it hands on and closes. So a fork of it holds nothing of another conversation.
+The zygote runs trusted code only and never reads what a conversation sends: code and output go through descriptors that
+the zygote passes on and closes. So a fork of it holds nothing of another conversation.
 
-Packets from the parent: `spawn N` with a control socket, a pipe for the output and the files of a
-control group if there is one, `kill N`. Packets to the parent:
-`ready`, `failed REASON`, and `gone N` once no process of sandbox N is left (without namespaces: of its process group).
+Packets from the parent:
+- `spawn N`, with a control socket, a pipe for the output and, if there is a control group, the group's descriptors;
+- `kill N`.
 
-Imports the standard library only.
+Packets to the parent:
+- `ready`, or `failed REASON`;
+- `gone N`, once no process of sandbox N is left (without namespaces: no process of its process group).
+
+Runs inside the sandbox. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from . import cell, mapping, seccomp, supervisor, syscalls
 
 
 def main(channel_fd: int, spec_json: str) -> None:
-    """Serve the parent until it closes the channel.
+    """Be the zygote until the parent closes the channel.
 
     Args:
-        channel_fd: a SOCK_SEQPACKET socket to the parent.
-        spec_json: see `launch.guest_spec`.
+        channel_fd: Descriptor of a SOCK_SEQPACKET socket to the parent.
+        spec_json: The mapping of `launch.guest_spec`, as JSON.
     """
     spec = json.loads(spec_json)
     channel = socket.socket(fileno=channel_fd)
@@ -41,18 +45,18 @@ def main(channel_fd: int, spec_json: str) -> None:
     for name in spec["preimport"]:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a package may raise anything at import; the parent names it
+        except Exception as error:  # a package may raise anything at import
             channel.send(f"failed preimport of {name!r}: {type(error).__name__}: {error}".encode())
             return
     with open("/proc/self/statm") as statm:
         spec["zygote_memory"] = int(statm.read().split()[0]) * resource.getpagesize()
     with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # short of memory, the kernel shall not look elsewhere
+        score.write("1000")  # when memory runs out, the kernel ends sandboxes first
     mapping.install()
     cell.warm_up()
     _hide_the_runner()
     gc.collect()
-    gc.freeze()  # the pages of what is loaded stay shared
+    gc.freeze()  # the garbage collector then leaves these objects alone, so the forks keep sharing their pages
     zygote = _Zygote(channel, spec)
     try:
         zygote.serve()
@@ -62,7 +66,7 @@ def main(channel_fd: int, spec_json: str) -> None:
 
 
 def _hide_the_runner() -> None:
-    """The code's `import` shall find its own folder and the packages, not these modules."""
+    """Remove our modules from `sys.modules`, so that untrusted code cannot import them."""
     own = __name__.rpartition(".")[0]
     for name in [name for name in sys.modules if name == own or name.startswith(f"{own}.")]:
         del sys.modules[name]
@@ -74,9 +78,9 @@ class _Zygote:
         self._spec = spec
         self._filters = seccomp.program(os.uname().machine)
         self._supervisors: dict[int, tuple[int, int]] = {}
-        """Each sandbox's number and first process, by the descriptor of that process."""
+        """Number and first process id of each sandbox, by the pidfd of that process."""
         self._poll = select.poll()
-        if not spec["namespaces"]:  # the orphans of a sandbox become our children, whose end can be waited for
+        if not spec["namespaces"]:  # orphans of a sandbox become our children, so that we can wait for their end
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -98,7 +102,7 @@ class _Zygote:
                     self._kill(int(number))
 
     def end(self) -> None:
-        """Leave nobody behind. (With a pid namespace, the end of its first process sees to that.)"""
+        """End all sandboxes. With namespaces there is nothing to do: the kernel ends them with the zygote, pid 1."""
         if not self._spec["namespaces"]:
             for number, _ in self._supervisors.values():
                 self._kill(number)
@@ -110,7 +114,7 @@ class _Zygote:
         control = socket.socket(fileno=control_fd)
         try:
             if self._spec["namespaces"]:
-                # The next child is the first process of a new namespace below ours, not below the last one's.
+                # Come back to our own namespace first: the new one shall lie below ours, not below the last sandbox's.
                 syscalls.setns(self._own_pid_namespace, syscalls.CLONE_NEWPID)
                 syscalls.unshare(syscalls.CLONE_NEWPID)
             process = os.fork()
@@ -152,21 +156,21 @@ class _Zygote:
         self._channel.send(f"gone {number}".encode())
 
     def _kill_group(self, leader: int) -> None:
-        """Without a pid namespace the supervisor's end leaves the others alive."""
+        """Kill the process group of a sandbox; without a pid namespace it outlives its supervisor."""
         if not self._spec["namespaces"]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
 
     def _wait(self, leader: int) -> None:
-        """Until nobody of a killed group is left."""
+        """Wait until no process of a killed group is left."""
         os.waitpid(leader, 0)
-        if not self._spec["namespaces"]:  # else the kernel has done so before the leader's end
+        if not self._spec["namespaces"]:  # with namespaces the kernel ended the others before the leader
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-leader, 0)
 
     def _reap_orphans(self) -> None:
-        """Those that had left their sandbox's group and have ended since."""
+        """Wait for processes that had left their sandbox's group and have ended since."""
         ours = {process for _, process in self._supervisors.values()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
@@ -174,6 +178,6 @@ class _Zygote:
 
 
 def _remove(folder: str) -> None:
-    import shutil  # here: with bubblewrap the zygote stays the smaller
+    import shutil  # here, so that the zygote is smaller with bubblewrap, where nothing is removed
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`AgentData`: what verl 0.9 hands the `execute` of its tools beside the arguments, for those that were written so."""
+"""`AgentData`: the object that verl 0.9 passes to the `execute` of its tools as `agent_data`, beside the arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from verl_multiturn.chat.images import images_of, is_pil
 
 
 class AgentData:
-    """One conversation, as verl 0.9's tools know it. They may set attributes of their own.
+    """One conversation, as verl 0.9's tools see it. Tools may set attributes of their own on it.
 
-    There are no token ids in it: only `Trajectory` has those.
+    It holds no token ids: only `Trajectory` has those.
 
     Args:
-        messages: of the conversation, as it goes on.
+        request_id: Id of the conversation.
+        tools_kwargs: The row's `tools_kwargs`.
+        messages: The list of the conversation's messages, which grows as the conversation goes on. Those that it holds
+            now are the prompt.
 
     Attributes:
-        extra_fields: what tools leave for the reward function, which finds it in `extra_info`.
+        extra_fields: Values that tools leave for the reward function, which finds them in `extra_info`.
     """
 
     def __init__(
@@ -39,12 +42,12 @@ class AgentData:
 
     @cached_property
     def tools_kwargs(self) -> dict[str, Any]:
-        """The row's, in a copy of this conversation's own."""
+        """Copy of the row's `tools_kwargs`, one for this conversation."""
         return copy.deepcopy(dict(self._tools_kwargs))
 
     @property
     def messages(self) -> list[Any]:
-        """A copy: what a tool changes in it, the model does not see."""
+        """Copy of the messages so far. The model does not see what a tool changes in it."""
         return [_copied(message) for message in self._messages]
 
     @property
@@ -54,12 +57,12 @@ class AgentData:
 
     @property
     def assistant_turns(self) -> int:
-        """Turns of the model so far, the one that calls included."""
+        """Number of the model's turns after the prompt so far, with the turn that makes the call."""
         return sum(message["role"] == "assistant" for message in self._messages[self._asked :])
 
     @property
     def user_turns(self) -> int:
-        """Turns of tools that were answered before this one."""
+        """Number of turns in which tools were answered before this one."""
         return max(0, self.assistant_turns - 1)
 
 

@@ -1,11 +1,11 @@
-"""`BaseTool`: what a tool's author writes.
+"""`BaseTool`: the class that the author of a tool derives from.
 
     class Lookup(BaseTool):
         async def execute(self, instance_id, parameters, **kwargs):
             return ToolResponse(text=self.config["table"][parameters["key"]])
 
-A tool object is shared by all conversations of a worker; what belongs to one conversation is kept under `instance_id`
-between `create` and `release`. verl's own tools (0.4 to 0.9) are accepted beside subclasses of this class.
+All conversations of a worker share one tool object. Keep what belongs to one conversation under its `instance_id`, from
+`create` to `release`. The tools of verl itself (0.4 to 0.9) are accepted, too; they need not derive from this class.
 """
 
 from __future__ import annotations
@@ -19,29 +19,39 @@ from verl_multiturn.tools.schema import ToolSchema
 
 @dataclass(frozen=True)
 class ToolResponse:
-    """What the model gets to read, and, where it takes images, to see: `image` is a list of PIL images."""
+    """A tool's answer to one call.
+
+    Attributes:
+        text: The text that the model reads.
+        image: PIL images that the model sees, if it takes images; None for no image.
+    """
 
     text: str = ""
     image: list[Any] | None = None
 
 
 class BaseTool:
-    """A tool with state per conversation.
+    """A tool, which may keep state for each conversation.
 
     Args:
-        config: the `config` mapping of the tool's YAML entry.
-        tool_schema: its `tool_schema`; None when the class describes itself in `get_schema`.
+        config: The `config` mapping of the tool's YAML entry.
+        tool_schema: The `tool_schema` of the entry; None when the class describes itself in `get_schema`.
 
     Attributes:
-        config, tool_schema, name: as given; the name is the schema's function name.
+        config: As given.
+        tool_schema: As given, or from `get_schema`.
+        name: The function name in the schema, by which the model calls the tool.
+
+    Raises:
+        ConfigError: There is no schema, neither given nor from `get_schema`.
     """
 
     repeatable: ClassVar[bool] = False
-    """Whether a call may be made twice: then `limits.retries` may repeat one that failed."""
+    """True if a call may safely be made twice: then `limits.retries` may repeat a call that failed."""
     pure: ClassVar[bool] = False
-    """Whether the answer depends on the arguments and the row's kwargs alone: then `limits.cache` may keep it."""
+    """True if the answer depends only on the arguments and the row's kwargs: then `limits.cache` may keep it."""
     ends_conversation: ClassVar[bool] = False
-    """Whether the conversation is over once `execute` has answered; an exception does not end it."""
+    """True if the conversation is over once `execute` has answered. An exception does not end it."""
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         self.config = config
@@ -52,39 +62,58 @@ class BaseTool:
         self.name = schema.function.name
 
     def get_schema(self) -> ToolSchema | None:
-        """The schema of a class that describes itself."""
+        """Return the schema of a class that describes itself; None where the YAML entry has to give it."""
         return None
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
-        """Begin a conversation; `kwargs` are the row's `tools_kwargs[name]["create_kwargs"]`. Runs at most once."""
+        """Begin a conversation. Runs at most once for each.
+
+        Args:
+            instance_id: Id of the conversation, the same for all four methods.
+            kwargs: The row's `tools_kwargs[name]["create_kwargs"]`.
+        """
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResponse | tuple[ToolResponse, float, dict[str, Any]]:
         """Answer one call.
 
+        An exception becomes a short error message for the model.
+
         Args:
-            instance_id: the conversation.
-            parameters: the arguments, already checked against the schema.
-            kwargs: the row's `execute_kwargs`.
+            instance_id: Id of the conversation.
+            parameters: The arguments, already checked against the schema.
+            kwargs: The row's `tools_kwargs[name]["execute_kwargs"]`.
 
         Returns:
             The response; or the response, a step reward and metrics.
-            An exception becomes a short error message for the model.
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute()")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """The tool's reward for the whole conversation, asked once at its end."""
+        """Return the tool's reward for the whole conversation; called once, at its end.
+
+        Args:
+            instance_id: Id of the conversation.
+            kwargs: The row's `tools_kwargs[name]["calc_reward_kwargs"]`.
+        """
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End the conversation: give back what `create` took. Runs exactly once for every `create` that began."""
+        """End a conversation and give back what `create` took. Runs exactly once for every `create` that began.
+
+        Args:
+            instance_id: Id of the conversation.
+            kwargs: The row's `tools_kwargs[name]["release_kwargs"]`.
+        """
 
     async def aclose(self) -> None:
-        """Close what all conversations share, a connection for example; called once when the worker ends."""
+        """Close what all conversations share, for example a connection; called once, when the worker ends."""
 
 
 def is_foreign(tool: Any) -> bool:
-    """Whether a tool was written for another loop than ours, whose habits it has."""
+    """Return whether a tool does not derive from `BaseTool`: it was written for another agent loop, such as verl's.
+
+    Such a tool may return what that loop accepts and ours would refuse, for example a reward that is no number.
+    """
     return not isinstance(tool, BaseTool)

@@ -1,15 +1,16 @@
-"""`Bm25Index`: BM25 over a folder of documents, built once, kept on disk, memory-mapped by every process that uses it.
+"""`Bm25Index`: a BM25 index of a folder of documents, built once, kept on disk, memory-mapped by all its processes.
 
     <index_dir>/<hash of the corpus>/   bm25s' arrays and vocabulary, documents.jsonl, offsets.npy
 
 Invariants:
-- an index is looked up by the hash of the corpus' content, so one that was built from another content is never used;
-- a folder with that name is complete: it is written under another name and renamed; of several processes one builds and
-  the others wait;
-- the same query on the same corpus gives the same hits in the same order; equal scores keep the corpus' order.
+- an index is found by the hash of the corpus' content, so an index of other content is never used;
+- a folder with that name is complete: it is written under another name and then renamed; of several processes, one
+  builds the index and the others wait;
+- the same query on the same corpus gives the same hits in the same order; documents with equal scores keep the corpus'
+  order.
 
-Documents are `.txt` and `.md` files (one document each) and the lines of `.jsonl` files: `contents` or `text`, and, if
-there are, `id` and `title`.
+A `.txt` or `.md` file is one document. Each line of a `.jsonl` file is one document: `contents` or `text`, and
+optionally `id` and `title`.
 
 `python -m verl_multiturn.tools.bm25 --corpus DIR` builds the index of a large corpus before a run.
 """
@@ -40,11 +41,11 @@ from verl_multiturn.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Part of the key: raise it when the layout, the tokenizer or the scoring changes.
+# Part of the hash: raise it when the layout, the tokenizer or the scoring changes.
 _FORMAT = "1"
 _TEXT_SUFFIXES = (".txt", ".md")
 _MOST_QUERY_TOKENS = 128
-# Scripts that put no spaces between words: Thai and Lao, Burmese, Khmer, kana, Han, Hangul.
+# Scripts whose words are searched as pairs of characters: Thai and Lao, Burmese, Khmer, kana, Han, Hangul.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30fa\u30fc-\u30ff"
     "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
@@ -53,7 +54,13 @@ _UNSPACED = (
 
 @dataclass(frozen=True)
 class Document:
-    """A document of the corpus."""
+    """A document of the corpus.
+
+    Attributes:
+        id: The line's `id`; otherwise the file's path in the corpus, for a line with `:` and its number.
+        title: The line's `title`, or nothing; for a file, the start of its first line, or its name.
+        text: The text.
+    """
 
     id: str
     title: str
@@ -62,20 +69,21 @@ class Document:
 
 @dataclass(frozen=True)
 class Hit:
-    """A document and how well it fits the query."""
+    """A document that was found, with its BM25 score for the query."""
 
     document: Document
     score: float
 
 
 class Bm25Index:
-    """An index that is on disk.
+    """An index on disk. Several threads may search it at once.
 
-    Safe to search from several threads at once.
+    Args:
+        folder: The folder of the index, which is complete; `open` finds or builds it.
     """
 
     def __init__(self, folder: Path) -> None:
-        # A quarter of a second, and only processes that search need it; it ships no types.
+        # Imported here: it takes a quarter of a second, and only processes that search need it. It ships no types.
         import bm25s  # type: ignore[import-untyped]
         import numpy as np
 
@@ -86,13 +94,16 @@ class Bm25Index:
 
     @classmethod
     def open(cls, corpus: Path, index_dir: Path | None = None) -> Bm25Index:
-        """The index of a corpus; it is built if it is not there yet, which may take minutes.
+        """Open the index of a corpus; build it first if it is not there yet, which may take minutes.
 
         Args:
-            index_dir: where indices are kept; None: `verl-multiturn/bm25` in the user's cache directory.
+            corpus: Folder of the documents.
+            index_dir: Folder of the indices; None for `verl-multiturn/bm25` in the user's cache directory.
 
         Raises:
-            ConfigError: the corpus has no documents, or one that cannot be read, or `index_dir` cannot be written.
+            ConfigError: The corpus has no documents or no words, a line is no document, or `index_dir` cannot be
+                written.
+            OSError: A file of the corpus cannot be read.
         """
         index_dir = index_dir or _user_cache()
         folder = index_dir / _corpus_hash(corpus)
@@ -112,7 +123,12 @@ class Bm25Index:
         return len(self._offsets) - 1
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """The documents that fit best, best first; none that shares no word with the query."""
+        """Return the documents that fit a query best, best first.
+
+        Args:
+            query: The query.
+            top_k: Largest number of documents. A document that shares no word with the query is never returned.
+        """
         import numpy as np
 
         vocabulary = self._bm25.vocab_dict
@@ -132,10 +148,13 @@ class Bm25Index:
 
 
 def corpus_files(corpus: Path) -> list[Path]:
-    """The files of a corpus, in the order of its documents.
+    """Return the paths of a corpus' files, in the order of its documents.
+
+    Args:
+        corpus: Folder of the documents.
 
     Raises:
-        ConfigError: it is no folder, or has none.
+        ConfigError: It is no folder, or has no `.txt`, `.md` or `.jsonl` file.
     """
     if not corpus.is_dir():
         raise ConfigError(f"corpus {str(corpus)!r} is no folder; give one of .txt, .md or .jsonl files")
@@ -151,10 +170,13 @@ def corpus_files(corpus: Path) -> list[Path]:
 
 
 def read_documents(corpus: Path) -> Iterator[Document]:
-    """The documents of a corpus.
+    """Yield the documents of a corpus, in order.
+
+    Args:
+        corpus: Folder of the documents.
 
     Raises:
-        ConfigError: a line is no document.
+        ConfigError: A line of a `.jsonl` file is no document, or the corpus has no files.
     """
     for file in corpus_files(corpus):
         name = file.relative_to(corpus).as_posix()
@@ -181,7 +203,11 @@ def _read_line(line: bytes, where: str) -> Document:
 
 
 def document_tokens(text: str) -> list[str]:
-    """What a text is found by: its words, folded; of scripts without spaces each character and each pair."""
+    """Return the tokens by which a text is found.
+
+    The tokens are its words in folded case. A word in one of the scripts of `_UNSPACED` gives its characters and its
+    pairs of neighbours instead. Tokens come as often as in the text.
+    """
     tokens: list[str] = []
     for word, unspaced in _words(text):
         if not unspaced:
@@ -193,7 +219,11 @@ def document_tokens(text: str) -> list[str]:
 
 
 def query_tokens(text: str) -> list[str]:
-    """What a query asks for, each once: its words; of scripts without spaces the pairs of characters."""
+    """Return the tokens that a query asks for, each once, at most `_MOST_QUERY_TOKENS`.
+
+    The tokens are its words in folded case. A word of several characters in one of the scripts of `_UNSPACED` gives its
+    pairs of neighbours instead.
+    """
     tokens: dict[str, None] = {}
     for word, unspaced in _words(text):
         parts = [word[i : i + 2] for i in range(len(word) - 1)] if unspaced and len(word) > 1 else [word]
@@ -202,7 +232,7 @@ def query_tokens(text: str) -> list[str]:
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """Each word, folded, and whether its script puts no spaces between words."""
+    """Yield each word in folded case, and whether it is written in one of the scripts of `_UNSPACED`."""
     pattern = _word_pattern()
     for match in pattern.finditer(unicodedata.normalize("NFKC", text).casefold()):
         yield match[0], match.lastgroup == "unspaced"
@@ -210,7 +240,7 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    # To `re` a combining mark ends a word, which takes Hindi and Arabic words apart.
+    # For `\w` of `re` a combining mark is no letter, which would split Hindi and Arabic words.
     marks = "".join(chr(c) for c in range(0x300, 0xFE30) if unicodedata.category(chr(c)).startswith("M"))
     letter = f"[^\\W_{_UNSPACED}]"
     return re.compile(f"(?P<unspaced>[{_UNSPACED}]+)|(?P<spaced>{letter}+(?:[{marks}]+{letter}*)*)")
@@ -233,7 +263,7 @@ def _build(corpus: Path, folder: Path) -> None:
 
     started = time.monotonic()
     logger.warning("building the BM25 index of %s in %s; this is done once for this content", corpus, folder)
-    for left in folder.parent.glob(f"{folder.name}.new-*"):  # of a process that died; the lock is ours
+    for left in folder.parent.glob(f"{folder.name}.new-*"):  # left by a process that died, since we hold the lock
         shutil.rmtree(left, ignore_errors=True)
     new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.new-", dir=folder.parent))
     try:
@@ -249,24 +279,24 @@ def _build(corpus: Path, folder: Path) -> None:
         if not vocabulary:
             raise ConfigError(f"corpus {str(corpus)!r} has no words")
         np.save(new / "offsets.npy", np.array(offsets, dtype=np.int64))
-        # numpy everywhere: numba's sums differ in the last bit, and an index is shared between machines.
+        # Use numpy, not numba: its sums differ in the last bit, and machines share an index.
         bm25 = bm25s.BM25(backend="numpy", csc_backend="numpy")
         bm25.index((token_ids, vocabulary), show_progress=False)
         bm25.save(new, show_progress=False)
         try:
             new.rename(folder)
         except OSError:
-            if not folder.is_dir():  # where there are no locks, another process may have been faster
+            if not folder.is_dir():  # another process may have been faster, where locks do not work
                 raise
     finally:
-        shutil.rmtree(new, ignore_errors=True)  # not there any more if all went well
+        shutil.rmtree(new, ignore_errors=True)  # it does not exist any more if all went well
     logger.warning("%d documents indexed in %.1f s", len(token_ids), time.monotonic() - started)
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
-        # Without locks (some network file systems) several processes build, and one of them wins.
+        # Where locks do not work (some network file systems), several processes build and one of them wins.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""A calculator: `+ - * / // % **` and parentheses over numbers, nothing else."""
+"""Calculator for `+ - * / // % **` and parentheses over numbers, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def evaluate(expression: str) -> int | float:
-    """The value of an arithmetic expression, in bounded time and memory.
+    """Return the value of an arithmetic expression, in bounded time and memory.
 
     Args:
         expression: The expression, for example 3 * (4 + 5).
 
     Raises:
-        ValueError: it is too long, no arithmetic, divides by zero, or its value is too large or not finite.
+        ValueError: The expression is too long, is no arithmetic or divides by zero, or its value is too large, not real
+            or not finite. The text is for the model.
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(expression)} characters; at most {_MAX_CHARACTERS} are allowed")
@@ -79,7 +80,12 @@ def _bounded(value: int | float) -> int | float:
 
 
 class CalculatorTool(BaseTool):
-    """Evaluates the argument `expression`."""
+    """A tool that evaluates its argument `expression`; the YAML gives its schema."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Return the value of the expression as text.
+
+        Raises:
+            ValueError: As in `evaluate`.
+        """
         return ToolResponse(text=str(evaluate(parameters["expression"])))

@@ -1,4 +1,4 @@
-"""The end of the tools of one process: what their conversations share is closed."""
+"""Closing of the tools of one process, which releases what their conversations share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from verl_multiturn.describe import describe
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""How long the tools of a process may take to close, all together."""
+"""Seconds that all tools of a process together may take to close."""
 
 
 async def close_tools(tools: Mapping[str, Any]) -> None:
-    """Call `aclose` of each tool that has one, at once; what it raises is logged, what is late is left."""
+    """Close all tools at the same time, by the method `aclose` of each that has one.
+
+    An error is logged. A tool that is not closed within `CLOSE_S` is cancelled and no longer waited for.
+
+    Args:
+        tools: The tools by name.
+    """
     closing = {
         asyncio.ensure_future(_close(name, tool.aclose)) for name, tool in tools.items() if hasattr(tool, "aclose")
     }

@@ -1,4 +1,4 @@
-"""What the services that run a model's code share: the languages, the schema, the words of an answer."""
+"""Base of the tools whose service runs a model's code: the languages, the schema, the text of an answer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 class CodeSettings(HttpSettings):
-    """Settings of every service that runs code."""
+    """Settings of every tool whose service runs code."""
 
     languages: tuple[str, ...] = Field(("python",), min_length=1)
-    """What the model may write, in the service's own names; the first where it does not say."""
+    """Languages that the model may use, by the service's names. The first one holds where a call does not say."""
 
 
 Settings = TypeVar("Settings", bound=CodeSettings)
 
 
 class CodeServiceTool(HttpTool, Generic[Settings]):
-    """`code_interpreter(code)`, with `language` where there are several.
+    """Base of a tool `code_interpreter(code)`, with an argument `language` where there are several languages.
 
     Args:
-        model: of the settings.
-        waits: the settings that name what the service itself waits for, in seconds; a request has to last longer.
+        model: The class of the settings.
+        waits: Names of the two settings that say how many seconds the service itself waits. `timeout_s` has to be
+            longer than both together.
+        config: The fields of the settings.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: A setting is wrong, or `timeout_s` is too short.
     """
 
     service = "code sandbox"
@@ -43,7 +49,7 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
         super().__init__(settings, config, tool_schema)
 
     def get_schema(self) -> ToolSchema:
-        """Code and, if there is a choice, its language."""
+        """Return the schema: an argument `code` and, where there are several languages, `language`."""
         languages = self._settings.languages
         properties: dict[str, Any] = {
             "code": {"type": "string", "description": "A complete program. What it prints is what you get."}
@@ -63,10 +69,10 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
         )
 
     def _language(self, parameters: dict[str, Any]) -> str:
-        """The language of a call.
+        """Return the language of a call.
 
         Raises:
-            ValueError: it is not offered.
+            ValueError: The language is not offered; the text is for the model.
         """
         languages = self._settings.languages
         language = str(parameters.get("language", languages[0]))
@@ -76,6 +82,11 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
 
 
 def show_output(*parts: str) -> str:
-    """What the model reads of a program: what it printed, what it complained of, how it ended if not well."""
+    """Return the text that the model reads after a program ran.
+
+    Args:
+        parts: Parts of the text in their order, such as what the program printed, its errors, and how it ended. Empty
+            parts are left out.
+    """
     shown = "\n".join(part.rstrip() for part in parts if part.strip())
     return shown or "[no output; print what you want to see]"

@@ -1,10 +1,10 @@
-"""Contract tests: what a tool's author can find out before a run does.
+"""Contract tests, with which a tool's author finds mistakes before a run does.
 
     findings = check_tool(MyTool(config), arguments={"query": "tea"})
     assert not [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
 
-The tool is called as the runtime calls it: it lives on one event loop with many conversations at once, and each of its
-methods may be cancelled at any moment. The command line's `check-tool` prints the same findings.
+The tests call the tool as the runtime does: on one event loop, with many conversations at once, and each of its methods
+may be cancelled at any moment. The command line's `check-tool` prints the same findings.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ def check_tool(
     execute_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
 ) -> list[Finding]:
-    """Examine a tool; takes seconds, and calls it some hundred times.
+    """Examine a tool; this takes seconds, and calls the tool some hundred times.
 
     Args:
-        tool: an object with the four methods of `BaseTool`, or a function.
-        arguments: of an example call; by default they are guessed from the schema.
-        create_kwargs, execute_kwargs: as a data row gives them.
-        timeout_s: after which a call counts as hanging.
+        tool: An object with the four methods of `BaseTool`, or a function.
+        arguments: Arguments of an example call; None: they are guessed from the schema.
+        create_kwargs: The kwargs that a data row gives for `create`.
+        execute_kwargs: The kwargs that a data row gives for `execute`.
+        timeout_s: Seconds after which a call counts as hanging.
+
+    Returns:
+        One finding for each check, in the order of the checks.
 
     Raises:
-        ConfigError: it is no tool, or cannot be called with these kwargs.
+        ConfigError: It is no tool, or cannot be called with these kwargs.
     """
     if not hasattr(tool, "tool_schema"):
         tool = function_tool(tool)
@@ -58,10 +62,10 @@ def check_tool(
         def run() -> None:
             try:
                 asyncio.run(examination.run())
-            except BaseException as error:  # handed over to the caller
+            except BaseException as error:  # raised again in the caller's thread
                 failures.append(error)
 
-        # A thread of its own: the loop is watched from outside, and may never come back.
+        # Run the loop in a thread of its own: it is watched from outside, and a tool may block it for ever.
         thread = threading.Thread(target=run, daemon=True, name="check-tool")
         thread.start()
         while thread.is_alive() and not examination.done:
@@ -71,14 +75,19 @@ def check_tool(
                 examination.note("event loop", Verdict.PROBLEM, found, examination.advice["event loop"])
                 break
         else:
-            thread.join(_CLOSING_S)  # what ignores its cancellation keeps the loop from closing
+            thread.join(_CLOSING_S)  # not longer: a task that ignores its cancellation keeps the loop from closing
     if failures:
         raise failures[0]
     return list(examination.findings)
 
 
 def examine(tool: Any, **given: Any) -> list[Finding]:
-    """As `check_tool`; a tool that cannot be called with these kwargs is a finding, too."""
+    """Examine a tool as `check_tool` does, and return a ConfigError as a finding, too.
+
+    Args:
+        tool: As in `check_tool`.
+        given: The other arguments of `check_tool`, as keywords.
+    """
     try:
         return check_tool(tool, **given)
     except ConfigError as error:
@@ -88,16 +97,16 @@ def examine(tool: Any, **given: Any) -> list[Finding]:
 def tools_to_check(
     target: str, config: Mapping[str, Any] | None, tool_config: Path | None, name: str | None = None
 ) -> list[Any]:
-    """The tools that a command line names.
+    """Return the tools that a command line names.
 
     Args:
-        target: a class or function as package.module.name, or a YAML file with tools.
-        config: of a class, in place of a YAML entry's.
-        tool_config: a YAML file with an entry of that class or function.
-        name: of one of the tools.
+        target: A class or function as `package.module.name`, or the path of a YAML file with tools.
+        config: The `config` of a class, in place of its YAML entry's; None for the entry's, or an empty one.
+        tool_config: A YAML file with entries of that class or function; None to build the tool without one.
+        name: Name of the only tool wanted; None for all.
 
     Raises:
-        ConfigError: there is no such tool.
+        ConfigError: There is no such tool, or it cannot be built.
     """
     tools = _named_tools(target, config, tool_config)
     if name is None:
@@ -137,7 +146,7 @@ def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Pat
 
 
 def _names(entry: Any, kind: str, found: Any) -> bool:
-    """Whether an entry of a YAML is of this class or function."""
+    """Return whether a YAML entry names this class or function."""
     name = entry.get(kind) if isinstance(entry, Mapping) else None
     if not isinstance(name, str) or name.rpartition(".")[2] != found.__name__:
         return False

@@ -1,4 +1,4 @@
-"""What `check-tool` tells an author to do, by check: in the way of a class, and in the way of a function."""
+"""Advice of `check-tool` to a tool's author, by the name of the check: for a class, and for a function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLASS = _FOR_ALL | {
     "isolation": "keep what belongs to a conversation under its instance_id",
     "bad arguments": "let the schema refuse them (required, type), or raise ValueError with a word for the model",
 }
-"""Of a class with the four methods."""
+"""Advice for a class with the four methods."""
 FUNCTION = CLASS | {
     "name": "use letters, digits, _ and -: @tool(name=…)",
     "descriptions": "write a docstring with an `Args:` section: the model reads nothing else",
@@ -41,4 +41,4 @@ FUNCTION = CLASS | {
     "bad arguments": "let the annotations refuse them (Literal[…], Annotated[str, Field(min_length=1)]), or raise "
     "ValueError with a word for the model",
 }
-"""Of a function, which has no methods."""
+"""Advice for a function, which has no methods."""

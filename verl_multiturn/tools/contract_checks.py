@@ -1,8 +1,8 @@
-"""The checks of `contract`, one method for each.
+"""Checks of `contract`, one method for each.
 
 Invariants:
 - a check compares the tool with itself, alone and warmed up: a slow machine, a first import or a pool is no finding;
-- a check that the tool cannot pass for another reason is skipped and says so.
+- a check that cannot pass, for a reason that an earlier check has found, is skipped, and its finding says so.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from verl_multiturn.tools.functions import FunctionTool
 from verl_multiturn.tools.invoke import read_reward
 
 AT_ONCE = 64
-"""Conversations of the check of concurrency."""
+"""Number of conversations at once in the check "concurrency"."""
 _RUNS = 3
 _LONG_ANSWER = 20_000
 _LONG_ERROR = 2_000
 
 
 class Verdict(StrEnum):
-    """What a check says; a problem is what will go wrong in a run."""
+    """Result of a check. PROBLEM: the tool will fail in a run."""
 
     OK = "ok"
     WARNING = "warning"
@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its name, its verdict, what was found, and what to do about it."""
+    """Outcome of one check: its name, its verdict, what was found, and what to do about it."""
 
     check: str
     verdict: Verdict
@@ -64,7 +64,7 @@ class Finding:
 
 
 class Examination:
-    """The checks, in order; the later ones are skipped where an earlier one says that they would tell nothing."""
+    """All checks of one tool, in order; a failed early check makes the later ones meaningless, and skips them."""
 
     def __init__(self, probe: Probe, watch: Watch, temporary: Path, arguments: Mapping[str, Any] | None) -> None:
         self.findings: list[Finding] = []
@@ -73,7 +73,7 @@ class Examination:
         self._watch = watch
         self._temporary = temporary
         self.advice = FUNCTION if isinstance(probe.tool, FunctionTool) else CLASS
-        """By check, what to do about a finding."""
+        """Advice by the name of the check."""
         self._guessed = arguments is None
         parameters = probe.schema.function.parameters
         self._arguments = dict(example_arguments(parameters) if arguments is None else arguments)
@@ -84,7 +84,7 @@ class Examination:
         self.findings.append(Finding(check, verdict, found, remedy))
 
     async def run(self) -> None:
-        """All checks."""
+        """Run all checks, close the tool, and set `done`."""
         pulse = asyncio.create_task(self._watch.pulse())
         checks: dict[str, Callable[[str], Awaitable[None]]] = {
             "event loop": self._event_loop,
@@ -146,7 +146,7 @@ class Examination:
         return read is not None
 
     async def _lifecycle(self) -> bool:
-        """One conversation, the first; whether more of them would tell anything."""
+        """Run the first conversation, and return whether more of them would tell anything."""
         probe = self._probe
         given = uuid.uuid4().hex
         instance_id, created = await probe.begin(given)
@@ -171,7 +171,7 @@ class Examination:
         return not problem and not reward_problem and released.error is None
 
     def _reward(self, rewarded: Outcome) -> str:
-        """What is wrong with what `calc_reward` returned; another loop's tool may return what is no reward."""
+        """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = _failure(rewarded), is_foreign(tool)
         if not problem:
@@ -190,7 +190,7 @@ class Examination:
         self.note(check, Verdict.PROBLEM if problem else Verdict.OK, problem or fine, remedy if problem else "")
 
     async def _event_loop(self, check: str) -> None:
-        """What blocks the loop each time; a load on the machine, or a first import, does not."""
+        """Find what blocks the loop in every run; a busy machine, or a first import, does so only in some."""
         probe = self._probe
         shortest: dict[str, tuple[float, str]] = {}
         for _ in range(_RUNS):
@@ -243,7 +243,7 @@ class Examination:
             self.note(check, Verdict.OK, "")
 
     async def _isolation(self, check: str) -> None:
-        """Two conversations at once against one alone, and words that one says looked for in the other's answers."""
+        """Compare two conversations at once with one alone, and look for words of one in the answers of the other."""
         probe, name = self._probe, self._probe.tool.name
         remedy = self.advice[check]
         alone = [await probe.converse([self._arguments] * 2) for _ in range(2)]
@@ -281,14 +281,14 @@ class Examination:
         return {name: mark if isinstance(value, str) else value for name, value in self._arguments.items()}
 
     def _shown(self, answers: list[str]) -> str:
-        """A number of the shared tool object that is in the last of these answers."""
+        """Return the attribute of the shared tool object whose number is in the last answer; empty if there is none."""
         for name, value in getattr(self._probe.tool, "__dict__", {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and str(value) in answers[-1]:
                 return f"self.{name}"
         return ""
 
     async def _given_data(self, check: str) -> None:
-        """What a conversation leaves of its row's kwargs and of a call's arguments."""
+        """Check whether a conversation changes its row's kwargs or a call's arguments."""
         probe = self._probe
         given: list[tuple[str, Any, str]] = []
         probe.given = given
@@ -302,7 +302,7 @@ class Examination:
         self.note(check, Verdict.WARNING, found, self.advice[check])
 
     async def _concurrency(self, check: str) -> None:
-        """Many conversations that have all begun before the first one ends."""
+        """Run many conversations that have all begun before the first one ends."""
         probe = self._probe
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -379,7 +379,7 @@ class Examination:
 
 
 def _failure(outcome: Outcome, refusals: bool = True) -> str:
-    """How a call failed, in words; a ValueError of `execute` may be an answer."""
+    """Return how a call failed, in words; without `refusals` a ValueError is an answer and no failure."""
     error = outcome.error
     if error is None or (isinstance(error, ValueError) and not refusals):
         return ""
@@ -387,7 +387,7 @@ def _failure(outcome: Outcome, refusals: bool = True) -> str:
 
 
 def _moments(seconds: float) -> Iterable[Callable[[], Awaitable[None]]]:
-    """Moments at which to cancel something that takes so long: after its first steps, and during its waits."""
+    """Yield waits after which to cancel a call of so many seconds: after its first steps, and during its waits."""
 
     async def steps(count: int) -> None:
         for _ in range(count):

@@ -1,10 +1,9 @@
-"""What `contract` watches a tool with: calls of its methods, what they leave behind, whether the event loop stands
-still, and arguments to call it with.
+"""Instruments of `contract`: call a tool's methods, find what they leave behind, watch the event loop, make arguments.
 
 Invariants:
 - a method is called as the runtime calls it: with a copy of bound kwargs, in a task of its own, a synchronous one in a
   thread;
-- what was there before counts as nobody's fault: a tool may keep a pool or a connection, but may not let it grow.
+- only growth counts: a tool may keep a pool or a connection, but may not let it grow.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ from verl_multiturn.tools.registry import METHODS, schema_of
 
 _PULSE_S = 0.005
 LATE_S = 0.1
-"""A loop that stands still for longer holds up everybody else."""
+"""Seconds for which the event loop may stand still; longer, it holds up the other conversations."""
 _SETTLE_S = 2.0
 _ENOUGH = 10_000_000
-# A guessed number may be a count of rounds that the tool honestly makes.
+# A guessed number is small, since the tool may use it as a number of rounds.
 _SMALL = 7
 
 
@@ -55,7 +54,7 @@ class HangsError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of a method ended: with a value or with an error."""
+    """Result of a call of a method: a value or an error, and the seconds that it took."""
 
     value: Any = None
     error: Exception | None = None
@@ -63,13 +62,14 @@ class Outcome:
 
     @property
     def timed_out(self) -> bool:
+        """True if the method did not end in time."""
         return isinstance(self.error, HangsError)
 
     def text(self, name: str) -> str:
-        """What the model would read.
+        """Return the text that the model would read; `name` is the tool's, for the error.
 
         Raises:
-            ToolContractError: the value is no result of a tool.
+            ToolContractError: The value is no result of a tool.
         """
         if self.error is not None:
             return f"Error: {message_of(self.error)}"
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def own_id(created: Any, given: str) -> str:
-    """The id that a conversation goes by: the given one, or the one that `create` returned in its place."""
+    """Return a conversation's id: the one that `create` returned, otherwise the given one."""
     own = created[0] if isinstance(created, tuple) and created else created
     return own if isinstance(own, str) else given
 
@@ -86,8 +86,9 @@ class Probe:
     """A tool under examination.
 
     Args:
-        kwargs: of a data row: `create_kwargs`, `execute_kwargs`, …
-        timeout_s: after which a method counts as hanging.
+        tool: The tool.
+        kwargs: The kwargs of a data row: `create_kwargs`, `execute_kwargs`, …
+        timeout_s: Seconds after which a method counts as hanging.
     """
 
     def __init__(self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float) -> None:
@@ -103,10 +104,10 @@ class Probe:
             lambda: AgentData(uuid.uuid4().hex, {tool.name: kwargs})
         )
         self.given: list[tuple[str, Any, str]] | None = None
-        """Where it is a list: of each call its method, what it was given, and how that read before."""
+        """Calls while it is a list: method, what was passed, and the `repr` of that before the call."""
 
     def invoke(self, method: str, *arguments: Any) -> asyncio.Task[Any]:
-        """Begin a call."""
+        """Start a call of a method, and return its task."""
         kwargs = copy.deepcopy(self._kwargs[method])
         if method == "execute" and kwargs.get("agent_data", self) is None:
             kwargs["agent_data"] = self._agent_data[arguments[0]]
@@ -117,7 +118,7 @@ class Probe:
         return asyncio.create_task(run, name=f"{method} of the tool")
 
     async def call(self, method: str, *arguments: Any) -> Outcome:
-        """Call a method to its end."""
+        """Call a method, and return how it ended; one that does not end within `timeout_s` is cancelled."""
         started = time.perf_counter()
         task = self.invoke(method, *arguments)
         await asyncio.wait({task}, timeout=self.timeout_s)
@@ -133,25 +134,25 @@ class Probe:
         return Outcome(task.result(), seconds=seconds)
 
     async def begin(self, instance_id: str | None = None) -> tuple[str, Outcome]:
-        """Create a conversation; the id that its other methods get, and how it went."""
+        """Create a conversation, and return the id for its other methods and the outcome of `create`."""
         given = instance_id or uuid.uuid4().hex
         created = await self.call("create", given)
         return own_id(created.value, given), created
 
     async def converse(self, calls: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A whole conversation with these calls; what the model would read."""
+        """Run a whole conversation with calls of these arguments, and return the texts that the model would read."""
         instance_id, _ = await self.begin()
         outcomes = [await self.call("execute", instance_id, dict(arguments)) for arguments in calls]
         await self.call("release", instance_id)
         return [outcome.text(self.tool.name) for outcome in outcomes]
 
     async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
-        """Begin a call and cancel it after `wait`; whether it has ended then, and its value if it ended before."""
+        """Start a call, cancel it after `wait`, and return whether it ended, and its value if it returned one."""
         task = self.invoke(method, *arguments)
         await asyncio.sleep(0)
         await wait()
         task.cancel()
-        # A thread cannot be cancelled; it must end by itself.
+        # A thread cannot be cancelled: it gets the time to end by itself.
         await asyncio.wait({task}, timeout=_SETTLE_S if self.is_coroutine[method] else self.timeout_s)
         if not task.done() or task.cancelled() or task.exception() is not None:
             return task.done(), None
@@ -166,13 +167,13 @@ async def _awaited(call: Callable[[], Any]) -> Any:
 
 
 async def _threaded(call: Callable[[], Any]) -> Any:
-    """Call in a thread of its own; ends with it, also when it is cancelled."""
+    """Run a call in a thread of its own, and wait for its end, also when cancelled."""
     ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             ended.set_result(call())
-        except BaseException as error:  # handed over, in a form that a future takes
+        except BaseException as error:  # pass it on, in a form that a future accepts
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             ended.set_exception(error if plain else RuntimeError(f"the tool raised {show(error)}"))
 
@@ -183,12 +184,13 @@ async def _threaded(call: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a process has open, by kind."""
+    """Names of what this process has open, by kind: tasks, threads, processes, descriptors, temporary files."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def take(cls, temporary: Path) -> Snapshot:
+        """Take a snapshot now; `temporary` is the folder of temporary files."""
         descriptors = Path("/proc/self/fd")
         return cls(
             {
@@ -201,7 +203,7 @@ class Snapshot:
         )
 
     def beyond(self, before: Snapshot) -> list[str]:
-        """What there is more of than before, in words."""
+        """Return the kinds of which there is more than before, in words."""
         found = []
         for kind, items in self.kinds.items():
             earlier = list(before.kinds[kind])
@@ -233,7 +235,7 @@ def _target(descriptor: Path) -> str:
 
 
 async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list[str]:
-    """What an action leaves behind each time that it runs; something that is there once may be a pool."""
+    """Return what an action leaves behind every time that it runs; what it leaves only once may be a pool."""
     await action()
     before = await _settled(Snapshot(), temporary)
     found: list[str] = []
@@ -248,7 +250,7 @@ async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list
 
 
 async def _settled(before: Snapshot, temporary: Path) -> Snapshot:
-    """A snapshot, once nothing is left of what takes a moment to end."""
+    """Take a snapshot, after waiting for what takes a moment to end."""
     until = time.monotonic() + (_SETTLE_S if before.kinds else 0.1)
     while True:
         await asyncio.sleep(0.02)
@@ -259,7 +261,7 @@ async def _settled(before: Snapshot, temporary: Path) -> Snapshot:
 
 @contextmanager
 def private_temporary_folder() -> Iterator[Path]:
-    """A folder that is this process's folder for temporary files meanwhile."""
+    """Use a new folder for this process's temporary files, as a context manager."""
     variable, cached = os.environ.get("TMPDIR"), tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="check-tool-", ignore_cleanup_errors=True) as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -274,17 +276,17 @@ def private_temporary_folder() -> Iterator[Path]:
 
 
 class Watch:
-    """Notices, from another thread, when an event loop stands still, and where its code is then."""
+    """Watch over an event loop from another thread: when it stands still, and at which line of code."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[float, str]] = []
-        """Seconds and place, in order."""
+        """Seconds and place of each standstill, in order."""
         self._beat = time.perf_counter()
         self._place = ""
         self._thread = 0
 
     async def pulse(self) -> None:
-        """Runs on the loop."""
+        """Note that the loop runs, again and again; run it as a task on the loop."""
         self._thread = threading.get_ident()
         while True:
             self._beat = time.perf_counter()
@@ -295,7 +297,7 @@ class Watch:
             self._place = ""
 
     def look(self) -> float:
-        """Seconds that the loop has been standing still; called by the other thread, again and again."""
+        """Return the seconds for which the loop has stood still; the other thread calls it again and again."""
         late = time.perf_counter() - self._beat - _PULSE_S
         if late > LATE_S and not self._place:
             self._place = _place(sys._current_frames().get(self._thread))
@@ -303,11 +305,11 @@ class Watch:
 
     @property
     def place(self) -> str:
-        """Where it stands still now."""
+        """Line of code at which the loop stands still now."""
         return self._place
 
     async def longest(self, awaited: Awaitable[Outcome]) -> tuple[Outcome, float, str]:
-        """An outcome, and the longest time that the loop stood still for it."""
+        """Await an outcome, and return it with the seconds and the place of the longest standstill meanwhile."""
         await asyncio.sleep(2 * _PULSE_S)
         self.blocks.clear()
         outcome = await awaited
@@ -317,7 +319,7 @@ class Watch:
 
 
 def _place(frame: Any) -> str:
-    """The innermost line of somebody's own code, not of a library's."""
+    """Return the innermost line of code that belongs to no library; otherwise the innermost line of all."""
     libraries = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib"))
     innermost = ""
     while frame is not None:
@@ -331,7 +333,7 @@ def _place(frame: Any) -> str:
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that a schema allows, from its examples, defaults and types; a guess, to be checked against it."""
+    """Guess arguments from a schema's examples, defaults and types; check them against the schema."""
     value = _example(schema)
     return value if isinstance(value, dict) else {}
 
@@ -365,7 +367,7 @@ def _example(schema: Mapping[str, Any]) -> Any:
 
 
 def bad_arguments(schema: Mapping[str, Any], good: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a model may get wrong, by a short description."""
+    """Return wrong arguments as a model may write them, by a short description; `good` are right ones."""
     names = list(schema.get("properties", {}))
     cases: dict[str, dict[str, Any]] = {"nothing": {}, "an unknown argument": {**good, "no_such_argument": 1}}
     for name in names:
@@ -380,12 +382,12 @@ def bad_arguments(schema: Mapping[str, Any], good: Mapping[str, Any]) -> dict[st
 
 
 def as_call(arguments: Mapping[str, Any]) -> str:
-    """Arguments as a call carries them."""
+    """Return arguments as the JSON text of a call."""
     return json.dumps(dict(arguments))
 
 
 def is_result(tool: Any, outcome: Outcome) -> str:
-    """What is wrong with what `execute` returned; nothing, if it is a result."""
+    """Return what is wrong with what `execute` returned; an empty text if it is a result."""
     value, foreign = outcome.value, is_foreign(tool)
     try:
         read_answer(tool.name, value, _ENOUGH, foreign)

@@ -1,10 +1,10 @@
-"""`E2bRouterTool`: code in one of several sandboxes behind one address, as open-r1's `e2b_router.py` serves them.
+"""`E2bRouterTool`: runs code in one of several sandboxes behind one address, that of open-r1's `e2b_router.py`.
 
     POST /execute_batch {"scripts": [...], "languages": [...], "timeout", "request_timeout"}
     → [{"execution": {"results", "logs": {"stdout", "stderr"}, "error"} | null, "exception_str": … | null}, …]
 
-A request holds one script: the router answers a batch when its slowest script is done. Each call gets a fresh sandbox;
-what `sandbox_fusion.py` says about repeating one holds here, too.
+A request holds one script, since the router answers a batch only when its slowest script is done. Each call gets a
+fresh sandbox. `sandbox_fusion.py` says when a call may be repeated; the same holds here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 class E2bRouterSettings(CodeSettings):
-    """Each setting with its default and meaning."""
+    """Settings of the router's tool, each with its default and meaning."""
 
     run_timeout_s: int = Field(20, gt=0)
-    """Seconds that a sandbox lives."""
+    """Seconds that a sandbox lives, and so the most that a script may run."""
 
     request_timeout_s: int = Field(10, gt=0)
     """Seconds that the router waits for its provider to start a sandbox."""
@@ -62,7 +62,15 @@ class _Batch(RootModel[list[_Script]]):
 
 
 class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
-    """`code_interpreter(code)`, with `language` where there are several."""
+    """The tool `code_interpreter(code)`, with an argument `language` where there are several.
+
+    Args:
+        config: The fields of `E2bRouterSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
 
     path = "/execute_batch"
 
@@ -74,9 +82,13 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Run a script.
 
+        Returns:
+            The script's output, no reward, and the metric `succeeded`: 1.0 if the script raised nothing, else 0.0.
+
         Raises:
-            ValueError: the language is none of `languages`, or the sandbox did not run the script to its end.
-            UnavailableError: the router does not answer.
+            ValueError: The language is none of `languages`, the router refuses the request, or the sandbox did not run
+                the script to its end.
+            UnavailableError: The router does not answer, or its answer cannot be read.
         """
         settings = self._settings
         payload = {
@@ -90,8 +102,8 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
             raise self._unavailable("gave an answer that cannot be read", f"{len(scripts)} results for one script")
         execution = scripts[0].execution
         if execution is None:
-            # The router does not say whose fault it was, and gives no reason when the time was up. No UnavailableError:
-            # a script that runs for ever would do so again.
+            # The router does not say whose fault it was, and gives no reason when the time was up. No UnavailableError,
+            # since a script that runs for ever would do so again.
             reason = scripts[0].exception_str or f"it takes longer than {settings.run_timeout_s} s"
             raise ValueError(f"the script was not run to its end: {reason:.500}")
         error, logs = execution.error, execution.logs

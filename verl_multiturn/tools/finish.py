@@ -1,7 +1,7 @@
-"""`FinishTool`: the model submits its final answer, and the conversation is over.
+"""`FinishTool`: the model submits its final answer, which ends the conversation.
 
 Invariants:
-- an answer that was submitted never changes;
+- a submitted answer never changes;
 - the answer reaches the reward function as the metric `answer` of the call.
 """
 
@@ -17,13 +17,21 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 class FinishSettings(BaseModel):
-    """There is nothing to set."""
+    """Settings of the tool, of which there are none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class FinishTool(BaseTool):
-    """`finish(answer)`."""
+    """The tool `finish(answer)`.
+
+    Args:
+        config: Empty: there are no settings.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: The config is not empty.
+    """
 
     ends_conversation = True
 
@@ -33,7 +41,7 @@ class FinishTool(BaseTool):
         self._answers: dict[str, str] = {}
 
     def get_schema(self) -> ToolSchema:
-        """One argument, `answer`."""
+        """Return the schema: one argument, `answer`, a text."""
         answer = {"type": "string", "description": "The final answer, complete and by itself."}
         return ToolSchema.read(
             {
@@ -50,10 +58,10 @@ class FinishTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Record the answer.
+        """Record the answer, and return it as the metric `answer`.
 
         Raises:
-            ValueError: there is one already.
+            ValueError: The conversation has an answer already.
         """
         if instance_id in self._answers:
             raise ValueError("an answer has been submitted already and cannot be changed")

@@ -1,21 +1,17 @@
-"""Function tools: a typed function, synchronous or not, as a tool.
+"""Function tools: a tool made from a typed function, synchronous or `async`.
 
     @tool(pure=True)
     def lookup(key: str, limit: int = 3, *, table: Annotated[str, FromRow]) -> list[str]:
-        '''What a table says under a key.
+        '''Return the entries of a table under a key.'''
 
-        Args:
-            key: The key, for example `colour`.
-            limit: At most so many entries.
-        '''
-
-The YAML names it: `- function: my_package.my_module.lookup`. The decorator is needed for its options only; the
-function stays a function.
+The docstring describes the tool to the model; its section `Args:`, in Google's style, describes the parameters
+(docs/tools.md has an example). The YAML names the function: `- function: my_package.my_module.lookup`. The decorator is
+needed only for its options, and leaves the function a function.
 
 Invariants:
-- the schema is what the signature and the docstring say, and the arguments arrive in the annotated types;
-- what is marked with `FromRow` is never seen by the model, and comes from the row's `execute_kwargs`;
-- a function that cannot be described fully is refused when it is loaded, by the name of the parameter.
+- the schema says what the signature and the docstring say, and the function gets arguments of the annotated types;
+- a parameter marked with `FromRow` is never shown to the model; its value comes from the row's `execute_kwargs`;
+- a function that cannot be described fully is refused when it is loaded; the error names the parameter.
 """
 
 from __future__ import annotations
@@ -45,12 +41,20 @@ _ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 class FromRow:
-    """Marks a parameter that the data row fills, not the model: `Annotated[str, FromRow]`."""
+    """Mark of a parameter whose value comes from the data row, not from the model: `Annotated[str, FromRow]`."""
 
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """What `@tool` says of a function; the last three mean the same as the attributes of `BaseTool`."""
+    """Options that `@tool` sets for a function.
+
+    Attributes:
+        name: Name of the tool; None for the function's name.
+        description: Description of the tool for the model; None for the docstring up to its first section.
+        pure: As in `BaseTool`.
+        repeatable: As in `BaseTool`.
+        ends_conversation: As in `BaseTool`.
+    """
 
     name: str | None = None
     description: str | None = None
@@ -75,12 +79,15 @@ def tool(
 
 
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Mark a function as a tool.
+    """Set options for a function that is used as a tool.
 
     Args:
-        name: what the model calls it; by default the function's name.
-        description: what the model reads of it; by default the docstring up to its first section.
-        pure, repeatable, ends_conversation: as in `BaseTool`.
+        function: The function, where the decorator stands without options (`@tool`).
+        options: The fields of `ToolOptions`, as keywords: `name`, `description`, `pure`, `repeatable`,
+            `ends_conversation`.
+
+    Returns:
+        The function itself; or a decorator, where options are given.
     """
 
     def mark(marked: Function) -> Function:
@@ -91,7 +98,13 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
 
 class FunctionTool(BaseTool):
-    """A function as a tool; `function_tool` derives a class for each, with the `execute` that fits it."""
+    """A tool made from a function. `function_tool` derives a class of its own for each function, with its `execute`.
+
+    Args:
+        schema: The schema of the tool.
+        arguments: The model that reads the arguments; None: the function gets them as they come.
+        names: The function's parameter for each field of `arguments`.
+    """
 
     def __init__(self, schema: ToolSchema, arguments: type[BaseModel] | None, names: Mapping[str, str]) -> None:
         super().__init__({}, schema)
@@ -99,10 +112,15 @@ class FunctionTool(BaseTool):
         self._names = names
 
     def read_arguments(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's arguments in the function's types; what it left out is left to the function.
+        """Return a call's arguments in the types that the function's annotations name.
+
+        An argument that the call leaves out is left out here, too: the function has a default for it.
+
+        Args:
+            parameters: The arguments of the call, by name.
 
         Raises:
-            ValueError: they do not fit; the text is for the model.
+            ValueError: An argument does not fit its type; the text is for the model.
         """
         if self._arguments is None:
             return dict(parameters)
@@ -116,13 +134,16 @@ class FunctionTool(BaseTool):
 
 
 def function_tool(function: Callable[..., Any], schema: ToolSchema | None = None) -> FunctionTool:
-    """A function as a tool.
+    """Make a tool from a function.
 
     Args:
-        schema: by default it is derived; a given one is believed, and the arguments are passed as they come.
+        function: The function.
+        schema: The schema of the tool; None: it is derived from the signature and the docstring. A given schema is not
+            compared with the function, and the arguments are passed as they come.
 
     Raises:
-        ConfigError: its signature does not say what a call takes.
+        ConfigError: It is no function, its signature does not describe a call fully, or its return annotation is a text
+            and a number, which would be no reward.
     """
     where = f"function {getattr(function, '__qualname__', function)}"
     if not inspect.isroutine(function):
@@ -160,14 +181,14 @@ def function_tool(function: Callable[..., Any], schema: ToolSchema | None = None
 def _annotations(function: Callable[..., Any], where: str) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # an annotation is an expression of the author's
+    except Exception as error:  # an annotation is the author's code, which may raise anything
         raise ConfigError(
             f"{where}: an annotation cannot be read: {describe(error)}; annotate with names of its module"
         ) from None
 
 
 def _is_pair_with_a_reward(returned: Any) -> bool:
-    """Whether a function says that it returns (text, number), which reads as a reward and would be none."""
+    """Return whether an annotation is (text, number), which looks like a text with a reward and is treated as JSON."""
     parts = typing.get_args(returned)
     if typing.get_origin(returned) is not tuple or len(parts) != 2:
         return False
@@ -182,7 +203,7 @@ def _is_from_row(annotation: Any) -> bool:
 def _model(
     parameters: list[inspect.Parameter], annotations: Mapping[str, Any], descriptions: Mapping[str, str], where: str
 ) -> tuple[type[BaseModel], dict[str, str]]:
-    """A model of the arguments, and the parameter behind each of its fields."""
+    """Return a model of the arguments, and the name of the parameter for each of its fields."""
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for index, parameter in enumerate(parameters):
@@ -195,12 +216,12 @@ def _model(
             raise ConfigError(f"{where}: parameter {name!r} has no annotation; write its type, as in `{name}: str`")
         try:
             TypeAdapter(annotations[name]).json_schema(schema_generator=_SchemaGenerator)
-        except Exception as error:  # pydantic, and the author's own types, raise many things here
+        except Exception as error:  # pydantic and the author's own types may raise anything here
             raise ConfigError(
                 f"{where}: parameter {name!r} is a {show(annotations[name])}, which JSON cannot express "
                 f"({describe(error).splitlines()[0]}); take another type, or mark it with FromRow"
             ) from None
-        # Fields are numbered, since a parameter may have a name that pydantic keeps for itself.
+        # The fields have numbers for names, since a parameter may have a name that pydantic reserves.
         field: dict[str, Any] = {"alias": name}
         if name in descriptions:
             field["description"] = descriptions[name]
@@ -214,21 +235,21 @@ def _model(
 
 class _SchemaGenerator(GenerateJsonSchema):
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
-        """A default that JSON cannot express is left out of the schema, and that is all."""
+        """Ignore the warning about a default that JSON cannot express: the schema leaves the default out."""
 
 
 def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's schema, as short as it can be: chat templates put it into every prompt."""
+    """Return a model's JSON Schema, made as short as possible: chat templates put it into every prompt."""
     raw = model.model_json_schema(schema_generator=_SchemaGenerator)
     definitions = raw.pop("$defs", {})
     schema: dict[str, Any] = {"type": "object", "properties": {}} | _plain(raw, definitions)
-    if '"$ref"' in to_json(schema).decode():  # of types that contain themselves
+    if '"$ref"' in to_json(schema).decode():  # left for types that contain themselves
         schema["$defs"] = {name: _plain(value, {}) for name, value in definitions.items()}
     return schema
 
 
 def _plain(schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """A schema without titles, with its definitions put in their places."""
+    """Return a schema without titles, in which each `$ref` is replaced by the definition that it names."""
     if isinstance(schema, list):
         return [_plain(item, definitions, within) for item in schema]
     if not isinstance(schema, dict):
@@ -249,8 +270,10 @@ def _plain(schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] 
 
 
 def _execute(function: Callable[..., Any], from_row: list[inspect.Parameter], where: str) -> Callable[..., Any]:
-    """The `execute` of a function's class; a synchronous function has a synchronous one, which the runtime puts into a
-    thread."""
+    """Return the `execute` method for a function's class.
+
+    A synchronous function has a synchronous `execute`, which the runtime calls in a thread.
+    """
     taken = ("self", "instance_id", "parameters")
     for parameter in from_row:
         if parameter.name in taken:
@@ -268,7 +291,7 @@ def _execute(function: Callable[..., Any], from_row: list[inspect.Parameter], wh
 
     execute: Any = asynchronous if inspect.iscoroutinefunction(function) else synchronous
     execute.__name__ = execute.__qualname__ = function.__name__
-    # A row whose kwargs do not fit is found by `bind_kwargs`, before anything is called.
+    # With this signature `bind_kwargs` finds a row whose kwargs do not fit, before anything is called.
     first = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("self", "instance_id", "parameters")
     ]
@@ -278,8 +301,10 @@ def _execute(function: Callable[..., Any], from_row: list[inspect.Parameter], wh
 
 
 def render(returned: Any) -> Any:
-    """What a function returned as `execute` may return it: text, responses and (response, reward, metrics) as they
-    are, everything else as JSON."""
+    """Return a function's return value in a form that `execute` may return.
+
+    A text, a response and (response, reward, metrics) stay as they are. Everything else becomes JSON.
+    """
     if isinstance(returned, tuple) and len(returned) == 3:
         response, reward, metrics = returned
         if isinstance(reward, Real | None) and isinstance(metrics, dict):
@@ -293,11 +318,18 @@ def _text(value: Any) -> Any:
     try:
         return to_json(value).decode()
     except (ValueError, RecursionError):
-        return value  # the runtime names the tool that returned it
+        return value  # the runtime refuses it, and names the tool
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description of a docstring in Google's style, up to its first section, and what its `Args:` says of each."""
+    """Read a docstring in Google's style.
+
+    Args:
+        text: The docstring.
+
+    Returns:
+        The text before the first section, and the description of each argument in the section `Args:`, by name.
+    """
     lines = inspect.cleandoc(text).splitlines()
     first = next((index for index, line in enumerate(lines) if _SECTION.match(line)), len(lines))
     summary = "\n".join(lines[:first]).strip()

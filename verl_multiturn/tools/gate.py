@@ -1,7 +1,9 @@
-"""`Gate`: what the conversations of one worker share about a tool: its slots, its cache, its schema.
+"""`Gate`: the part of a tool that the conversations of one worker share: its slots, its cache, its schema.
+
+A slot is the right to run one call of `execute`.
 
 Invariants:
-- at most `concurrency` calls of `execute` are at work at once, those that were given up included;
+- at most `concurrency` calls of `execute` run at the same time, with those that were given up and have not ended;
 - a slot that was taken is given back exactly once, whatever happens to the call;
 - waiting for a slot is not run time.
 """
@@ -22,29 +24,36 @@ from verl_multiturn.tools.registry import METHODS, schema_of
 
 
 class SharedSlots(Protocol):
-    """Slots over all workers of a run."""
+    """Slots that all workers of a run share."""
 
     async def acquire(self, tool: str, limit: int, wait_s: float, lease_s: float) -> str | None:
-        """A lease of one of `limit` slots; None when there was none within `wait_s`.
+        """Wait for one of a tool's slots.
 
         Args:
-            lease_s: after which the slot counts as free, since its worker must have died.
+            tool: Name of the tool.
+            limit: Number of the tool's slots in the whole run.
+            wait_s: Seconds to wait for a free slot.
+            lease_s: Seconds after which the slot counts as free again, since its worker must have died.
+
+        Returns:
+            A lease, to be handed to `release`; None when no slot was free within `wait_s`.
         """
 
     async def release(self, tool: str, lease: str) -> None:
-        """Give a lease back."""
+        """Give back a slot of a tool, by its lease."""
 
 
 class BusyError(Exception):
-    """No slot within the queue-time budget."""
+    """No slot was free within `queue_timeout_s`; the text is for the model."""
 
 
 class Gate:
-    """One tool as its worker's conversations see it.
+    """Shared state of one tool in one worker.
 
     Args:
-        timeout_s: for each method, where the tool's own limits name none.
-        shared: keeps `concurrency_total`; None: that limit holds in this process only.
+        tool: The tool.
+        timeout_s: Seconds for a call of a method, where the tool's own limits do not say.
+        shared: Slots of all workers, for `concurrency_total`; None: that limit holds in this process only.
     """
 
     def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
@@ -57,7 +66,7 @@ class Gate:
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
         self.is_foreign = is_foreign(tool)
         self.inherited = {name for name in METHODS if getattr(type(tool), name, None) is getattr(BaseTool, name)}
-        """Methods that the author did not write."""
+        """Names of the methods that the tool inherits from `BaseTool`, where they do nothing or raise."""
         self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}
         self.task_names = {method: f"{TASK_PREFIX}{self.name!r}: {method}" for method in METHODS}
         total = self.limits.concurrency_total
@@ -69,17 +78,20 @@ class Gate:
         self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
 
     def try_enter(self) -> bool:
-        """Take a slot, where that needs no waiting; it has no lease."""
+        """Take a slot if that needs no waiting, and return whether it was taken; such a slot has no lease."""
         if self._shared is not None or self._free == 0:
             return False
         self._free -= 1
         return True
 
     async def enter(self) -> str | None:
-        """Wait for a slot; its lease, to be handed to `leave`.
+        """Wait for a slot and take it.
+
+        Returns:
+            The lease, to be handed to `leave`; None where the slot is of this process only.
 
         Raises:
-            BusyError: none was free within the queue-time budget.
+            BusyError: No slot was free within `queue_timeout_s`.
         """
         loop = asyncio.get_running_loop()
         budget = self.limits.queue_timeout_s
@@ -91,7 +103,7 @@ class Gate:
             return None
         limit, lease = self.limits.concurrency_total or 1, None
         try:
-            # On a busy loop a call lasts for twice its limit (`Alarms`).
+            # On a busy event loop a call may last for twice its limit (`Alarms`).
             lease = await self._shared.acquire(self.name, limit, max(0.0, until - loop.time()), 2 * self.timeout_s + 60)
             if lease is None:
                 raise busy
@@ -101,7 +113,7 @@ class Gate:
                 self._hand_on()
 
     async def _wait(self) -> bool:
-        """Take a slot of this process, first come, first served; whether there was one in time."""
+        """Wait for a slot of this process, first come, first served; return whether one was free in time."""
         if self._free > 0:
             self._free -= 1
             return True
@@ -110,11 +122,11 @@ class Gate:
         try:
             return await done_within(turn, self._queue_alarms)
         except asyncio.CancelledError:
-            if turn.done():  # it came together with the cancellation
+            if turn.done():  # the slot came together with the cancellation
                 self._hand_on()
             raise
         finally:
-            turn.cancel()  # nothing, where it came
+            turn.cancel()  # does nothing if the slot came
 
     def _hand_on(self) -> None:
         while self._waiting:
@@ -125,31 +137,40 @@ class Gate:
         self._free += 1
 
     def leave(self, lease: str | None) -> None:
-        """Give a slot back."""
+        """Give back a slot.
+
+        Args:
+            lease: What `enter` returned; None after `try_enter`.
+        """
         if self._waiting:
             self._hand_on()
         else:
             self._free += 1
         if lease is not None and self._shared is not None:
-            # Of a dead actor: its leases end by themselves.
+            # Nobody waits for this: if the actor is dead, its leases have ended with it.
             keep(asyncio.ensure_future(self._shared.release(self.name, lease)))
 
     def cache_key(self, arguments: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str | None:
-        """Where the answer to a call is kept; None: it cannot be."""
+        """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
+
+        Args:
+            arguments: The arguments of the call.
+            kwargs: The row's kwargs on which the answer depends.
+        """
         try:
             return json.dumps([arguments, kwargs], sort_keys=True)
         except (TypeError, ValueError):
             return None
 
     def cached(self, key: str | None) -> CallAnswer | None:
-        """An answer given before."""
+        """Return the answer kept under a key; None where there is none."""
         if key is None or key not in self._answers:
             return None
         self._answers.move_to_end(key)
         return self._answers[key]
 
     def remember(self, key: str | None, answer: CallAnswer) -> None:
-        """Keep an answer."""
+        """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
         if key is None:
             return
         self._answers[key] = answer
@@ -158,7 +179,12 @@ class Gate:
 
 
 class Gates:
-    """The gates of one worker, made when a tool is first seen."""
+    """Gates of one worker, each made when its tool is first seen.
+
+    Args:
+        timeout_s: As in `Gate`.
+        shared: As in `Gate`.
+    """
 
     def __init__(self, timeout_s: float, shared: SharedSlots | None = None) -> None:
         self._timeout_s = timeout_s
@@ -166,7 +192,7 @@ class Gates:
         self._gates: dict[str, Gate] = {}
 
     def of(self, tool: Any) -> Gate:
-        """The gate of a tool; another object of the same name gets another gate."""
+        """Return the gate of a tool. Another tool object with the same name gets a new gate, which replaces the old."""
         gate = self._gates.get(tool.name)
         if gate is None or gate.tool is not tool:
             gate = self._gates[tool.name] = Gate(tool, self._timeout_s, self._shared)

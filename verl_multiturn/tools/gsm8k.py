@@ -1,10 +1,10 @@
-"""`Gsm8kTool`: the model hands in an answer to a grade-school problem and is told its score.
+"""`Gsm8kTool`: the model submits an answer to a grade-school problem and is told its score.
 
 Invariants:
-- the ground truth is in nothing that the tool says;
-- a step costs `STEP_PENALTY` unless its answer scores higher than every answer before it;
-- the tool's reward is the score of the *last* answer: the one that the model stands by. The best one would pay a model
-  for guessing until it is told that it is right, whatever it says in the end.
+- the tool never tells the ground truth;
+- a call costs `STEP_PENALTY` unless its answer scores higher than every answer before it;
+- the tool's reward is the score of the *last* answer, which is the model's final choice. With the best score a model
+  would be paid for guessing until it is told that it is right, whatever it says in the end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 
 STEP_PENALTY = -0.05
+"""Step reward of a call whose answer is no better than the best answer before it."""
 
-# A minus after a word or a number is a dash: "10-5".
+# A minus directly after a letter or a digit is a dash, as in "10-5".
 _NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 class Gsm8kSettings(BaseModel):
-    """There is nothing to set."""
+    """Settings of the tool, of which there are none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,9 +42,10 @@ class _State:
 
 
 def parse_answer(text: str) -> Decimal | None:
-    """The number that an answer states: the last one, after `####` where there is one.
+    """Return the number that an answer states; None where it states none.
 
-    Thousands separators, currency and percent signs and a final full stop do not matter.
+    It is the last number in the text, or after the last `####` where there is one. Thousands separators, currency and
+    percent signs and a final full stop do not matter: `It costs #### $1,200.` states 1200.
     """
     said = text.rpartition("####")[2].replace("\N{MINUS SIGN}", "-")
     numbers = _NUMBER.findall(said)
@@ -51,7 +53,17 @@ def parse_answer(text: str) -> Decimal | None:
 
 
 class Gsm8kTool(BaseTool):
-    """`calc_gsm8k_reward(answer)`: 1.0 when the answer equals the row's `create_kwargs["ground_truth"]`, else 0.0."""
+    """The tool `calc_gsm8k_reward(answer)`.
+
+    An answer scores 1.0 if its number equals that of the row's `create_kwargs["ground_truth"]`, otherwise 0.0.
+
+    Args:
+        config: Empty: there are no settings.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: The config is not empty.
+    """
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         read_model(Gsm8kSettings, config, "config")
@@ -59,7 +71,7 @@ class Gsm8kTool(BaseTool):
         self._states: dict[str, _State] = {}
 
     def get_schema(self) -> ToolSchema:
-        """The schema of the original recipe."""
+        """Return the schema, with the name and the argument of verl's GSM8K recipe."""
         answer = {"type": "string", "description": "Your answer to the problem, a number."}
         return ToolSchema.read(
             {
@@ -75,10 +87,15 @@ class Gsm8kTool(BaseTool):
 
     # A required argument, so that `validate` finds the rows without it.
     async def create(self, instance_id: str, *, ground_truth: str | float, **kwargs: Any) -> None:  # type: ignore[override]
-        """Keep the row's ground truth.
+        """Read the row's ground truth.
+
+        Args:
+            instance_id: Id of the conversation.
+            ground_truth: The correct answer; its last number counts, as in `parse_answer`.
+            kwargs: Not used.
 
         Raises:
-            ConfigError: it has no number.
+            ConfigError: The ground truth states no number.
         """
         truth = parse_answer(str(ground_truth))
         if truth is None:
@@ -88,7 +105,11 @@ class Gsm8kTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Score an answer."""
+        """Score an answer, and tell the model the score.
+
+        Returns:
+            The response, a step reward of 0.0 or `STEP_PENALTY`, and the metric `score`.
+        """
         state = self._states[instance_id]
         answer = parse_answer(str(parameters["answer"]))
         state.last = 1.0 if answer == state.ground_truth else 0.0
@@ -98,7 +119,7 @@ class Gsm8kTool(BaseTool):
         return ToolResponse(f"{parsed} Score: {state.last}."), step_reward, {"score": state.last}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """The score of the last answer; 0.0 without one."""
+        """Return the score of the last answer; 0.0 without one."""
         return self._states[instance_id].last
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:

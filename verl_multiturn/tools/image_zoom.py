@@ -1,12 +1,12 @@
-"""`ImageZoomTool`: the model looks closer at a region of the row's image.
+"""`ImageZoomTool`: shows the model a region of the row's image, enlarged or shrunk.
 
-Each conversation has one image, by the row's `create_kwargs.image`: a PIL image, the bytes of a file, a path, a
-`data:image/…;base64,` text, or the mapping with `bytes`, `path` or `image` that data sets store images as. It is read
-as verl reads a prompt's images, and kept at its full size: there lies the detail that a resized copy has lost.
+Each conversation has one image, which the row gives as `create_kwargs.image`: a PIL image, the bytes of a file, a path,
+a `data:image/…;base64,` text, or the mapping with `bytes`, `path` or `image` in which data sets store images. The image
+is read as verl reads a prompt's images, and kept at its full size, since a resized copy has lost detail.
 
 Invariants:
 - every region is cut from the row's image, never from an earlier answer;
-- what the model gets has between `min_pixels` and `max_pixels`, up to rounding, whatever it asked for.
+- an answer's image has between `min_pixels` and `max_pixels` pixels, up to rounding, whatever the model asked for.
 """
 
 from __future__ import annotations
@@ -31,30 +31,41 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom, in pixels of the image; right and bottom are not within."""
+"""Left, top, right and bottom of a region, in pixels; column `right` and row `bottom` are outside of the region."""
 
-# The processors of Qwen refuse an image whose sides differ by a factor of 200.
+# Qwen's processors refuse an image whose sides differ by a factor of 200.
 _MAX_RATIO = 100
 
 
 class ImageZoomSettings(BaseModel):
-    """Each setting with its default and meaning."""
+    """Settings of the image tool, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     coordinate_range: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """What stands for the whole width, and for the whole height, in the model's coordinates: 1000 for Qwen3-VL, 1 for
-    shares; null: they are pixels of the row's image, as for Qwen2.5-VL, if the prompt shows it at that size."""
+    """Number that stands for the whole width, and for the whole height, in the model's coordinates.
+
+    1000 for Qwen3-VL, 1 for shares of the image. null: the coordinates are pixels of the row's image, as for
+    Qwen2.5-VL, if the prompt shows the image at its full size.
+    """
 
     min_pixels: int = Field(256 * 256, gt=0)
-    """Of an answer: a smaller region is enlarged."""
+    """Smallest number of pixels of an answer's image: a smaller region is enlarged."""
 
     max_pixels: int = Field(1024 * 1024, gt=0)
-    """Of an answer: a larger region is shrunk."""
+    """Largest number of pixels of an answer's image: a larger region is shrunk."""
 
 
 class ImageZoomTool(BaseTool):
-    """`image_zoom(bbox_2d, label)`; the label is for the model's own sake."""
+    """The tool `image_zoom(bbox_2d, label)`. The tool ignores the label, which only helps the model to think.
+
+    Args:
+        config: The fields of `ImageZoomSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
 
     repeatable = True
 
@@ -69,7 +80,7 @@ class ImageZoomTool(BaseTool):
         self._images: dict[str, Image] = {}
 
     def get_schema(self) -> ToolSchema:
-        """The arguments that verl's own tool of this kind had."""
+        """Return the schema, with the arguments of verl's own tool of this kind."""
         unit = self._settings.coordinate_range
         counted = "in pixels" if unit is None else f"from 0 to {unit:g} in both directions"
         box = {
@@ -89,16 +100,21 @@ class ImageZoomTool(BaseTool):
     async def create(self, instance_id: str, *, image: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Read the row's image.
 
+        Args:
+            instance_id: Id of the conversation.
+            image: The image in one of the forms that `read_image` accepts.
+            kwargs: Not used.
+
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: The image cannot be read.
         """
         self._images[instance_id] = await asyncio.to_thread(read_image, image)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
-        """Show a region.
+        """Return the region that the model asks for, as an image.
 
         Raises:
-            ValueError: there is no such region.
+            ValueError: The image has no such region; the text is for the model.
         """
         image = self._images[instance_id]
         box = find_region(parameters["bbox_2d"], image.size, self._settings.coordinate_range)
@@ -122,25 +138,26 @@ class ImageZoomTool(BaseTool):
 
 
 def find_region(bbox: Any, size: tuple[int, int], coordinate_range: float | None = None) -> Box:
-    """The region that a model asks for, as far as it lies in the image, rounded to whole pixels that contain it.
+    """Return the region that a model asks for, cut to the image and widened to whole pixels.
 
     Args:
-        bbox: `[x1, y1, x2, y2]`, as the model wrote it.
-        size: width and height of the image, in pixels.
-        coordinate_range: as in `ImageZoomSettings`.
+        bbox: The region as the model wrote it, `[x1, y1, x2, y2]`.
+        size: Width and height of the image, in pixels.
+        coordinate_range: As in `ImageZoomSettings`.
 
     Raises:
-        ValueError: it is no region of the image, or a strip that no processor takes; in words for the model.
+        ValueError: The box is no region of the image, or is a strip that no processor accepts. The text is for the
+            model.
     """
     try:
         x1, y1, x2, y2 = (float(number) for number in bbox)
-    except (TypeError, ValueError, OverflowError):  # no integer beyond 1e308 is a float
+    except (TypeError, ValueError, OverflowError):  # an integer beyond 1e308 is too large for a float
         raise ValueError("bbox_2d must be four numbers: [x1, y1, x2, y2]") from None
     if not all(map(math.isfinite, (x1, y1, x2, y2))):
         raise ValueError("bbox_2d must be four finite numbers: [x1, y1, x2, y2]")
     width, height = size
     whole_x, whole_y = (width, height) if coordinate_range is None else (coordinate_range, coordinate_range)
-    # Shares of the image before pixels of it: a product of large numbers would be infinite.
+    # Divide before multiplying: a product of large numbers would be infinite.
     left, right = (min(max(x / whole_x, 0.0), 1.0) * width for x in (x1, x2))
     top, bottom = (min(max(y / whole_y, 0.0), 1.0) * height for y in (y1, y2))
     if not (left < right and top < bottom):
@@ -159,10 +176,14 @@ def find_region(bbox: Any, size: tuple[int, int], coordinate_range: float | None
 
 
 def read_image(given: Any) -> Image:
-    """A row's image, in RGB and in memory.
+    """Read a row's image into memory, in RGB; a transparent one gets a white background.
+
+    Args:
+        given: A PIL image, the bytes of a file, a path, a `data:image/…;base64,` text, or a mapping with one of these
+            under `bytes`, `image` or `path`.
 
     Raises:
-        ConfigError: it is none, or cannot be read.
+        ConfigError: It is no image, or cannot be read.
     """
     import PIL.Image
 
@@ -173,18 +194,18 @@ def read_image(given: Any) -> Image:
         image = found if is_pil(found) else PIL.Image.open(_source(found))
         if image.mode != "RGBA":
             return image.convert("RGB")
-        # Onto white, as qwen_vl_utils does it for a prompt's images.
+        # White, as qwen_vl_utils does it for a prompt's images.
         white = PIL.Image.new("RGB", image.size, (255, 255, 255))
         white.paste(image, mask=image.getchannel("A"))
         return white
-    except Exception as error:  # files that are missing, and pictures of any kind
+    except Exception as error:  # files may be missing, and broken images raise many things
         raise ConfigError(
             f"create_kwargs.image: {given!r:.100} cannot be read: {message_of(error)}"[:500] + "; mend the data row"
         ) from error
 
 
 def _source(given: Any) -> Any:
-    """What PIL opens: a path, or a file in memory."""
+    """Return what PIL can open: a path, or a file in memory."""
     if isinstance(given, bytes):
         return io.BytesIO(given)
     if not isinstance(given, str):

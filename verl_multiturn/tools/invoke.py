@@ -1,10 +1,10 @@
-"""One call of one method of a tool, and what it returned.
+"""One call of one method of a tool, and the reading of what the method returned.
 
 Invariants:
-- a call has a task of its own, so that one that ignores its cancellation can be left behind;
-- a synchronous method runs in a thread of its own: it would hold up every conversation of the worker, and a pool would
-  be full once a few calls hang;
-- a process that a tool forked never returns into the worker's loop.
+- each call has a task of its own, so that a call that ignores its cancellation can be left behind;
+- each call of a synchronous method has a thread of its own: on the event loop it would block every conversation of the
+  worker, and a pool of threads would be full once a few calls hang;
+- a process that a tool forked never returns to the worker's event loop.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from verl_multiturn.tools.base import ToolResponse
 logger = logging.getLogger(__name__)
 
 METRICS_CHARACTERS = 100_000
-"""Of the metrics that one call returns."""
+"""Largest number of characters in the metrics that one call returns."""
 _DEEPEST = 20
 
 TASK_PREFIX = "tool "
-"""Of the names of tasks that run a tool's code: `tool 'name': method`."""
+"""Beginning of the name of each task that runs a tool's code: `tool 'name': method`."""
 
 
 class TimedOutError(Exception):
-    """A tool did not answer in time; apart from a TimeoutError of the tool's own."""
+    """A tool did not answer in time. A TimeoutError, in contrast, comes from the tool's own code."""
 
 
 @dataclass(slots=True)
 class CallAnswer:
-    """What `execute` returned."""
+    """Answer of `execute` to one call, checked and within its limits."""
 
     text: str
     reward: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     images: tuple[Any, ...] = ()
     truncated: bool = False
-    """Whether the text lost its middle to `response_characters`."""
+    """True if the text lost its middle, because it was longer than `response_characters`."""
 
 
 class Invocation:
-    """A method at work.
+    """A call of a tool's method that is running.
 
     Args:
-        is_coroutine: as `is_coroutine_method` says of it.
-        name: of the task, begins with `TASK_PREFIX`.
+        method: The bound method.
+        is_coroutine: Whether the method is `async def` (`is_coroutine_method`).
+        arguments: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        name: Name of the task; it begins with `TASK_PREFIX`.
     """
 
     __slots__ = ("_task", "_threads")
@@ -71,18 +74,25 @@ class Invocation:
         self._task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(run, name=name)
 
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
-        """To be awaited once: done when the method has ended, or the time is up; then `result` says which."""
+        """Return a future that is done when the method has ended or the time is up; `result` then says which.
+
+        Call this and await the future once only.
+
+        Args:
+            alarms: The time limit.
+        """
         woken: asyncio.Future[None] = self._task.get_loop().create_future()
         self._task.add_done_callback(partial(wake, woken))
         alarms.add(woken)
         return woken
 
     def result(self) -> Any:
-        """What the method returned.
+        """Return the method's return value; call it when the future of `ended` is done.
 
         Raises:
-            TimedOutError: nothing yet; it is told to stop.
-            Exception: what it raised.
+            TimedOutError: The method has not ended; it is cancelled.
+            RuntimeError: The method was cancelled by its own code, or it raised something that is no Exception.
+            Exception: The method raised it.
         """
         if not self._task.done():
             self._task.cancel()
@@ -92,7 +102,7 @@ class Invocation:
         return self._task.result()
 
     def stop(self) -> list[asyncio.Future[Any]]:
-        """Cancel it; what of it is still at work."""
+        """Cancel the call, and return its task and its thread as far as they still run."""
         self._task.cancel()
         return [left for left in (self._task, *self._threads) if not left.done()]
 
@@ -104,7 +114,10 @@ class Invocation:
 
 
 def is_coroutine_method(method: Any) -> bool:
-    """Whether a method is `async def`; a plain wrapper around one is not, since it may block before it calls it."""
+    """Return whether a method is `async def`.
+
+    A plain function that returns a coroutine is not: it may block before it returns.
+    """
     return inspect.iscoroutinefunction(method)
 
 
@@ -114,27 +127,30 @@ async def _awaited(coroutine: Any) -> Any:
         return await coroutine
     except (Exception, asyncio.CancelledError):
         raise
-    except BaseException as error:  # a SystemExit, or what a library derives so that nobody catches it
+    except BaseException as error:  # a SystemExit, or a library's own class that no `except Exception` catches
         raise _tamed(error) from error
     finally:
         _stay_in(process)
 
 
 def _tamed(error: BaseException) -> Exception:
-    """What would end a worker: asyncio takes a SystemExit to the event loop, and nobody expects the rest."""
+    """Turn an exception that would end the worker into a RuntimeError.
+
+    asyncio would raise a SystemExit out of the event loop, and no caller expects the others.
+    """
     if isinstance(error, SystemExit):
         return RuntimeError(f"the tool called exit({show(error.code)})")
     return RuntimeError(f"the tool raised {show(error)}")
 
 
 def _stay_in(process: int) -> None:
-    """End a child that a tool forked, before it goes on with the conversations of its parent."""
+    """End a child process that a tool forked, before it runs its parent's conversations a second time."""
     if os.getpid() != process:
         os._exit(70)
 
 
 def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> asyncio.Future[Any]:
-    """Run a function in a thread of its own; the future ends with it."""
+    """Run a function in a thread of its own, and return a future that ends with the thread."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
     process = os.getpid()
@@ -144,7 +160,7 @@ def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any
         failure: BaseException | None = None
         try:
             value = function(*arguments, **kwargs)
-        except BaseException as error:  # handed over to the waiting coroutine, whatever it is
+        except BaseException as error:  # whatever it is, it goes to the waiting coroutine
             failure = error
         _stay_in(process)
         with contextlib.suppress(RuntimeError):  # the loop may be closed by now
@@ -158,27 +174,32 @@ def _in_thread(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any
         else:
             plain = isinstance(failure, Exception) and not isinstance(failure, StopIteration)
             ended.set_exception(failure if plain else _tamed(failure))
-            ended.exception()  # looked at: after a timeout nobody waits for it
+            ended.exception()  # mark it as retrieved: after a timeout nobody waits for it
 
     threading.Thread(target=run, daemon=True, name=f"tool {getattr(function, '__qualname__', function)}").start()
     return ended
 
 
 def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = False) -> CallAnswer:
-    """What `execute` returned, its text within `most_characters`.
+    """Read what `execute` returned.
 
     Args:
-        foreign: whether the tool was written for another loop: a reward or metrics that are none are left out.
+        name: The tool's name, for errors.
+        returned: The return value.
+        most_characters: Largest number of characters in the answer's text; a longer text loses its middle.
+        foreign: Whether the tool was written for another agent loop (`is_foreign`). Then a reward that is no number,
+            and metrics that are no dict, are left out; otherwise they are errors.
 
     Raises:
-        ToolContractError: it is none of `ToolResponse`, `str`, or one of these with a reward and metrics.
+        ToolContractError: The value is none of `ToolResponse`, `str`, or one of these with a reward and metrics; or the
+            response holds a video, or images that are no list.
     """
-    if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # most do
+    if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # the usual case
         return CallAnswer(shorten(returned.text, most_characters), truncated=len(returned.text) > most_characters)
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
     text: Any = response if isinstance(response, str) else getattr(response, "text", response)
     if text is None and hasattr(response, "text"):
-        text = ""  # verl's ToolResponse without text
+        text = ""  # verl's ToolResponse has None for no text
     if getattr(response, "video", None):
         raise ToolContractError(f"tool {name!r}: videos in a tool's response are not supported; return images")
     images = getattr(response, "image", None)
@@ -192,20 +213,26 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
             f"got {show(returned)}"
         )
     number = None if reward is None else read_reward(name, "execute", reward, foreign)
-    text = str.__str__(text)  # of a subclass, whose methods are the author's
+    text = str.__str__(text)  # a plain str: a subclass may have methods of the author's
     short = shorten(text, most_characters)
     metrics = plain_metrics(name, metrics or {})
     return CallAnswer(short, number or 0.0, metrics, tuple(images or ()), truncated=len(text) > most_characters)
 
 
 def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:
-    """A reward as a number that training can use; None for NaN, what is infinite, and what no float holds.
+    """Return a reward as a float; None for NaN, an infinite number, or an integer too large for a float.
+
+    The log names the tool once for each method whose reward is left out.
 
     Args:
-        foreign: whether the tool was written for another loop; then None also for what is no number.
+        name: The tool's name, for errors.
+        method: The method that returned the reward, for errors.
+        value: The reward.
+        foreign: Whether the tool was written for another agent loop (`is_foreign`). Then the result is None, and no
+            error, for a value that is no number.
 
     Raises:
-        ToolContractError: it is no number.
+        ToolContractError: The value is no number.
     """
     if not isinstance(value, Real) and not foreign:
         remedy = "; return value.item()" if callable(getattr(type(value), "item", None)) else ""
@@ -213,27 +240,37 @@ def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> fl
     try:
         if isinstance(value, Real) and math.isfinite(number := float(value)):
             return number
-    except Exception:  # of a number of the author's own; an integer that no float holds
+    except Exception:  # the author's own class of numbers, or an integer too large for a float
         pass
     _warn_once(name, f"the reward of {method} is no finite number and is left out", f": {show(value)}")
     return None
 
 
 class _Budget:
-    """How much of a value is kept."""
+    """Characters of a value that may still be kept.
+
+    Args:
+        characters: Their number at first.
+    """
 
     def __init__(self, characters: int) -> None:
         self.left = characters
 
     def takes(self, characters: int) -> bool:
-        """Whether there was room for so many; they are counted off. What has none takes the room of one."""
+        """Use up some characters, at least one, and return whether there was room for them."""
         self.left -= max(1, characters)
         return self.left >= 0
 
 
 def plain_metrics(name: str, metrics: Mapping[Any, Any]) -> dict[str, Any]:
-    """Metrics that can be written down, in a copy of its own: what is no JSON becomes text, and what is more than
-    `METRICS_CHARACTERS` is left out."""
+    """Return a copy of a tool's metrics that can be written as JSON.
+
+    A value that is no JSON becomes text. Metrics beyond `METRICS_CHARACTERS` in all are left out; the log says so once.
+
+    Args:
+        name: The tool's name, for the log.
+        metrics: The metrics as the tool returned them.
+    """
     budget, plain = _Budget(METRICS_CHARACTERS), {}
     for key, value in metrics.items():
         text = _key(key)
@@ -256,7 +293,7 @@ def _plain(value: Any, budget: _Budget, depth: int) -> Any:
         budget.takes(8)
         try:
             return int(value) if isinstance(value, Integral) and abs(int(value)) < 2**63 else float(value)
-        except Exception:  # of a number of the author's own; an integer that no float holds
+        except Exception:  # the author's own class of numbers, or an integer too large for a float
             return show(value)
     budget.takes(2)
     if depth and isinstance(value, dict):
@@ -292,9 +329,12 @@ def _warn_once(name: str, what: str, detail: str) -> None:
 
 
 def shorten(text: str, most_characters: int) -> str:
-    """A text that tokenizers and files take, without its middle where it is longer."""
+    """Return a text that tokenizers and files accept; one of more than `most_characters` loses its middle.
+
+    The result of a longer text is a little longer than `most_characters`, since a note stands in place of the middle.
+    """
     if len(text) > most_characters:
         half = most_characters // 2
         text = f"{text[:half]}\n…[{len(text) - 2 * half} characters left out]…\n{text[-half:]}"
-    # A lone surrogate is no text.
+    # Tokenizers and files refuse a lone surrogate; it becomes a question mark.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

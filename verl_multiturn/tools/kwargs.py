@@ -1,5 +1,7 @@
-"""A row's tools and `tools_kwargs`: selected, read, and bound to the methods of a tool, whichever signature it was
-written with."""
+"""Tools and `tools_kwargs` of a data row: select the tools, read the kwargs, bind them to the methods of a tool.
+
+The methods may have the signatures of our tools, of verl 0.4 or of verl 0.9.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,22 @@ from verl_multiturn.tools.registry import METHODS
 def tools_of_row(
     row: Mapping[str, Any], tools: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
-    """The tools that a data row has, and its kwargs as `read_tools_kwargs` returns them; each has been seen to fit.
+    """Return the tools that a data row has, and the kwargs for their methods, after checking that the two fit.
 
-    A row has all tools of the run; with `need_tools_kwargs` those that its `tools_kwargs` name. `tool_selection`
-    narrows them further. In a run without tools nothing is looked for.
+    A row has all tools of the run. With `need_tools_kwargs` it has only the tools that its `tools_kwargs` name.
+    `tool_selection` narrows them further. In a run without tools only the kwargs are read.
 
     Args:
-        row: `tools_kwargs` and `extra_info` as verl's data set hands them over.
-        tools: all tools of the run.
-        where: named in errors, for example `data row 7`.
+        row: The row as verl's data set returns it; its `tools_kwargs` and `extra_info` are read.
+        tools: All tools of the run, by name.
+        where: The place that errors name, for example `data row 7`.
+
+    Returns:
+        The row's tools by name, and its kwargs as `read_tools_kwargs` returns them.
 
     Raises:
-        ConfigError: the row names a tool that is none, is left without one, or a tool cannot be called with its kwargs.
+        ConfigError: The row names a tool that the run does not have, it has no tool left, or a method of a tool cannot
+            be called with the row's kwargs.
     """
     extra_info = row.get("extra_info")
     if extra_info is None:
@@ -65,7 +71,7 @@ def tools_of_row(
 
 
 def _selection(raw: Any, where: str) -> list[str]:
-    """`tool_selection` as a list; empty where the row selects nothing, which verl takes for all."""
+    """Return `tool_selection` as a list; empty where the row selects nothing, which means all tools, as in verl."""
     names = list(raw) if isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) else None
     if raw is not None and (names is None or not all(isinstance(name, str) for name in names)):
         raise ConfigError(f"{where}: tool_selection must be a list of tool names, got {raw!r:.200}")
@@ -81,12 +87,19 @@ def _check_names(names: Iterable[str], tools: Mapping[str, Any], key: str, where
 
 
 def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """A row's `tools_kwargs` as `{tool: {"create_kwargs": {…}, …}}`.
+    """Return a row's `tools_kwargs` without keys whose value is None.
 
-    Keys whose value is None are left out: parquet gives every row the union of all rows' keys.
+    Parquet gives every row the keys of all rows, with None where a row has no value.
+
+    Args:
+        raw: The value in the row; None where there is none.
+        where: The place that errors name, for example `data row 7`.
+
+    Returns:
+        The kwargs by tool and method, for example `{"search": {"create_kwargs": {"index": "wiki"}}}`.
 
     Raises:
-        ConfigError: it is no such mapping.
+        ConfigError: The value is no such mapping, or names a method that tools do not have.
     """
     if raw is None:
         return {}
@@ -123,18 +136,25 @@ def _signature(method: Any) -> inspect.Signature:
 
 @functools.lru_cache(maxsize=256)
 def _signature_of(function: Any) -> inspect.Signature:
-    """Of a method, as its caller sees it: bound, and looked at once and not for every conversation."""
+    """Return the signature of a method without `self`; cached, since every conversation asks for it."""
     return inspect.signature(types.MethodType(function, object()))
 
 
 def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keyword arguments that a tool's method is called with.
+    """Return the keyword arguments that a method of a tool is called with.
 
-    verl 0.4 tools take a row's `create_kwargs` one by one, verl 0.9 tools in one piece as `create_kwargs`; a method
-    that takes both gets both. verl 0.9 hands `agent_data` to `execute`; None stands for it until the call.
+    verl 0.4's tools take a row's `create_kwargs` one by one. verl 0.9's tools take them as one argument
+    `create_kwargs`. A method that takes both gets both. verl 0.9 also passes `agent_data` to `execute`; None stands for
+    it until the call.
+
+    Args:
+        tool: The tool.
+        method: The name of the method, for example `create`.
+        given: The row's kwargs for this method.
+        where: The place that errors name, for example `data row 7`.
 
     Raises:
-        ConfigError: the method cannot be called so.
+        ConfigError: The method cannot be called with these kwargs.
     """
     signature = _signature(getattr(tool, method))
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
@@ -157,14 +177,20 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
 
 
 def copy_kwargs(kwargs: Mapping[str, Any], name: str, method: str, where: str) -> dict[str, Any]:
-    """Copy a method's keyword arguments deeply: the rows of a group share what they hold.
+    """Return a deep copy of a method's keyword arguments, since the conversations of a group share those of their row.
+
+    Args:
+        kwargs: The keyword arguments.
+        name: The tool's name, for errors.
+        method: The method's name, for errors.
+        where: The place that errors name, for example `data row 7`.
 
     Raises:
-        ConfigError: something in them cannot be copied.
+        ConfigError: A value cannot be copied.
     """
     try:
         return copy.deepcopy(dict(kwargs))
-    except Exception as error:  # of whatever a row holds
+    except Exception as error:  # a row may hold any object, whose copy may raise anything
         raise ConfigError(
             f"{where}: tool {name!r}: {method}_kwargs cannot be copied for each conversation "
             f"({describe(error)}); hand over plain data"

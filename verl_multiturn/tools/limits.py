@@ -1,4 +1,4 @@
-"""`limits:` of a tool's YAML entry: what its calls may take."""
+"""Limits of a tool's calls: the key `limits` of its YAML entry."""
 
 from __future__ import annotations
 
@@ -14,41 +14,57 @@ _ATTRIBUTE = "multiturn_limits"
 
 
 class ToolLimits(BaseModel):
-    """Each limit with its default and meaning."""
+    """Limits of a tool's calls, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Run time of each call of a method, retries and the waits between them included; null: `tool_timeout_s`."""
+    """Seconds that a call of a method may run, with its retries and the waits between them; null: `tool_timeout_s`."""
 
     queue_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """How long a call may wait for its turn before the model is told that the tool is busy."""
+    """Seconds that a call may wait for its turn; then the model is told that the tool is busy."""
 
     concurrency: int = Field(1024, gt=0)
-    """Calls of `execute` at once in one worker process. A call that was given up counts until it has really ended."""
+    """Largest number of calls of `execute` at once in one worker process.
+
+    A call that was given up counts until it has really ended.
+    """
 
     concurrency_total: int | None = Field(None, gt=0)
-    """The same over all workers of the run, kept by an actor of Ray; null: no limit."""
+    """Largest number of calls of `execute` at once in all workers of the run, kept by a Ray actor; null: no limit."""
 
     retries: int = Field(0, ge=0, le=10)
-    """How often a call is repeated after it raised something other than ValueError; only for a tool that declares
-    `repeatable = True`."""
+    """Largest number of repetitions of a call that raised something other than ValueError.
+
+    Only for a tool that declares `repeatable = True`.
+    """
 
     backoff_s: float = Field(0.5, ge=0, allow_inf_nan=False)
-    """Wait before the first repetition; doubled for each further one, and shortened by up to a half at random."""
+    """Seconds to wait before the first repetition.
+
+    The wait doubles with each further repetition, and is shortened at random by up to a half.
+    """
 
     response_characters: int = Field(100_000, ge=100)
-    """Of one answer; a longer one loses its middle, before `observation_length` cuts what is left."""
+    """Characters of one answer. A longer answer loses its middle, before `observation_length` cuts what is left."""
 
     cache: int = Field(0, ge=0)
-    """Answers kept in each worker process, the oldest given up first; only for a tool that declares `pure = True`."""
+    """Number of answers kept in each worker process; the one that was used least recently is given up first.
+
+    Only for a tool that declares `pure = True`.
+    """
 
 
 def attach_limits(tool: Any, raw: Any, where: str) -> None:
-    """Read the `limits` of a YAML entry, and keep them at the tool.
+    """Read the `limits` of a YAML entry and store them on the tool.
+
+    Args:
+        tool: The tool; `limits_of` returns its limits from now on.
+        raw: The value of `limits` in the YAML.
+        where: The place that errors name, for example `tools.yaml: tools[0].limits`.
 
     Raises:
-        ConfigError: a limit that does not fit, or one that the tool does not allow.
+        ConfigError: A limit is unknown or has a wrong value, or the tool does not allow `retries` or `cache`.
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected a mapping, got {raw!r}; known are {sorted(ToolLimits.model_fields)}")
@@ -69,5 +85,5 @@ def attach_limits(tool: Any, raw: Any, where: str) -> None:
 
 
 def limits_of(tool: Any) -> ToolLimits:
-    """The limits that the YAML gave a tool, else the defaults."""
+    """Return the limits that the YAML gave a tool; the defaults where it gave none."""
     return getattr(tool, _ATTRIBUTE, None) or ToolLimits.model_validate({})

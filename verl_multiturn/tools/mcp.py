@@ -1,12 +1,14 @@
-"""MCP tools: the tools of a Model Context Protocol server, over stdio or streamable HTTP, one entry for all of them.
+"""MCP tools: the tools of a Model Context Protocol server, over stdio or streamable HTTP.
+
+One entry of the YAML file stands for all tools of the server:
 
     - mcp:
         command: npx
         args: [-y, some-mcp-server]
         include: [search_*]
 
-The server is asked for its tools once, when the YAML is read; what it lists later is ignored. The calls of all
-conversations share one connection (`tools/mcp_connection.py`), so the server has one state for all of them.
+The server is asked for its tools once, when the YAML is read. Tools that it lists later are ignored. The calls of all
+conversations share one connection (`tools/mcp_connection.py`), so all conversations share the server's state.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
-    """The tools of the server that an entry names.
+    """Return the tools of the server that an entry names, after asking the server for them.
+
+    Args:
+        raw: The value of `mcp` in the entry.
+        where: The place that errors name, for example `tools.yaml: tools[0].mcp`.
 
     Raises:
-        ConfigError: a setting that does not fit, a server that does not answer, a pattern that no tool fits, or a tool
-            whose schema is none.
+        ConfigError: A setting is wrong, the server does not answer, a pattern matches no tool, two tools would have one
+            name, or the schema of a tool is wrong.
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected a mapping with 'command' or 'url', got {raw!r:.200}")
@@ -85,10 +91,16 @@ def _chosen(listed: Sequence[types.Tool], settings: McpSettings, where: str) -> 
 
 
 class McpTool(BaseTool):
-    """One tool of a server. It has no state per conversation, and takes no kwargs of a row."""
+    """One tool of an MCP server. It has no state for a conversation, and takes no kwargs of a row.
+
+    Args:
+        server: The server.
+        remote_name: The tool's name on the server.
+        schema: The schema of the tool, with the name that the model uses.
+    """
 
     schema_of_others = True
-    """Its names are the server's, not this run's author's."""
+    """True: the schema's names come from the server, so the author of the run cannot change them."""
 
     def __init__(self, server: Server, remote_name: str, schema: ToolSchema) -> None:
         super().__init__({}, schema)
@@ -96,27 +108,38 @@ class McpTool(BaseTool):
         self.remote_name = remote_name
 
     async def create(self, instance_id: str) -> None:  # type: ignore[override]
-        """Nothing to begin."""
+        """Do nothing: a conversation has no state here."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> ToolResponse:  # type: ignore[override]
+        """Call the server's tool.
+
+        Raises:
+            ValueError: The server refuses the call, or says that it failed.
+            ConnectionError: There is no connection, or it ended during the call.
+            RuntimeError: The answer cannot be read.
+        """
         return await read_result(await self.server.call(self.remote_name, parameters))
 
     async def aclose(self) -> None:
-        """Close the connection of this event loop, which the server's other tools use too."""
+        """Close the connection of this event loop, which the server's other tools use, too."""
         await self.server.aclose()
 
 
 class _RepeatableMcpTool(McpTool):
-    """Its server says that calling it twice does no harm."""
+    """A tool whose server says that calling it twice does no harm (`readOnlyHint` or `idempotentHint`)."""
 
     repeatable = True
 
 
 async def read_result(result: CallToolResult) -> ToolResponse:
-    """A server's answer as a tool's.
+    """Turn a server's answer into a tool's response.
+
+    Args:
+        result: The server's answer.
 
     Raises:
-        ValueError: the server says that the call failed.
+        ValueError: The server says that the call failed.
+        RuntimeError: An image in the answer cannot be read.
     """
     texts: list[str] = []
     pictures: list[str] = []
@@ -136,13 +159,13 @@ async def read_result(result: CallToolResult) -> ToolResponse:
         raise ValueError("\n".join(texts) or "the tool failed and did not say why")
     if not texts and result.structured_content is not None:
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    # Decoding takes a while, and the event loop is everybody's.
+    # Decode in a thread: it takes a while, and would block the event loop.
     images = await asyncio.to_thread(_decode, pictures) if pictures else None
     return ToolResponse("\n".join(texts), images)
 
 
 def _decode(pictures: Sequence[str]) -> list[Any]:
-    from PIL import Image  # large, and few tools have pictures
+    from PIL import Image  # a large import, and few tools send images
 
     images = []
     for picture in pictures:

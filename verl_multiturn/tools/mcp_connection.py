@@ -1,9 +1,9 @@
-"""The connections to one MCP server.
+"""Connections to an MCP server.
 
 Invariants:
-- each event loop has at most one connection that takes new calls, made by the first call and shared by all others;
+- each event loop has at most one connection that takes new calls, opened by the first call and shared by all others;
 - a connection is opened and closed by a task of its own, so that no cancelled call can take it down;
-- a call is answered or fails as soon as its connection has ended; the next call opens another one;
+- a call is answered, or fails as soon as its connection has ended; the next call opens another connection;
 - the server process of a connection ends with the connection, with its event loop, or at the latest with the worker.
 """
 
@@ -40,8 +40,7 @@ _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
 _BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 10.0
-# Calls given up one after the other, each after so long a wait and none of them answered, after which the server is
-# taken for dead.
+# A server counts as dead after so many calls in a row that were each given up after more than so many seconds.
 _GIVEN_UP = 8
 _PATIENCE_S = 1.0
 
@@ -49,42 +48,47 @@ _GUARD = Path(__file__).with_name("mcp_guard.py")
 
 
 class McpSettings(BaseModel):
-    """`mcp:` of a YAML entry. Values of `env`, `headers` and `url` may hold `${NAME}`, an environment variable."""
+    """Settings under `mcp`. Values of `env`, `headers` and `url` may hold `${NAME}`, an environment variable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     command: str | None = None
-    """A program that speaks MCP over its standard input and output; `python` is the interpreter of this process."""
+    """Program that speaks MCP over its standard input and output; `python` is the interpreter of this process."""
     args: list[str] = Field(default=[])
     env: dict[str, str] = Field(default={})
-    """Beside HOME, LOGNAME, PATH, SHELL, TERM and USER; nothing else is handed on."""
+    """Environment of the program, beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets no other variable."""
     cwd: str | None = None
-    """Where the program runs; null: where the worker does."""
+    """Folder in which the program runs; null: the worker's."""
 
     url: str | None = None
-    """A server that speaks MCP over streamable HTTP."""
+    """Address of a server that speaks MCP over streamable HTTP."""
     headers: dict[str, str] = Field(default={})
 
     include: list[str] = Field(default=["*"])
     """Patterns (`fnmatch`) of the server's tools that the model gets."""
     exclude: list[str] = Field(default=[])
-    """Patterns of those that it does not get all the same."""
+    """Patterns of the server's tools that the model does not get, although `include` names them."""
     prefix: str = ""
-    """Put before each tool's name."""
+    """Text put before each tool's name."""
     start_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """How long the server may take to start and to list its tools."""
+    """Seconds that the server may take to start and to list its tools."""
 
     @property
     def label(self) -> str:
-        """The server as messages name it; without its arguments, which may hold secrets."""
+        """Name of the server in messages, without its arguments, which may hold secrets."""
         return repr(self.command or (self.url or "").partition("?")[0])
 
 
 def check_settings(settings: McpSettings, where: str) -> None:
-    """Look at what the model of the settings cannot.
+    """Check what pydantic cannot.
+
+    Args:
+        settings: The settings of the server.
+        where: The place that errors name, for example `tools.yaml: tools[0].mcp`.
 
     Raises:
-        ConfigError: neither or both kinds of server, a variable that is not set, or a program that is not there.
+        ConfigError: `command` and `url` are both given or both missing, a setting belongs to the other kind of server,
+            an environment variable is not set, or there is no such program or folder.
     """
     if (settings.command is None) == (settings.url is None):
         raise ConfigError(f"{where}: expected either 'command' or 'url'; give one of them")
@@ -101,10 +105,10 @@ def check_settings(settings: McpSettings, where: str) -> None:
 
 
 def expand(value: str, where: str) -> str:
-    """A value with its `${NAME}`s filled in.
+    """Return a value in which each `${NAME}` is replaced by the environment variable.
 
     Raises:
-        ConfigError: there is no such environment variable.
+        ConfigError: There is no such environment variable; the error begins with `where`.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -116,10 +120,10 @@ def expand(value: str, where: str) -> str:
 
 
 def list_tools(settings: McpSettings, where: str) -> list[Tool]:
-    """The tools of a server that is started, asked and stopped again; may be called while an event loop runs.
+    """Start a server, ask it for its tools and stop it again; may be called while an event loop runs.
 
     Raises:
-        ConfigError: it does not start, or does not answer.
+        ConfigError: The server does not start, or does not answer; the error begins with `where`.
     """
 
     async def ask(errors: TextIO) -> list[Tool]:
@@ -132,7 +136,7 @@ def list_tools(settings: McpSettings, where: str) -> list[Tool]:
             return thread.submit(asyncio.run, ask(errors)).result()
         except ConfigError:
             raise
-        except Exception as error:  # whatever its transport met
+        except Exception as error:  # the transport may raise anything
             errors.seek(0)
             words = "\n".join(errors.read().splitlines()[-10:])
             said = f"its last words:\n{words}" if words else "it wrote no error"
@@ -142,7 +146,7 @@ def list_tools(settings: McpSettings, where: str) -> list[Tool]:
 
 
 class Server:
-    """A server as the conversations of one worker share it."""
+    """A server that all conversations of one worker share, with a connection for each event loop."""
 
     def __init__(self, settings: McpSettings, where: str) -> None:
         self.settings = settings
@@ -151,16 +155,21 @@ class Server:
         self._not_ended: set[_Connection] = set()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool by the server's own name for it. A cancellation is told to the server.
+        """Call a tool. If this is cancelled, the server is told so.
+
+        Args:
+            name: The server's own name of the tool.
+            arguments: The arguments of the call.
 
         Raises:
-            ConnectionError: there is no connection, or it ended during the call.
-            ValueError: the server refuses the call.
+            ConnectionError: There is no connection, or it ended during the call.
+            ValueError: The server refuses the call.
+            RuntimeError: The answer is no result of a tool.
         """
         return await self._connection().call(name, arguments)
 
     async def aclose(self) -> None:
-        """Close this event loop's connections, and wait for the end of their processes."""
+        """Close this event loop's connections, and wait until their server processes have ended."""
         loop = asyncio.get_running_loop()
         here = [connection for connection in self._not_ended if connection.owner.get_loop() is loop]
         for connection in here:
@@ -186,10 +195,10 @@ class _Connection:
     """One connection, from its opening to its end.
 
     Args:
-        failures: connections before it that ended without an answer to any call; it waits accordingly.
+        failures: Connections in a row before this one that answered no call; each doubles the wait before opening.
 
     Attributes:
-        answered: whether any call was answered.
+        answered: True once a call was answered.
     """
 
     def __init__(self, settings: McpSettings, where: str, failures: int) -> None:
@@ -202,16 +211,16 @@ class _Connection:
         self._given_up = 0
         self._over = asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._client.add_done_callback(lambda client: client.exception())  # looked at, if no call waits any more
+        self._client.add_done_callback(lambda client: client.exception())  # mark it as retrieved: perhaps no call waits
         self.owner = asyncio.create_task(self._own(), name=f"MCP server {settings.label}")
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it can be used. A retired one is closed when the calls under way have ended."""
+        """True while new calls may use the connection. A retired one closes when its last call has ended."""
         return not self._retired and not self._over.is_set()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """As `Server.call`."""
+        """Call a tool, as `Server.call` does."""
         self._calls += 1
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -241,9 +250,9 @@ class _Connection:
         return result
 
     def stop(self) -> None:
-        """Close it, whatever is under way."""
+        """Close the connection at once, even if calls are running."""
         self._retired = True
-        if not self._over.is_set():  # else it is closing, which must not be interrupted
+        if not self._over.is_set():  # otherwise it is closing already, which must not be interrupted
             self.owner.cancel()
 
     def _note_answer(self) -> None:
@@ -268,7 +277,7 @@ class _Connection:
                     client, _ = await _open(stack, self._settings, self._where, None, self._over)
                 self._client.set_result(client)
                 await self._over.wait()
-        except Exception as error:  # whatever its transport met
+        except Exception as error:  # the transport may raise anything
             failure = error
             logger.warning("MCP server %s: %s", self._settings.label, _reason(error, self._settings))
         finally:
@@ -280,7 +289,7 @@ class _Connection:
 
 
 class _Watched:
-    """A stream of messages that says when it has ended."""
+    """A stream of messages that sets an event when it has ended."""
 
     def __init__(self, stream: Any, ended: asyncio.Event) -> None:
         self._stream = stream
@@ -302,7 +311,7 @@ class _Watched:
     async def __anext__(self) -> Any:
         try:
             return await self._stream.__anext__()
-        except BaseException:  # the end of the stream, an error or a cancellation: it has ended, then raised
+        except BaseException:  # the stream's end, an error or a cancellation: in each case it has ended
             self._ended.set()
             raise
 
@@ -310,12 +319,12 @@ class _Watched:
 async def _open(
     stack: contextlib.AsyncExitStack, settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event
 ) -> tuple[Client, list[Tool]]:
-    # The server is offered neither sampling nor elicitation nor roots: the client refuses what it has no callback for.
+    # Without callbacks the client refuses sampling, elicitation and roots, so the server gets none of them.
     client = Client(_transport(settings, where, errors, ended), cache=None)
     await stack.enter_async_context(client)
     tools: list[Tool] = []
     cursor: str | None = None
-    # Also at run time: the client checks the answers against the schemas that it has seen.
+    # List the tools also at run time: the client checks answers against the schemas that it has seen.
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
@@ -332,8 +341,8 @@ async def _transport(
     async with contextlib.AsyncExitStack() as stack:
         if settings.url is not None:
             headers = {name: expand(value, f"{where}.headers.{name}") for name, value in settings.headers.items()}
-            # No time limit on an answer: calls have deadlines of their own. No limit on connections either: a call
-            # that waits for one would take all others down when its wait ends.
+            # No time limit on an answer: calls have deadlines of their own. No limit on connections either: if a call
+            # stopped waiting for one, it would take all others down.
             timeout = httpx2.Timeout(settings.start_timeout_s, read=None, pool=None)
             http = await stack.enter_async_context(
                 httpx2.AsyncClient(headers=headers, timeout=timeout, limits=httpx2.Limits(max_connections=None))
@@ -341,7 +350,7 @@ async def _transport(
             url = expand(settings.url, f"{where}.url")
             opened: Any = streamable_http_client(url, http_client=http, max_sse_event_size=_LONGEST_EVENT)
         else:
-            # Without a file of ours the server's errors go where the worker's go.
+            # Without a file of ours (`errors` is None) the server's errors go where the worker's go.
             opened = stdio_client(_server_parameters(settings, where), errlog=cast(TextIO, errors))
         read, write = await stack.enter_async_context(opened)
         yield _Watched(read, ended), write
@@ -366,19 +375,19 @@ def _server_parameters(settings: McpSettings, where: str) -> StdioServerParamete
 
 
 def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without lone surrogates, which JSON may hold and no connection can send: it would break."""
+    """Replace lone surrogates in arguments: JSON may hold them, and the connection would break on sending them."""
     text = json.dumps(arguments, ensure_ascii=False)
     sent: dict[str, Any] = json.loads(text.encode("utf-8", "replace"))
     return sent
 
 
 def _is_session_gone(error: MCPError) -> bool:
-    """Whether a server does not know the session any more, for example since it was started anew."""
+    """Return whether a server does not know the session any more, for example because it was restarted."""
     return error.code == INVALID_REQUEST and "session" in error.message.lower()
 
 
 def _reason(error: BaseException, settings: McpSettings) -> str:
-    """The first cause within what a task group raised, in a line."""
+    """Return the first cause in an error, which may be a task group's, as one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):

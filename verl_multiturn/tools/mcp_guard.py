@@ -1,11 +1,13 @@
-"""Runs the program of an MCP server, and ends it, and all that it has started, with the worker.
-
-A worker that is killed closes nothing. Its servers may hang in a call and never see that their input has ended, and
-what they started (`npx` starts a shell that starts node) knows nothing of the worker. So this script stays beside the
-server: it adopts what loses its parent, also what has left its group, and kills all of it when the worker or the server
-has ended. Where it is killed itself, the kernel kills the server, and nobody what the server has started elsewhere.
+"""Guard of an MCP server: a script that runs the server's program, and ends it and all that it started with the worker.
 
     python -I -S mcp_guard.py WORKER_PID COMMAND [ARGUMENT ...]
+
+Why: a worker that is killed closes nothing. Its servers may hang in a call and never see that their input has ended.
+The processes that a server started (`npx` starts a shell that starts node) know nothing of the worker.
+
+So the guard stays beside the server. It adopts the server's descendants that lose their parent, also those that left
+its process group, and kills all of them when the worker or the server has ended. If the guard itself is killed, the
+kernel kills the server; the server's descendants may then stay.
 """
 
 import contextlib
@@ -19,13 +21,13 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_MS = 500
-# The client kills the group two seconds after it has told it to end; by then nothing may be left outside the group.
+# The MCP client asks the group to end, and kills it two seconds later. By then nothing may be left outside the group.
 _GRACE_S = 1
 _ROUNDS = 100
 
 
 def children() -> list[int]:
-    """Return the processes whose parent this one is."""
+    """Return the ids of this process's children."""
     found, here = [], os.getpid()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as stat:
@@ -35,7 +37,13 @@ def children() -> list[int]:
 
 
 def end(*_: object) -> None:
-    """Kill all descendants: the children of each that ends become this one's. At last the group, with this process."""
+    """Kill all descendants, and at last this process's own group with this process.
+
+    When a child ends, its children become children of this process, so the rounds reach every generation.
+
+    Args:
+        _: The arguments of a signal handler, which are not used.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for _round in range(_ROUNDS):
         if not (left := children()):
@@ -51,7 +59,11 @@ def end(*_: object) -> None:
 
 
 def reap(server: int) -> None:
-    """Take note of the children that have ended; of the server's end, too."""
+    """Wait for the children that have ended; kill everything if the server is one of them.
+
+    Args:
+        server: Process id of the server.
+    """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitpid(-1, os.WNOHANG)[0]:
             if ended == server:
@@ -59,22 +71,30 @@ def reap(server: int) -> None:
 
 
 def wait_for(worker: int) -> None:
-    """Wait for the end of a process, this one's parent.
+    """Wait until the worker, this process's parent, has ended.
 
-    Not of the thread that started this one, which is what PR_SET_PDEATHSIG would tell of.
+    PR_SET_PDEATHSIG is of no use here: it tells of the end of the thread that started this process.
+
+    Args:
+        worker: Process id of the worker.
     """
     poll = select.poll()
     look_ms = None
     try:
         poll.register(os.pidfd_open(worker), select.POLLIN)
-    except OSError:  # an older kernel, or a container that does not let
+    except OSError:  # an older kernel, or a container that forbids it: look from time to time
         look_ms = _LOOK_MS
     while os.getppid() == worker and not poll.poll(look_ms):
         pass
 
 
 def main(worker: int, command: list[str]) -> None:
-    """Run a command until it or the worker ends."""
+    """Run a server until it or the worker ends; never returns.
+
+    Args:
+        worker: Process id of the worker.
+        command: The server's program and its arguments.
+    """
     if os.getpgrp() != os.getpid():
         os.setsid()
     prctl = ctypes.CDLL(None).prctl
@@ -83,10 +103,10 @@ def main(worker: int, command: list[str]) -> None:
     server = os.fork()
     if server == 0:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:  # it has ended before that
+        if os.getppid() != guard:  # the guard ended before the line above
             os._exit(1)
         os.execvp(command[0], command)
-    # Meant for the server, which may end in its own way.
+    # These signals are for the server, which may end in its own way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S))
     signal.signal(signal.SIGALRM, end)

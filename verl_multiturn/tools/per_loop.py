@@ -1,9 +1,9 @@
 """`PerLoop`: a resource that the conversations of one event loop share, such as a pool of connections.
 
 Invariants:
-- it is opened at its first use, and closed when the last conversation that entered has left;
-- entering and getting never wait, so no cancellation comes between the two;
-- leaving is safe for a conversation that never entered, since its `create` was cancelled before it ran;
+- the resource is opened at its first use, and closed when the last conversation that entered has left;
+- `enter` and `get` never wait, so that they cannot be cancelled halfway;
+- `leave` is safe for a conversation that never entered, because its `create` was cancelled before it ran;
 - two event loops never see the same resource.
 """
 
@@ -25,10 +25,11 @@ class _Use(Generic[T]):
 
 
 class PerLoop(Generic[T]):
-    """Enter in a tool's `create`, get in `execute`, leave in `release`.
+    """A resource for each event loop. Call `enter` in a tool's `create`, `get` in `execute`, `leave` in `release`.
 
     Args:
-        open_resource, close_resource: called on the loop that the resource belongs to.
+        open_resource: Opens the resource; called on the event loop that will use it.
+        close_resource: Closes the resource; called on the event loop that used it.
     """
 
     def __init__(self, open_resource: Callable[[], T], close_resource: Callable[[T], Awaitable[None]]) -> None:
@@ -37,18 +38,18 @@ class PerLoop(Generic[T]):
         self._uses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Use[T]] = weakref.WeakKeyDictionary()
 
     def enter(self, instance_id: str) -> None:
-        """One more conversation."""
+        """Count a conversation of the running event loop."""
         self._uses.setdefault(asyncio.get_running_loop(), _Use()).conversations.add(instance_id)
 
     def get(self) -> T:
-        """The resource, between `enter` and `leave`."""
+        """Return the resource of the running event loop, opened if it is not yet; only between `enter` and `leave`."""
         use = self._uses[asyncio.get_running_loop()]
         if use.resource is None:
             use.resource = self._open()
         return use.resource
 
     async def leave(self, instance_id: str) -> None:
-        """One conversation less."""
+        """Stop counting a conversation; the last one of the event loop closes the resource."""
         loop = asyncio.get_running_loop()
         use = self._uses.get(loop)
         if use is None:

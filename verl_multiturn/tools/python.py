@@ -1,8 +1,8 @@
 """`PythonTool`: a Python interpreter for the model, in a sandbox (`sandbox/`).
 
-One-shot, each call starts anew; stateful, a conversation keeps its variables and files from call to call. What the
-model reads is what a notebook would show: the printed text, the value of the last expression, a short traceback.
-Nothing else comes out of the sandbox: no reward, no metric, no object.
+Without `stateful` each call starts a new interpreter. With it, a conversation keeps its variables and files from call
+to call. The model reads what a notebook would show: the printed text, the value of the last expression, a short
+traceback. Nothing else comes out of the sandbox: no reward, no metric, no object.
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ from verl_multiturn.tools.schema import FunctionSchema, ToolSchema
 
 
 class PythonSettings(SandboxSettings):
-    """The `config` of the tool: a sandbox's settings, and these."""
+    """Settings of the tool: those of a sandbox, and two more."""
 
     stateful: bool = Field(False)
-    """Whether variables and files survive between the calls of one conversation."""
+    """True if a conversation keeps its variables and files between calls."""
 
     argument: str = Field("code")
-    """The argument that holds the code, for a `tool_schema` that calls it otherwise."""
+    """Name of the argument that holds the code, for a `tool_schema` with another name."""
 
 
 class _Session:
-    """What a conversation has: nothing before its first call."""
+    """State of one conversation: no sandbox before its first call."""
 
     def __init__(self) -> None:
         self.sandbox: Sandbox | None = None
         self.ending: list[Sandbox] = []
-        """One-shot sandboxes that were killed, until their processes are gone."""
-        # Parallel calls of one turn share the variables: one after the other, in their order.
+        """Sandboxes of one call that were killed and whose processes may still run."""
+        # Parallel calls of one turn share the variables, so they run one after the other, in their order.
         self.lock = asyncio.Lock()
 
 
 class PythonTool(BaseTool):
-    """Runs the code in its argument.
+    """The tool `python(code)`: a Python interpreter in a sandbox.
+
+    Args:
+        config: The fields of `PythonSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own.
 
     Raises:
-        ConfigError: a setting that does not fit, or a machine where the isolation does not work.
+        ConfigError: A setting is wrong, the schema does not require the argument that holds the code, or the isolation
+            does not work on this machine.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
@@ -64,7 +69,7 @@ class PythonTool(BaseTool):
         self._sessions: dict[str, _Session] = {}
 
     def get_schema(self) -> ToolSchema:
-        """`python(code)`, with the settings that the model should know in its description."""
+        """Return the schema; its description names the settings that the model should know."""
         settings = self._settings
         state = "Variables and files stay between calls." if settings.stateful else "Each call starts anew."
         about = (
@@ -78,9 +83,17 @@ class PythonTool(BaseTool):
         return ToolSchema(type="function", function=function)
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
+        """Begin a conversation, still without a sandbox."""
         self._sessions[instance_id] = _Session()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Run the code of a call.
+
+        Raises:
+            ValueError: The code is too long, or it ended the sandbox, for example by a time limit. The text is for the
+                model, with the output so far.
+            SandboxError: No sandbox could be started.
+        """
         session = self._sessions[instance_id]
         if not self._settings.stateful:
             sandbox = await self._pool.acquire()
@@ -102,6 +115,7 @@ class PythonTool(BaseTool):
             return _answer(result, note, "; the variables are lost, the next call starts anew")
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Kill the conversation's sandbox, and wait until no process of the conversation is left."""
         session = self._sessions.pop(instance_id, None)
         if session is None:
             return
@@ -112,7 +126,7 @@ class PythonTool(BaseTool):
             await sandbox.wait_gone()
 
     async def aclose(self) -> None:
-        """End all sandboxes; the next call starts them again."""
+        """End all sandboxes; a later call would start new ones."""
         await self._pool.aclose()
 
 

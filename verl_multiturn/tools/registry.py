@@ -1,10 +1,12 @@
-"""Tools from a YAML file. Each entry is one of three kinds, by the key it has:
+"""Loading of tools from a YAML file.
+
+Each entry of the file has one of three keys, which says its kind:
 
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/functions.py`);
 - `mcp`: an MCP server, which may have many tools (`tools/mcp.py`).
 
-Beside each, `limits` says what the calls of its tools may take (`tools/limits.py`).
+An entry of any kind may also have `limits` for the calls of its tools (`tools/limits.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.verl_functions import find_entry, verl_function_tool
 
 METHODS = ("create", "execute", "calc_reward", "release")
-# The keys of an entry, by the one that says its kind.
+"""Names of the four methods of a tool."""
+# Allowed keys of an entry, by the key that says its kind.
 _ENTRY_KEYS = {
     "class_name": {"class_name", "config", "tool_schema", "limits"},
     "function": {"function", "tool_schema", "limits"},
@@ -35,14 +38,17 @@ _ENTRY_KEYS = {
 
 
 def load_tools(path: str | Path) -> dict[str, Any]:
-    """The tools of a YAML file by name, in the file's order.
+    """Load the tools of a YAML file.
+
+    Args:
+        path: The path of the file.
 
     Returns:
-        Objects with the four methods of `BaseTool`, `name` and `tool_schema`.
+        The tools by name, in the file's order: objects with the four methods of `BaseTool`, `name` and `tool_schema`.
 
     Raises:
-        ConfigError: no such file, no YAML, an unknown key, a class that does not resolve, a schema that is none, or
-            one name twice.
+        ConfigError: There is no such file, it is no YAML, a key is unknown, a class or function cannot be found, a
+            schema is wrong, a tool cannot be built, or two tools have one name.
     """
     tools: dict[str, Any] = {}
     for index, entry in enumerate(read_entries(Path(path))):
@@ -55,10 +61,10 @@ def load_tools(path: str | Path) -> dict[str, Any]:
 
 
 def read_entries(path: Path) -> list[Any]:
-    """The entries of a YAML file, not looked at yet.
+    """Return the entries of a YAML file, without checking them.
 
     Raises:
-        ConfigError: no such file, no YAML, or no list of tools.
+        ConfigError: There is no such file, it is no YAML, or it has no list of tools.
     """
     if not path.is_file():
         raise ConfigError(f"tool_config_path {str(path)!r} is no file; give the path of a tool YAML, see tool_configs/")
@@ -75,13 +81,15 @@ def read_entries(path: Path) -> list[Any]:
 
 
 def build_tools(entry: Any, where: str) -> list[Any]:
-    """The tools of one entry of a YAML file.
+    """Build the tools of one entry of a YAML file.
 
     Args:
-        where: named in errors, for example `tools.yaml: tools[0]`.
+        entry: The entry as it stands in the file.
+        where: The place that errors name, for example `tools.yaml: tools[0]`.
 
     Raises:
-        ConfigError: as `load_tools`.
+        ConfigError: A key is unknown, a class or function cannot be found, a schema is wrong, or the tool cannot be
+            built.
     """
     kinds = [kind for kind in _ENTRY_KEYS if isinstance(entry, Mapping) and kind in entry]
     if len(kinds) != 1:
@@ -99,7 +107,7 @@ def build_tools(entry: Any, where: str) -> list[Any]:
 
 def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
     if kind == "mcp":
-        from verl_multiturn.tools.mcp import mcp_tools  # takes a second, and few need it
+        from verl_multiturn.tools.mcp import mcp_tools  # this import takes a second, and few runs need it
 
         return list(mcp_tools(entry["mcp"], f"{where}.mcp"))
     raw_schema = entry.get("tool_schema")
@@ -130,12 +138,12 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
         raise ConfigError(f"{where}: {entry['class_name']!r} has no method {missing[0]!r}; derive it from BaseTool")
     config = dict(config)
     if issubclass(tool_class, BaseTool) and config.get("type") == "native":
-        del config["type"]  # verl's loader demands it; a tool's own settings do not know it
+        del config["type"]  # verl's loader demands this key; the settings of our tools do not know it
     try:
         tool = tool_class(config=config, tool_schema=schema)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # an author's constructor may raise anything; it ends the start-up
+    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
         raise ConfigError(f"{where}: {entry['class_name']}(config={config!r}) raised {describe(error)}") from error
     _check_built(tool, entry["class_name"], where)
     if _leaves_out_execute(tool_class):
@@ -147,14 +155,14 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
 
 
 def _leaves_out_execute(tool_class: type) -> bool:
-    """Whether `execute` is that of the base, ours or verl's, which stands for a tool's own."""
+    """Return whether a class inherits `execute` from `BaseTool`, ours or verl's, and defines none of its own."""
     verls = getattr(sys.modules.get("verl.tools.base_tool"), "BaseTool", BaseTool)
     execute: Any = getattr(tool_class, "execute", None)
     return execute in (BaseTool.execute, verls.execute)
 
 
 def _check_built(tool: Any, class_name: str, where: str) -> None:
-    """Refuse a tool whose constructor left out what `BaseTool` sets."""
+    """Refuse a tool whose constructor did not set the `name` and `tool_schema` that `BaseTool` sets."""
     if not isinstance(getattr(tool, "name", None), str) or not hasattr(tool, "tool_schema"):
         raise ConfigError(
             f"{where}: {class_name!r} has no name or no tool_schema once it is made; "
@@ -169,7 +177,12 @@ def _check_built(tool: Any, class_name: str, where: str) -> None:
 
 
 def schema_of(tool: Any) -> ToolSchema:
-    """A tool's schema, also of one that describes itself with verl's schema class."""
+    """Return a tool's schema as a `ToolSchema`, also where the tool has an object of verl's schema class.
+
+    Raises:
+        AttributeError: The tool's `tool_schema` is neither.
+        ConfigError: The schema is wrong.
+    """
     schema = tool.tool_schema
     if isinstance(schema, ToolSchema):
         return schema
@@ -177,10 +190,14 @@ def schema_of(tool: Any) -> ToolSchema:
 
 
 def resolve_class(name: Any, where: str) -> Any:
-    """The class of a dotted name.
+    """Return the class that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.Class`.
+        where: The place that errors name, for example `tools.yaml: tools[0].class_name`.
 
     Raises:
-        ConfigError: the module cannot be imported or has no such class.
+        ConfigError: The module cannot be imported, or has no such class.
     """
     found = resolve(name, where)
     if not isinstance(found, type):
@@ -190,17 +207,21 @@ def resolve_class(name: Any, where: str) -> Any:
 
 
 def resolve(name: Any, where: str) -> Any:
-    """What a dotted name stands for.
+    """Return the object that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.name`.
+        where: The place that errors name, for example `tools.yaml: tools[0].function`.
 
     Raises:
-        ConfigError: the module cannot be imported or has no such name.
+        ConfigError: The module cannot be imported, or has no such name.
     """
     module_name, _, attribute = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not module_name:
         raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # an author's module may raise anything; it is named and ends the start-up
+    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
         raise ConfigError(
             f"{where}: cannot import {module_name!r} ({describe(error)}); install it or set PYTHONPATH"
         ) from error

@@ -21,7 +21,7 @@ _TITLE_CHARACTERS = 200
 
 
 class RetrievalSettings(HttpSettings, ResultSettings):
-    """Settings of the service and of the results."""
+    """Settings of the retrieval tool: of the service and of the results."""
 
 
 class _Document(BaseModel):
@@ -40,7 +40,15 @@ class _Result(BaseModel):
 
 
 class RetrievalTool(HttpTool):
-    """`search(query)`."""
+    """The tool `search(query)`.
+
+    Args:
+        config: The fields of `RetrievalSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own. One of your own may let `query` be an array of strings.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
 
     pure = True
     service = "search server"
@@ -51,17 +59,20 @@ class RetrievalTool(HttpTool):
         super().__init__(self._settings, config, tool_schema)
 
     def get_schema(self) -> ToolSchema:
-        """One query; a YAML's own schema may let `query` be a list of them."""
+        """Return the schema: one argument, `query`, a text."""
         return search_schema()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Search. All queries of a call are one request.
+        """Search for the queries of a call, all with one request.
+
+        Returns:
+            The documents as text, no reward, and the metric `hits`, the number of documents.
 
         Raises:
-            ValueError: there is nothing to search for.
-            UnavailableError: the server does not answer.
+            ValueError: There is nothing to search for, or the server refuses the request; the text is for the model.
+            UnavailableError: The server does not answer, or its answer cannot be read.
         """
         settings = self._settings
         queries = read_queries(parameters["query"], settings.max_queries)
@@ -75,7 +86,7 @@ class RetrievalTool(HttpTool):
 
 
 def _read_hit(raw: _Hit) -> Hit:
-    """A server's hit; in Search-R1's corpora the first line of the contents is the title, in quotes."""
+    """Turn a server's hit into ours. In Search-R1's corpora the contents begin with the title, in quotes on a line."""
     document, title, text = raw.document, raw.document.title, raw.document.contents
     first, newline, rest = text.partition("\n")
     if newline and (first.strip('"') == title or (not title and len(first) <= _TITLE_CHARACTERS)):

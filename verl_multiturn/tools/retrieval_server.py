@@ -1,9 +1,9 @@
-"""A retrieval server over the embedded index, with the protocol of Search-R1's.
+"""Retrieval server over the BM25 index, with the protocol of Search-R1's server.
 
     python -m verl_multiturn.tools.retrieval_server --corpus DIR --port 8000
 
-`POST /retrieve` takes `{"queries": [...], "topk": 3, "return_scores": true}`, `GET /health` says how many documents
-there are. One process can serve all workers and nodes of a run, which then need neither the corpus nor its index.
+`POST /retrieve` takes `{"queries": [...], "topk": 3, "return_scores": true}`. `GET /health` returns the number of
+documents. One process can serve all workers and nodes of a run, which then need neither the corpus nor its index.
 
 It has no authentication: bind it to an address that only the run's nodes reach.
 """
@@ -30,7 +30,7 @@ _CONTENT_CHARACTERS = 20_000
 
 
 class RetrieveRequest(BaseModel):
-    """Search-R1's request."""
+    """Request of Search-R1's protocol."""
 
     queries: list[Annotated[str, Field(max_length=_QUERY_CHARACTERS)]] = Field(min_length=1, max_length=1_024)
     topk: int | None = Field(None, gt=0, le=100)
@@ -38,10 +38,11 @@ class RetrieveRequest(BaseModel):
 
 
 def build_app(index: Bm25Index, default_top_k: int = 3) -> FastAPI:
-    """The server's application.
+    """Return the server's application.
 
     Args:
-        default_top_k: documents for each query where the request says nothing.
+        index: The index that it searches.
+        default_top_k: Largest number of documents for each query, where a request does not say.
     """
     app = FastAPI(title="verl-multiturn retrieval server")
 
@@ -73,7 +74,7 @@ def serve(
         int, typer.Option(help="Connections at once; others are answered with HTTP 503.")
     ] = 4096,
 ) -> None:
-    """Serve the BM25 index of a corpus to retrieval tools; built first, if it is not there yet."""
+    """Serve the BM25 index of a corpus to retrieval tools; build it first, if it is not there yet."""
     app = build_app(Bm25Index.open(corpus, index_dir), top_k)
     uvicorn.run(app, host=host, port=port, limit_concurrency=max_connections, access_log=False, ws="none")
 
@@ -83,7 +84,11 @@ def _schema() -> dict[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    """The request's body, within `_BODY_BYTES` and `_BODY_S`."""
+    """Return a request's body, of at most `_BODY_BYTES` and received within `_BODY_S`.
+
+    Raises:
+        HTTPException: The body is too large, too slow, or the client went away.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):

@@ -3,9 +3,9 @@
 Invariants:
 - `create` runs at most once per tool and conversation, `release` exactly once for every `create` that began, also under
   cancellation, timeout and error; `execute` never runs after `release`;
-- every call gets exactly one result, in the calls' order: what cannot be executed is answered with the reason;
-- what a tool does to the kwargs of a row, or to its arguments, is seen by no other conversation, call or attempt;
-- what a tool's code raises is an answer to the model; what breaks the contract (a wrong return type) raises
+- every call gets exactly one result, in the calls' order; a call that cannot be executed is answered with the reason;
+- a tool may change a row's kwargs or its arguments: no other conversation, call or attempt sees the change;
+- an exception of a tool's code becomes an answer to the model; a broken contract (a wrong return type) raises
   `ToolContractError`.
 """
 
@@ -32,13 +32,16 @@ from verl_multiturn.tools.registry import METHODS
 
 logger = logging.getLogger(__name__)
 
-# The grace beyond a request's budget: for calls that were given up to end, and for `release`.
+# Seconds beyond a request's budget: for calls that were given up to end, and for `release`.
 _ABANDONED_S = 5.0
 _RELEASE_S = 5.0
 
 
 class CallStatus(StrEnum):
-    """How a call ended. After the first three the answer is the tool's, after the others it is ours."""
+    """Way in which a call ended: the tool was called (the first three), or the call was refused (the others).
+
+    ERROR also stands for a call of a tool whose `create` failed.
+    """
 
     OK = "ok"
     ERROR = "error"
@@ -55,7 +58,7 @@ EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
 
 @dataclass(slots=True)
 class CallResult:
-    """One call's answer to the model, and what it says about the tool."""
+    """Answer to one call, with its reward, metrics and times."""
 
     call_id: str
     tool: str
@@ -64,31 +67,30 @@ class CallResult:
     reward: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    """Run time, all attempts together."""
+    """Seconds that the call ran, all attempts together."""
     images: tuple[Any, ...] = ()
     queue_s: float = 0.0
-    """Time that it waited for a slot."""
+    """Seconds that the call waited for a slot."""
     attempts: int = 0
-    """How often `execute` was called."""
+    """Number of times that `execute` was called."""
     cached: bool = False
     truncated: bool = False
-    """Whether the model got to read less than the tool answered."""
+    """True if the model reads less than the tool answered."""
     altered: bool = False
-    """Whether zero-width spaces were put into what the model got to read, because it held control tokens: a model that
-    copies it writes them, too."""
+    """True if zero-width spaces part control tokens in the text; a model that copies the text writes them, too."""
 
 
 class ToolSession:
-    """The tools one request has.
+    """Tools of one request, used as an async context manager.
 
     Args:
-        instance_id: handed to every method of every tool.
-        tools: the request's tools by name.
-        tools_kwargs: per tool, kwargs for each of the four methods (`read_tools_kwargs`).
-        gates: what all conversations of the worker share about the tools.
-        max_parallel_calls: calls executed in one turn; the others are answered that they were not.
-        max_calls: calls executed in all; None for no limit.
-        messages: of the conversation, as it goes on; for tools of verl 0.9, which take `agent_data`.
+        instance_id: Id of the conversation, passed to every method of every tool.
+        tools: The request's tools, by name.
+        tools_kwargs: The kwargs for the four methods of each tool (`read_tools_kwargs`).
+        gates: The state of the tools that all conversations of the worker share.
+        max_parallel_calls: Largest number of calls executed in one turn. The others are answered with a refusal.
+        max_calls: Largest number of calls executed in the conversation; None for no limit.
+        messages: The conversation's messages, a list that grows; for tools of verl 0.9, which take `agent_data`.
     """
 
     def __init__(
@@ -110,9 +112,9 @@ class ToolSession:
         self._max_calls = max_calls
         self._executed = 0
         self.calls_used_up = False
-        """Whether a call was refused because of `max_calls`."""
+        """True once a call was refused because of `max_calls`."""
         self.ended = False
-        """Whether a tool that ends the conversation has answered."""
+        """True if a tool that ends the conversation has answered in the last turn."""
         self._instance_ids: dict[str, str] = {}
         self._broken: dict[str, str] = {}
         self._abandoned: dict[str, list[asyncio.Future[Any]]] = {}
@@ -121,16 +123,16 @@ class ToolSession:
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """What tools of verl 0.9 left for the reward function."""
+        """Values that tools of verl 0.9 left for the reward function."""
         return self._agent_data.extra_fields
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools' schemas for the chat template, in the tools' order."""
+        """Schemas of the tools for the chat template, in the tools' order."""
         return [gate.schema.as_dict() for gate in self._gates.values()]
 
     def ends(self, calls: Sequence[ToolCall | MalformedCall]) -> bool:
-        """Whether one of the calls is of a tool that ends the conversation."""
+        """Return whether one of the calls names a tool that ends the conversation."""
         called = (self._gates.get(call.name) for call in calls if isinstance(call, ToolCall))
         return any(gate is not None and gate.ends_conversation for gate in called)
 
@@ -142,7 +144,7 @@ class ToolSession:
                 self._kwargs[name, method] = copy_kwargs(bound, name, method, self._request_id)
         try:
             await gather([self._create(gate) for gate in self._gates.values()])
-        except BaseException:  # released whatever happened, then raised
+        except BaseException:  # whatever happened, release first
             await self._release_all()
             raise
         return self
@@ -151,10 +153,10 @@ class ToolSession:
         await self._release_all()
 
     async def execute(self, calls: Sequence[ToolCall | MalformedCall]) -> list[CallResult]:
-        """Run the calls of one turn in parallel; one result for each, in the calls' order.
+        """Run the calls of one turn in parallel, and return one result for each, in the calls' order.
 
         Raises:
-            ToolContractError: a tool returned something that is no tool result.
+            ToolContractError: A tool returned something that is no tool result, or the session has ended.
         """
         if self._released:
             raise ToolContractError("execute after release")
@@ -170,7 +172,7 @@ class ToolSession:
             checked.append(ready)
         self._executed += running
         runs = [self._run(*ready) for ready in checked if not isinstance(ready, CallResult)]
-        ran = [await runs[0]] if len(runs) == 1 else await gather(runs)  # one needs no task of its own
+        ran = [await runs[0]] if len(runs) == 1 else await gather(runs)  # one call alone needs no task
         answered = ran
         if len(ran) < len(checked):
             answers = iter(ran)
@@ -182,7 +184,13 @@ class ToolSession:
         return answered
 
     async def calc_rewards(self) -> dict[str, float]:
-        """Each created tool's reward for the conversation."""
+        """Return each tool's reward for the conversation, by name.
+
+        Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
+
+        Raises:
+            ToolContractError: A tool that derives from `BaseTool` returned a reward that is no number.
+        """
         rewards: dict[str, float] = {}
         for name, instance_id in self._instance_ids.items():
             if name in self._broken:
@@ -190,7 +198,7 @@ class ToolSession:
             gate = self._gates[name]
             try:
                 value = await self._call(gate, "calc_reward", gate.timeout_s, instance_id)
-            except Exception as error:  # a tool's own code: logged, the conversation stands
+            except Exception as error:  # a tool's own code: log it, the conversation stays valid
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 continue
             if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
@@ -199,15 +207,15 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name = gate.name
-        # Noted before the await: a create that began is released, however it ends.
+        # Note it before the await: a create that began is released, however it ends.
         self._instance_ids[name] = self._request_id
         try:
             created = await self._call(gate, "create", gate.timeout_s, self._request_id)
-        except Exception as error:  # a tool's own code: its calls are answered with this, the conversation goes on
+        except Exception as error:  # a tool's own code: the model is told at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
             return
-        # verl 0.4 returns the id, verl 0.9 the id and a response; ours nothing.
+        # verl 0.4's tools return the id, verl 0.9's the id and a response; ours return None.
         given = created[0] if isinstance(created, tuple) and created else created
         if given is not None:
             if not isinstance(given, str):
@@ -217,7 +225,7 @@ class ToolSession:
             self._instance_ids[name] = given
 
     def _refusal(self, running: int) -> str:
-        """Why a limit keeps a call from being executed beside `running` others of its turn; or nothing."""
+        """Return the answer to a call that a limit forbids beside `running` others of its turn; empty if none does."""
         if self._max_calls is not None and self._executed + running >= self._max_calls:
             self.calls_used_up = True
             return f"Error: not executed, all {self._max_calls} tool calls are used up; answer without calling one"
@@ -229,7 +237,7 @@ class ToolSession:
         return ""
 
     def _check(self, call: ToolCall | MalformedCall) -> CallResult | tuple[Gate, ToolCall, dict[str, Any]]:
-        """The answer to a call that cannot be executed, or what `_run` takes."""
+        """Return the answer to a call that cannot be executed; otherwise the arguments of `_run`."""
         if isinstance(call, MalformedCall):
             return CallResult(call.id, "", CallStatus.MALFORMED, f"Error: {call.problem}")
         gate = self._gates.get(call.name)
@@ -302,7 +310,7 @@ class ToolSession:
             return failed(CallStatus.TIMEOUT, f"Error: the tool did not answer within {gate.timeout_s:g} s")
         except ValueError as error:
             return failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
-        except Exception as error:  # a tool's own code: the model is told, and may do better
+        except Exception as error:  # a tool's own code: tell the model
             return failed(CallStatus.ERROR, f"Error: {describe(error)}")
         finally:
             if left:
@@ -318,26 +326,26 @@ class ToolSession:
         self._released = True
         held = [name for name in self._instance_ids if "release" not in self._gates[name].inherited]
         if held or any(self._abandoned.values()):
-            # A cancelled conversation still releases, and waits for it.
+            # Also a cancelled conversation waits until its tools are released.
             await finish(asyncio.gather(*(self._release(self._gates[name]) for name in self._instance_ids)))
 
     async def _release(self, gate: Gate) -> None:
-        # A call that was given up may still be at work; release waits for its end, though not for ever.
+        # A call that was given up may still run; wait for its end, but not for ever.
         if abandoned := [task for task in self._abandoned.get(gate.name, []) if not task.done()]:
             await asyncio.wait(abandoned, timeout=_ABANDONED_S)
         try:
             await self._call(gate, "release", _RELEASE_S, self._instance_ids[gate.name])
-        except Exception as error:  # a tool's own code: nothing depends on it any more
+        except Exception as error:  # a tool's own code: log it, nothing depends on it any more
             logger.warning("tool %r: release raised %s", gate.name, describe(error))
 
     async def _call(self, gate: Gate, method: str, timeout_s: float, instance_id: str) -> Any:
-        """A method other than `execute`.
+        """Call a method other than `execute`.
 
         Raises:
-            TimedOutError: no answer in time.
-            Exception: what the tool raised.
+            TimedOutError: The method did not return in time.
+            Exception: The tool raised it.
         """
-        if method in gate.inherited:  # of BaseTool, where it does nothing
+        if method in gate.inherited:  # BaseTool's own method does nothing
             return 0.0 if method == "calc_reward" else None
         invocation = self._start(gate, method, instance_id)
         try:
@@ -348,7 +356,7 @@ class ToolSession:
             raise
 
     def _start(self, gate: Gate, method: str, *arguments: Any) -> Invocation:
-        # A copy each: what a tool does with it reaches no other call, and the cache asks for what the row gave.
+        # Give each call a copy: a change reaches no other call, and the cache's key is made of what the row gave.
         kwargs = copy.deepcopy(self._kwargs[gate.name, method])
         if method == "execute" and kwargs.get("agent_data", self) is None:
             kwargs["agent_data"] = self._agent_data
@@ -356,7 +364,7 @@ class ToolSession:
         return Invocation(function, gate.is_coroutine[method], arguments, kwargs, gate.task_names[method])
 
     def _give_up(self, gate: Gate, invocation: Invocation) -> list[asyncio.Future[Any]]:
-        """What of a call is still at work when nobody waits for it any more."""
+        """Stop a call that nobody waits for any more, and return its tasks and threads that still run."""
         left = invocation.stop()
         self._abandoned.setdefault(gate.name, []).extend(left)
         for remaining in left:
@@ -367,7 +375,7 @@ class ToolSession:
 def _result(
     call: ToolCall, answer: CallAnswer, *, seconds: float = 0.0, queue_s: float = 0.0, attempts: int = 0
 ) -> CallResult:
-    """Without `attempts`: from the cache."""
+    """Return the result of a call that was answered; without `attempts` the answer is from the cache."""
     return CallResult(
         call.id,
         call.name,
@@ -385,5 +393,5 @@ def _result(
 
 
 def _leave_later(gate: Gate, lease: str | None, left: Sequence[asyncio.Future[Any]]) -> None:
-    """Give a call's slot back once all of it has ended."""
+    """Give back a call's slot once all of its tasks and threads have ended."""
     asyncio.gather(*left, return_exceptions=True).add_done_callback(lambda _: gate.leave(lease))

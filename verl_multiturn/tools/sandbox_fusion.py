@@ -1,11 +1,11 @@
-"""`SandboxFusionTool`: code in a SandboxFusion service (https://github.com/bytedance/SandboxFusion).
+"""`SandboxFusionTool`: runs code in a SandboxFusion service (https://github.com/bytedance/SandboxFusion).
 
     POST /run_code {"code", "language", "compile_timeout", "run_timeout", "memory_limit_MB"}
     → {"status": "Success" | "Failed" | "SandboxError", "message", "compile_result", "run_result"}
 
 Each call runs in a fresh sandbox, so nothing is kept between calls. For the same reason a call may be repeated when its
-answer was lost: only what a script does outside of its sandbox would be done twice. Leave `limits.retries` at 0 if your
-sandboxes reach something that remembers.
+answer was lost: only the effects of a script outside of its sandbox would happen twice. Leave `limits.retries` at 0 if
+your sandboxes can change something outside, for example a database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 class SandboxFusionSettings(CodeSettings):
-    """Each setting with its default and meaning."""
+    """Settings of the SandboxFusion tool, each with its default and meaning."""
 
     compile_timeout_s: float = Field(10.0, gt=0, allow_inf_nan=False)
     """Seconds that the service gives a compiler."""
@@ -29,7 +29,7 @@ class SandboxFusionSettings(CodeSettings):
     """Seconds that the service gives a program."""
 
     memory_limit_mb: int = Field(1024, gt=0)
-    """Of a program."""
+    """Memory of a program."""
 
 
 class _Command(BaseModel):
@@ -47,7 +47,15 @@ class _Result(BaseModel):
 
 
 class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
-    """`code_interpreter(code)`, with `language` where there are several."""
+    """The tool `code_interpreter(code)`, with an argument `language` where there are several.
+
+    Args:
+        config: The fields of `SandboxFusionSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
 
     path = "/run_code"
 
@@ -59,9 +67,12 @@ class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Run a program.
 
+        Returns:
+            The program's output, no reward, and the metric `succeeded`: 1.0 if the service reports success, else 0.0.
+
         Raises:
-            ValueError: the language is none of `languages`.
-            UnavailableError: the service does not answer, or failed to make a sandbox.
+            ValueError: The language is none of `languages`, or the service refuses the request.
+            UnavailableError: The service does not answer, or failed to make a sandbox.
         """
         settings = self._settings
         payload = {
@@ -75,7 +86,7 @@ class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
         if result.status == "SandboxError":
             raise self._unavailable("failed", result.message)
         ran, limit_s = result.run_result, settings.run_timeout_s
-        if ran is None and result.compile_result is not None:  # the program was not run
+        if ran is None and result.compile_result is not None:  # it did not compile, so it was not run
             ran, limit_s = result.compile_result, settings.compile_timeout_s
         if ran is None:
             raise self._unavailable("gave an answer that cannot be read", "it has no result")

@@ -1,4 +1,4 @@
-"""The OpenAI function schema of a tool, and the check of a call's arguments against it."""
+"""Function schema of a tool in OpenAI's form, and the check of a call's arguments against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_multiturn.errors import ConfigError
 
 
 class FunctionSchema(BaseModel):
-    """Name, description and parameters (a JSON Schema of an object) of a function."""
+    """Name, description and parameters of a function; the parameters are a JSON Schema of type `object`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -24,7 +24,7 @@ class FunctionSchema(BaseModel):
 
 
 class ToolSchema(BaseModel):
-    """`{"type": "function", "function": {…}}`. Has the attributes that verl's own schema class has, too."""
+    """Schema of a tool, `{"type": "function", "function": {…}}`, with the attributes of verl's own schema class."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,14 +33,15 @@ class ToolSchema(BaseModel):
 
     @classmethod
     def read(cls, raw: Any, where: str) -> ToolSchema:
-        """A checked schema.
+        """Return the schema that a mapping describes, after checking it.
 
         Args:
-            raw: the mapping as the YAML has it.
-            where: named in the error, for example `tools.yaml: tools[0].tool_schema`.
+            raw: The mapping as it stands in the YAML.
+            where: The place that errors name, for example `tools.yaml: tools[0].tool_schema`.
 
         Raises:
-            ConfigError: it is no function schema, or its parameters are no JSON Schema of an object.
+            ConfigError: The mapping is no function schema, it holds a value that is not JSON, its parameters are no
+                JSON Schema of type `object`, or a `$ref` in it cannot be resolved.
         """
         try:
             schema = cls.model_validate(raw)
@@ -69,7 +70,7 @@ class ToolSchema(BaseModel):
                 "a tool's arguments are named"
             )
         try:
-            schema._validator  # noqa: B018  # made here, so that a $ref that leads nowhere is found
+            schema._validator  # noqa: B018  # made now, to find a $ref that leads nowhere
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ConfigError(
                 f"{where}.function.parameters: a $ref cannot be resolved ({str(error).splitlines()[0]}); write what it "
@@ -82,16 +83,23 @@ class ToolSchema(BaseModel):
         return jsonschema_rs.Draft202012Validator(self.function.parameters, retriever=_no_retrieval)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Without the validator: verl's own tools send themselves to an actor of Ray, and it cannot be pickled."""
+        """Leave out the validator, which cannot be pickled: verl's own tools send themselves to a Ray actor."""
         state = super().__getstate__()
         return {**state, "__dict__": {key: value for key, value in state["__dict__"].items() if key != "_validator"}}
 
     def as_dict(self) -> dict[str, Any]:
-        """The mapping as it was written, for the chat template."""
+        """Return the mapping as its author wrote it, for the chat template."""
         return self.model_dump(exclude_unset=True)
 
     def read_arguments(self, text: str) -> tuple[dict[str, Any] | None, str]:
-        """A call's arguments, or None and what is wrong with them, in words for the model."""
+        """Read and check the arguments of a call.
+
+        Args:
+            text: The arguments as JSON.
+
+        Returns:
+            The arguments and an empty text; or None and what is wrong with them, in words for the model.
+        """
         try:
             arguments = json.loads(text)
             if not text.isascii() or "\\u" in text:
@@ -106,14 +114,14 @@ class ToolSchema(BaseModel):
             if self._validator.is_valid(arguments):
                 return arguments, ""
             problem = next(self._validator.iter_errors(arguments))
-        except ValueError:  # the validator's own limit, lower than that of JSON
+        except ValueError:  # the validator allows less nesting than the JSON parser
             return None, "the arguments are nested too deeply"
         path = ".".join(str(part) for part in problem.instance_path)
         return None, f"argument {path!r}: {problem.message:.500}" if path else f"{problem.message:.500}"
 
 
 def _not_json(value: Any, path: str) -> tuple[str, Any] | None:
-    """Return the first value or key that JSON has none of, and where it stands."""
+    """Return the path and value of the first value or key that JSON does not know; None if there is none."""
     if value is None or isinstance(value, str | bool | int | float):
         return None
     if isinstance(value, dict):

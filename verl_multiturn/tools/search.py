@@ -1,7 +1,7 @@
-"""`SearchTool`: BM25 over a folder of documents, in the worker itself; no server is needed.
+"""`SearchTool`: BM25 search over a folder of documents, in the worker itself; no server is needed.
 
 Invariants:
-- the index is loaded once in a process, by the first conversation, in a thread; the event loop never waits for it;
+- each tool loads its index once, in a thread that the first conversation starts; the event loop is never blocked;
 - the same query gives the same answer.
 """
 
@@ -22,37 +22,45 @@ from verl_multiturn.tools.bm25 import Bm25Index, Document, Hit, corpus_files, qu
 from verl_multiturn.tools.schema import ToolSchema
 
 _QUERY_CHARACTERS = 1_000
-# Where a passage is looked for in a long document: the first occurrences of each word.
+# A passage of a long document is chosen from this many first occurrences of each word.
 _OCCURRENCES = 50
 
 
 class ResultSettings(BaseModel):
-    """Settings of every tool that answers with documents."""
+    """Settings of every tool that returns documents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     top_k: int = Field(3, gt=0, le=100)
-    """Documents for each query."""
+    """Largest number of documents for each query."""
 
     snippet_characters: int = Field(1_000, ge=20)
-    """Of each document; a longer one is shown from where the most words of the query are."""
+    """Characters shown of each document. Of a longer one, the passage with the most words of the query is shown."""
 
     max_queries: int = Field(5, gt=0)
-    """Queries in one call, where the schema lets `query` be a list."""
+    """Largest number of queries in one call, where the schema lets `query` be a list."""
 
 
 class SearchSettings(ResultSettings):
-    """Each setting with its default and meaning."""
+    """Settings of the search tool, each with its default and meaning."""
 
     corpus: Path
     """Folder of `.txt`, `.md` and `.jsonl` files, see `bm25.py`."""
 
     index_dir: Path | None = None
-    """Where indices are kept; null: the user's cache directory. One that all nodes share saves building it on each."""
+    """Folder of the indices; null: the user's cache directory. In a folder that all nodes share, one node builds it."""
 
 
 class SearchTool(BaseTool):
-    """`search(query)`."""
+    """The tool `search(query)`.
+
+    Args:
+        config: The fields of `SearchSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own. One of your own may let `query` be an array of strings.
+
+    Raises:
+        ConfigError: A setting is wrong, or the corpus has no files.
+    """
 
     pure = True
     repeatable = True
@@ -60,18 +68,18 @@ class SearchTool(BaseTool):
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
         self._settings = read_model(SearchSettings, config, "config")
-        corpus_files(self._settings.corpus)  # a wrong path ends the start-up
+        corpus_files(self._settings.corpus)  # raises at start-up if the path is wrong
         self._index: Future[Bm25Index] | None = None
 
     def get_schema(self) -> ToolSchema:
-        """One query; a YAML's own schema may let `query` be a list of them."""
+        """Return the schema: one argument, `query`, a text."""
         return search_schema()
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
-        """Begin to load the index.
+        """Start to load the index, without waiting for it.
 
         Raises:
-            ConfigError: the index could not be built.
+            ConfigError: An earlier load has ended, and the index could not be built.
         """
         loading = self._load()
         if loading.done():
@@ -80,14 +88,18 @@ class SearchTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Search.
+        """Search for the queries of a call.
+
+        Returns:
+            The documents as text, no reward, and the metric `hits`, the number of documents.
 
         Raises:
-            ValueError: there is nothing to search for.
+            ValueError: There is nothing to search for; the text is for the model.
+            ConfigError: The index could not be built.
         """
         queries = read_queries(parameters["query"], self._settings.max_queries)
         index = await asyncio.shield(asyncio.wrap_future(self._load()))
-        # One query over 100,000 short documents takes a millisecond, over millions it would hold up the loop.
+        # In a thread: a query takes a millisecond for 100,000 short documents, and would block the loop for millions.
         return await asyncio.to_thread(self._answer, index, queries)
 
     def _answer(self, index: Bm25Index, queries: Sequence[str]) -> tuple[ToolResponse, float, dict[str, Any]]:
@@ -103,7 +115,7 @@ class SearchTool(BaseTool):
             def load() -> None:
                 try:
                     loading.set_result(Bm25Index.open(self._settings.corpus, self._settings.index_dir))
-                except BaseException as error:  # raised by whoever waits for the index
+                except BaseException as error:  # raised in every call that waits for the index
                     loading.set_exception(error)
 
             threading.Thread(target=load, daemon=True, name="search index").start()
@@ -111,7 +123,7 @@ class SearchTool(BaseTool):
 
 
 def search_schema() -> ToolSchema:
-    """The schema of a tool that searches for one query."""
+    """Return the schema of a tool `search` with one argument, `query`, a text."""
     query = {"type": "string", "description": "What to look for: a few words that the document would contain."}
     return ToolSchema.read(
         {
@@ -127,10 +139,15 @@ def search_schema() -> ToolSchema:
 
 
 def read_queries(raw: Any, most: int) -> list[str]:
-    """The queries of a call, a string or a list of strings.
+    """Return the queries of a call as a list.
+
+    Args:
+        raw: The argument of the call, a string or a list of strings.
+        most: Largest number of queries.
 
     Raises:
-        ValueError: there is none, there are too many, or one cannot be searched for; in words for the model.
+        ValueError: There is no query, there are too many, or one is empty, too long or has no words. The text is for
+            the model.
     """
     queries = [raw] if isinstance(raw, str) else raw
     if not isinstance(queries, list) or not queries or not all(isinstance(query, str) for query in queries):
@@ -148,7 +165,13 @@ def read_queries(raw: Any, most: int) -> list[str]:
 
 
 def show_hits(queries: Sequence[str], hits: Sequence[Sequence[Hit]], snippet_characters: int) -> str:
-    """What the model reads: for each query its documents, best first."""
+    """Return the text that the model reads: the documents of each query, best first.
+
+    Args:
+        queries: The queries.
+        hits: The documents found for each query.
+        snippet_characters: Characters shown of each document.
+    """
     parts = []
     for query, found in zip(queries, hits, strict=True):
         if len(queries) > 1:
@@ -162,7 +185,7 @@ def show_hits(queries: Sequence[str], hits: Sequence[Sequence[Hit]], snippet_cha
 
 
 def _snippet(document: Document, words: Sequence[str], most: int) -> str:
-    """`most` characters of a document, from where the most different words are close together."""
+    """Return `most` characters of a document, where the most different words are close together."""
     text = document.text
     if len(text) <= most:
         return text

@@ -1,14 +1,15 @@
-"""`SqlTool`: questions in SQL to a SQLite database, which nothing can change.
+"""`SqlTool`: SQL queries to a SQLite database, which no query can change.
 
-Each conversation has one database, by the row's `create_kwargs`: `db_path`, a file under `root`, or `db_id`, for
-`root/<db_id>/<db_id>.sqlite` or `root/<db_id>.sqlite` (`.db` as well).
+Each conversation has one database, which the row's `create_kwargs` name in one of two ways:
+- `db_path`: a file under `root`;
+- `db_id`: stands for `root/<db_id>/<db_id>.sqlite`, `root/<db_id>.sqlite`, or the same with `.db`.
 
 Invariants:
-- a query runs in another process (`sql_worker.py`), since nothing but a kill stops SQLite while it compiles one, where
-  1,500 characters of nested WITH keep it busy for hours, or while one function works;
+- a query runs in another process (`sql_worker.py`). Only a kill stops SQLite while it compiles a query (1,500
+  characters of nested WITH keep it busy for hours) or while one function runs;
 - that process is killed when the query is late or the call is cancelled, and is otherwise used again; no process
   outlives the last conversation of its event loop;
-- no path leaves `root`, be it through `..`, an absolute path or a link.
+- no path leads out of `root`, be it through `..`, an absolute path or a link.
 """
 
 from __future__ import annotations
@@ -27,39 +28,47 @@ from verl_multiturn.tools.schema import ToolSchema
 
 _HEADER = b"SQLite format 3\0"
 _WORKER = Path(__file__).with_name("sql_worker.py")
-# Beyond `timeout_s`: a worker that still answers stops its query itself and can be used again.
+# Seconds beyond `timeout_s` before the kill: a worker that stops its query by itself can be used again.
 _KILL_AFTER_S = 1.0
 
 
 class SqlSettings(BaseModel):
-    """Each setting with its default and meaning."""
+    """Settings of the SQL tool, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     root: Path
-    """Folder of the databases. They must not change during the run: a journal beside one is not looked at."""
+    """Folder of the databases. They must not change during the run: SQLite ignores a journal beside a database."""
 
     timeout_s: float = Field(5.0, gt=0, allow_inf_nan=False)
-    """Seconds for one query."""
+    """Seconds that one query may take."""
 
     max_rows: int = Field(50, gt=0)
-    """Rows that the model gets to read of one answer; it is told when there are more."""
+    """Rows of one answer that the model reads; it is told when there are more."""
 
     cell_characters: int = Field(200, gt=0)
-    """Of one cell."""
+    """Characters of one cell that the model reads."""
 
     max_characters: int = Field(10_000, ge=100, le=1_000_000)
-    """Of one answer."""
+    """Characters of one answer's table."""
 
     max_memory_mb: int = Field(256, ge=64)
-    """Of one process; what a query sorts or makes unique has to fit."""
+    """Memory of one process; the rows that a query sorts or makes unique have to fit."""
 
     processes: int = Field(4, gt=0)
-    """Queries at once in one worker process; further ones wait."""
+    """Largest number of queries at once in one worker process; further queries wait."""
 
 
 class SqlTool(BaseTool):
-    """`sql(query)`."""
+    """The tool `sql(query)`.
+
+    Args:
+        config: The fields of `SqlSettings`.
+        tool_schema: As in `BaseTool`; None for the tool's own.
+
+    Raises:
+        ConfigError: A setting is wrong, or `root` is no folder.
+    """
 
     pure = True
     repeatable = True
@@ -74,7 +83,7 @@ class SqlTool(BaseTool):
         self._workers = PerLoop(self._open_workers, WorkerPool.close)
 
     def get_schema(self) -> ToolSchema:
-        """One statement, which only reads."""
+        """Return the schema: one argument, `query`, a statement that only reads."""
         query = {"type": "string", "description": "One SELECT statement in SQLite's dialect."}
         return ToolSchema.read(
             {
@@ -93,8 +102,14 @@ class SqlTool(BaseTool):
     ) -> None:
         """Find the row's database.
 
+        Args:
+            instance_id: Id of the conversation.
+            db_path: Path of the database, relative to `root` or absolute; or give `db_id`.
+            db_id: Name of the database.
+            kwargs: Not used.
+
         Raises:
-            ConfigError: there is none such under `root`.
+            ConfigError: There is no such database under `root`.
         """
         self._workers.enter(instance_id)
         self._databases[instance_id] = find_database(self._root, db_path, db_id)
@@ -102,10 +117,10 @@ class SqlTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Answer a query.
+        """Run a query, and return its rows as a table.
 
         Raises:
-            ValueError: what SQLite says of the query, or that it took too long or too much memory.
+            ValueError: SQLite refuses the query (the text is SQLite's), or the query took too long or too much memory.
         """
         request = {"path": str(self._databases[instance_id]), "query": parameters["query"]}
         try:
@@ -121,7 +136,7 @@ class SqlTool(BaseTool):
         return ToolResponse(answer["text"]), 0.0, {"rows": answer["rows"]}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the conversation; the last one ends the processes."""
+        """Forget the conversation; the last one on the event loop ends the processes."""
         self._databases.pop(instance_id, None)
         await self._workers.leave(instance_id)
 
@@ -130,10 +145,11 @@ class SqlTool(BaseTool):
 
 
 def open_workers(settings: SqlSettings, queries: int = 1) -> WorkerPool:
-    """Processes that read databases for one event loop.
+    """Return a pool of processes that run queries for one event loop.
 
     Args:
-        queries: that are run for one request.
+        settings: The limits of a query.
+        queries: Number of queries that one request runs.
     """
     limits = {
         "timeout_s": settings.timeout_s,
@@ -147,10 +163,16 @@ def open_workers(settings: SqlSettings, queries: int = 1) -> WorkerPool:
 
 
 def find_database(root: Path, db_path: str | None, db_id: str | None) -> Path:
-    """The database that a row names.
+    """Return the path of the database that a row names.
+
+    Args:
+        root: Folder of the databases, an absolute path without links.
+        db_path: Path of the database, relative to `root` or absolute; None where `db_id` is given.
+        db_id: Name of the database; None where `db_path` is given.
 
     Raises:
-        ConfigError: not exactly one of the two is given, it leads out of `root`, or is no SQLite database.
+        ConfigError: Both or neither are given, there is no such file, it lies outside of `root`, or it is no SQLite
+            database.
     """
     if (db_path is None) == (db_id is None):
         raise ConfigError(
@@ -164,7 +186,7 @@ def find_database(root: Path, db_path: str | None, db_id: str | None) -> Path:
     try:
         resolved = [(root / name).resolve() for name in names]
         found = next((path for path in resolved if path.is_file()), None)
-    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a name that is too long, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a name that is too long, or links in a circle
         raise ConfigError(f"{given} is no path: {error}") from None
     if found is None:
         raise ConfigError(f"{given} is no file under {str(root)!r}; mend the data row or `root`")

@@ -1,17 +1,22 @@
-"""The process that runs SQL for `sql.py`; the standard library only, started as `python -I -S sql_worker.py LIMITS`.
+"""Worker process that runs SQL for `sql.py` and `rewards/sql.py`, started as `python -I -S sql_worker.py LIMITS`.
 
-Reads requests `{"path", "query"}` and writes answers `{"text", "rows"}` or `{"error"}`, one JSON object a line, over
-the socket that is its standard input and output. Says `{}` when it is ready, and ends when the socket is closed. With
-`"gold"`, another query, and `"compare"` in the request, the answer is whether both have one result, and how many rows
-the gold one has: `{"match", "gold_rows"}`; or `{"gold_error"}` where the fault is that query's. The rows stay here
-(`rewards/sql.py`).
+It imports the standard library only. Its standard input and output are a socket, over which it reads requests and
+writes answers, one JSON object a line. It writes `{}` when it is ready, and ends when the socket is closed.
+
+Requests and their answers:
+- `{"path", "query"}`: `{"text", "rows"}`, a table and its number of rows;
+- `{"path", "query", "gold", "compare"}`: `{"match", "gold_rows"}`, whether both queries have the same result, and the
+  number of rows of the gold query; or `{"gold_error"}` where the gold query fails. The rows stay in this process;
+- any request: `{"error"}` where the query fails, `{"late"}` where it takes too long.
+
+An answer with `"worn": true` asks the parent not to use this process again.
 
 Invariants:
-- SQLite reads one file, and nothing is written: the file is opened read-only and immutable, an authorizer lets through
-  only SELECT, columns, the functions and pragmas listed here, and the process may not write a byte to any file;
-- each request has a connection of its own;
-- memory, time, rows and characters are bounded. What these bounds do not stop (a query that takes for ever to be
-  compiled) the parent kills.
+- SQLite reads one file, and nothing is written: the file is opened read-only and immutable, an authorizer allows only
+  SELECT, columns, and the functions and pragmas listed here, and the process may not write a byte to any file;
+- each query has a connection of its own;
+- memory, time, rows and characters are bounded; the parent kills the process where these bounds do not help (a query
+  that takes for ever to be compiled).
 """
 
 import contextlib
@@ -25,7 +30,7 @@ from collections import Counter
 from urllib.parse import quote
 
 _OPCODES_BETWEEN_CHECKS = 10_000
-# SQLite's own limits, far above what a question needs and far below what a bomb does.
+# SQLite's own limits, far above what an honest query needs and far below what an attack needs.
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
@@ -38,7 +43,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-# No function that loads, writes, logs or says how this SQLite was built, and none whose value is random.
+# The allowed functions: none of them loads, writes, logs, tells how this SQLite was built, or has a random value.
 _FUNCTION_NAMES = """
 -> ->> abs acos acosh asin asinh atan atan2 atanh avg bm25 ceil ceiling char coalesce concat concat_ws cos cosh count
 cume_dist current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor format
@@ -50,7 +55,7 @@ rtrim sign sin sinh snippet soundex sqrt strftime string_agg substr substring su
 trunc typeof unhex unicode unixepoch unlikely upper zeroblob
 """
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-# data_version is what full-text tables ask for themselves.
+# The allowed pragmas. Full-text tables themselves ask for data_version.
 _PRAGMAS = frozenset(
     {
         "data_version",
@@ -80,12 +85,12 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
 def _restrict(connection: sqlite3.Connection, deadline: float) -> None:
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
-    # What is sorted or made unique stays in memory, which is limited; files could not be written anyway.
+    # Keep what is sorted or made unique in memory, which is limited; this process can write no file anyway.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    # SQLite sets a virtual table up at its first use, which to the authorizer looks like writing.
+    # SQLite sets up a virtual table at its first use, which looks like writing to the authorizer. So use each one now.
     virtual = "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL TABLE%'"
     for name in (*_TABLE_FUNCTIONS, *(row[0] for row in connection.execute(virtual).fetchall())):
         quoted = name.replace('"', '""')
@@ -106,7 +111,7 @@ def _show(value: object, most: int) -> str:
 
 
 def _table(cursor: sqlite3.Cursor, limits: dict[str, int]) -> dict[str, object]:
-    """The rows as a table with ` | ` between cells, as many as the limits let in, and how many there are."""
+    """Return as many rows as the limits allow, as a table with ` | ` between cells, and their number."""
     most = limits["cell_characters"]
     lines = [" | ".join(_show(column[0], most) for column in cursor.description or ())]
     length, more = len(lines[0]), False
@@ -125,7 +130,7 @@ def _table(cursor: sqlite3.Cursor, limits: dict[str, int]) -> dict[str, object]:
 
 
 def _fetch(request: dict[str, str], key: str, limits: dict[str, int]) -> tuple[int, list[tuple[object, ...]]]:
-    """How many columns a query has, and its rows; its time runs for it alone."""
+    """Return the number of columns and the rows of the query `request[key]`, which has the whole time limit."""
     uri = f"file:{quote(request['path'])}?mode=ro&immutable=1"
     with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
         _restrict(connection, time.monotonic() + limits["timeout_s"])
@@ -134,10 +139,21 @@ def _fetch(request: dict[str, str], key: str, limits: dict[str, int]) -> tuple[i
 
 
 def match(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
-    """Whether two queries have the same result: as many columns, and the same rows.
+    """Compare the results of two queries, `query` and `gold`: the number of columns, and the rows.
 
-    `compare` says which rows are the same: "set", however often and in whatever order they come; "multiset", as often;
-    "list", in the same order as well.
+    `compare` in the request says when the rows are the same. "set": each row of one is in the other, however often.
+    "multiset": each row comes as often in both. "list": the order is the same, too.
+
+    Args:
+        request: The request, with `path`, `query`, `gold` and `compare`.
+        limits: The limits of this process.
+
+    Returns:
+        The answer to the request.
+
+    Raises:
+        MemoryError: The query needs too much memory.
+        sqlite3.Error: SQLite refuses the query; "interrupted" means that it took too long.
     """
     try:
         gold_columns, gold = _fetch(request, "gold", limits)
@@ -145,13 +161,18 @@ def match(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
         return {"gold_error": str(error) or type(error).__name__, "worn": isinstance(error, MemoryError)}
     columns, rows = _fetch(request, "query", limits)
     as_kind = {"set": frozenset, "multiset": Counter, "list": list}[request["compare"]]
-    # Of queries without rows, the columns are all that can differ.
+    # Two queries without rows can differ in their columns only.
     same = columns == gold_columns and as_kind(rows) == as_kind(gold)
     return {"match": same, "gold_rows": len(gold)}
 
 
 def answer(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
-    """One request's answer; an error is one, too."""
+    """Return the answer to a request; an error is an answer, too.
+
+    Args:
+        request: The request.
+        limits: The limits of this process.
+    """
     if "gold" in request:
         try:
             return match(request, limits)
@@ -166,20 +187,20 @@ def answer(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]
             _restrict(connection, deadline)
             return _table(connection.execute(request["query"]), limits)
     except MemoryError:
-        # What is left of the memory may be in pieces: this process is not used again.
+        # The memory that is left may be fragmented: this process must not be used again.
         return {"error": "the query needs too much memory; ask for less", "worn": True}
     except (sqlite3.Error, sqlite3.Warning, UnicodeError, ValueError) as error:
         return {"late": True} if str(error) == "interrupted" else {"error": str(error)}
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a limit of this process; the hard one stays, and may be lower already."""
+    """Set a soft limit of this process, at most to its hard limit, which stays as it is."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the parent closes the socket."""
     limits = json.loads(sys.argv[1])
     _limit(resource.RLIMIT_AS, limits["max_memory_bytes"])
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -188,7 +209,7 @@ def main() -> None:
         stream.write(b"{}\n")  # ready: the time of a query does not run while Python starts
         stream.flush()
         for line in stream:
-            # Should the parent die while a query is being compiled, nobody else would end this process.
+            # Limit the processor time, too: nobody else ends this process if the parent dies while a query compiles.
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + 2 * limits["timeout_s"]) + 5)
             stream.write(json.dumps(answer(json.loads(line), limits)).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Checks before a run: the rows of a data set against the tools of a YAML file."""
+"""Check before a run: the rows of a data set against the tools of a YAML file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.row_files import read_rows
 from verl_multiturn.tools.kwargs import read_tools_kwargs, tools_of_row
 
-# What verl's data set reads.
+# The files that verl's data set reads.
 _SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
@@ -21,13 +21,19 @@ def validate_dataset(
     measure: Callable[[Mapping[str, Any]], int] | None = None,
     prompt_length: int = 0,
 ) -> tuple[int, list[str]]:
-    """Number of rows, and one message for each row that cannot work.
+    """Check every row of a data set against the tools of a run.
 
     Args:
-        measure, prompt_length: counts the tokens of a row's prompt, and how many it may have; None: not counted.
+        path: A `.parquet`, `.jsonl` or `.json` file.
+        tools: The tools of the run, by name.
+        measure: Returns the number of tokens in a row's prompt; None: tokens are not counted.
+        prompt_length: Largest number of tokens in a prompt; used with `measure` only.
+
+    Returns:
+        The number of rows, and one message for each row that cannot work.
 
     Raises:
-        ConfigError: the file cannot be read, or has no rows.
+        ConfigError: The file cannot be read, or has no rows.
     """
     rows = read_rows(path, _SUFFIXES)
     if not rows:

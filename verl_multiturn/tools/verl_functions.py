@@ -1,7 +1,7 @@
-"""Functions decorated with verl 0.9's `@function_tool`, as tools.
+"""Tools made from functions that are decorated with verl 0.9's `@function_tool`.
 
-verl's registry says what the model sees of such a function, and verl's rules what its return value means. Nothing here
-imports verl: whoever decorated a function has.
+verl's registry gives the name and the schema of such a function; verl's rules say what its return value means. This
+module does not import verl: a module with a decorated function has imported it already.
 """
 
 from __future__ import annotations
@@ -18,31 +18,38 @@ from verl_multiturn.tools.schema import ToolSchema
 
 
 class VerlFunctionTool(BaseTool):
-    """A function of verl's registry; `verl_function_tool` derives a class for each, with the `execute` that fits it."""
+    """A tool made from a function of verl's registry.
+
+    `verl_function_tool` derives a class of its own for each function, with its `execute`.
+
+    Args:
+        schema: The schema of the tool.
+    """
 
     def __init__(self, schema: ToolSchema) -> None:
         super().__init__({}, schema)
 
 
 def find_entry(function: Any) -> Any | None:
-    """Return the entry of verl's registry for a decorated function; None where it is not decorated."""
+    """Return the entry of verl's registry for a function; None where the function is not decorated."""
     registry = getattr(sys.modules.get("verl.tools.function_tool"), "FUNCTION_TOOL_REGISTRY", {})
     return next((entry for entry in registry.values() if entry.fn is function), None)
 
 
 def verl_function_tool(entry: Any, schema: ToolSchema | None = None) -> VerlFunctionTool:
-    """Return the tool of an entry of verl's registry.
+    """Make a tool from an entry of verl's registry.
 
     Args:
-        schema: by default the entry's own, whether verl derived it or the author gave it.
+        entry: The entry, as `find_entry` returns it.
+        schema: The schema of the tool; None: the entry's own, which verl derived or the author gave.
 
     Raises:
-        ConfigError: its schema is none.
+        ConfigError: The entry's schema is wrong.
     """
     function: Callable[..., Any] = entry.fn
     if schema is None:
         raw = entry.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
-        if entry.name != function.__name__:  # a name of the author's own; else a given schema's name holds
+        if entry.name != function.__name__:  # the author gave a name; otherwise the schema's name holds
             raw["function"]["name"] = entry.name
         schema = ToolSchema.read(raw, f"@function_tool {entry.name!r}")
 
@@ -64,14 +71,18 @@ async def _awaited(returned: Any) -> Any:
 
 
 def read_return(returned: Any) -> Any:
-    """Return what `execute` may return, by verl's rules: a tuple is (response,), (response, reward) or (response,
-    reward, metrics), a dict is JSON, and everything else its `str`. A tuple of another length is left to be refused."""
+    """Return a function's return value in a form that `execute` may return, by verl's rules.
+
+    A tuple is (response,), (response, reward) or (response, reward, metrics). As a response, a dict becomes JSON, and
+    everything else but a text or a response becomes its `str`. A tuple of another length is returned unchanged, and the
+    runtime refuses it.
+    """
     if not isinstance(returned, tuple):
         return _response(returned)
     if not 1 <= len(returned) <= 3:
         return returned
     response, reward, metrics = (*returned, None, None)[:3]
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # the runtime names the tool that returned it
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # the runtime names the tool
         reward = None if reward is None else float(reward)
     return _response(response), reward, metrics
 

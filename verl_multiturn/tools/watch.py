@@ -1,7 +1,8 @@
-"""Finds a tool that holds up the event loop, and with it every conversation of the worker.
+"""Watch for tools that block the event loop, and with it every conversation of the worker.
 
-A thread looks whether the loop still turns. When it has not for `blocked_s`, the task at work is the culprit; where it
-is a tool's, it is named with the line it stands at. Nothing can interrupt it: Python has no way to.
+A thread looks whether the event loop still runs its callbacks. When it has not for `blocked_s` seconds, the task that
+runs now is the cause. If that task is a tool's call, the log names the call and the line of code where it stands. The
+call goes on: Python has no way to interrupt it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _LOOKS_S = 0.25
 
 
 class LoopWatch:
-    """Watches the running loop, as a context manager or between `start` and `stop`.
+    """A watch over the running event loop, as a context manager or between `start` and `stop`.
 
     Args:
-        blocked_s: without a turn of the loop, after which it counts as blocked.
+        blocked_s: Seconds without a callback after which the event loop counts as blocked.
 
     Attributes:
-        found: how often each call (`tool 'name': method`) was found blocking.
+        found: Number of times that each call (`tool 'name': method`) was found blocking.
     """
 
     def __init__(self, blocked_s: float = 1.0) -> None:
@@ -39,7 +40,7 @@ class LoopWatch:
         self.found: Counter[str] = Counter()
 
     def start(self) -> LoopWatch:
-        """Begin, from within the loop."""
+        """Start the watch; call it on the event loop that is to be watched."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._beat = time.monotonic()
@@ -48,7 +49,7 @@ class LoopWatch:
         return self
 
     def stop(self) -> None:
-        """End the thread."""
+        """Tell the watching thread to end, without waiting for it."""
         self._stopped.set()
 
     def __enter__(self) -> LoopWatch:
