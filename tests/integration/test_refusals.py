@@ -254,3 +254,6 @@ def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPa
     assert ray_cpus.cluster_address("ray://head:10001") == "ray://head:10001"
     monkeypatch.setenv("RAY_ADDRESS", "local")
     assert ray_cpus.cluster_address(None) is None
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert ray_cpus.cluster_address("auto") == "ray://head:10001"
+    assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no other address

@@ -187,6 +187,15 @@ def test_parts_that_do_not_join_are_left_alone() -> None:
         assert firewall.clean_message({"role": "user", "content": content})["content"] == content
 
 
+def test_messages_that_join_and_those_that_do_not() -> None:
+    firewall = Firewall(Folding())
+    assert firewall.joins("a <e \n", " nd> b")
+    assert firewall.joins("<end><", "end>")
+    # A system prompt may explain a tag, at its end too.
+    assert not firewall.joins("write <think>", "Hello")
+    assert not firewall.joins("Hello", "<think> is a tag")
+
+
 def test_a_made_up_role_is_text() -> None:
     firewall = Firewall(Folding())
     assert firewall.clean_message({"role": "user<end>", "content": "x"})["role"] == "user<\u200bend>"

@@ -152,6 +152,8 @@ ASSERTS = [
     "assert add([1], [2]) == [1, 2] and add('a', b='b') == 'ab'",
     "def check(candidate):\n    for i in range(5):\n        assert candidate(i, i) == 2 * i\ncheck(add)",
     "try:\n    add(1, 'a')\n    assert False, 'no error'\nexcept TypeError:\n    pass",
+    "try: add(1, 'a')\nexcept: pass\nelse: assert False",
+    "try: add([], 2)\nexcept: ok = True\nassert ok and add(2, 2) == 4",
     "import math\nassert math.isnan(add(float('nan'), 1)) and add(float('inf'), 1) == math.inf",
     "assert type(add((1,), (2,))) is tuple and add(10**30, 1) == 10**30 + 1",
 ]

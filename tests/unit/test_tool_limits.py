@@ -204,6 +204,25 @@ async def test_the_cache_of_a_pure_tool() -> None:
     assert tool.counts["execute"] == 3
 
 
+async def test_rows_with_other_kwargs_share_no_answer() -> None:
+    class Row(EchoTool):
+        pure = True
+
+        async def create(self, instance_id: str, **kwargs: Any) -> None:
+            self.created = kwargs["of"]
+
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+            return f"{self.created} {kwargs['of']}"
+
+    tool, gates = limited(Row(), cache=8), Gates(5)
+    answers = []
+    for created, executed in ((1, 2), (3, 2), (2, 1), (1, 2)):
+        row = {"echo": {"create_kwargs": {"of": created}, "execute_kwargs": {"of": executed}}}
+        async with ToolSession("r", {"echo": tool}, row, gates, 1) as opened:
+            answers.append((await opened.execute([HI]))[0].text)
+    assert answers == ["1 2", "3 2", "2 1", "1 2"]
+
+
 async def test_an_error_is_not_kept() -> None:
     tool = limited(Flaky(1), cache=8)
     async with session(Gates(5), tool) as opened:

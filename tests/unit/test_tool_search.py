@@ -91,6 +91,15 @@ def test_tokens() -> None:
     assert query_tokens("?!… \n") == []
 
 
+def test_a_corpus_that_cannot_be_read(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hashlib.file_digest", broken)
+    with pytest.raises(ConfigError, match=r"the corpus '.*' cannot be read: .*Input/output error; mend or remove"):
+        Bm25Index.open(corpus, tmp_path / "elsewhere")
+
+
 def test_equal_scores_keep_the_order_of_the_corpus(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

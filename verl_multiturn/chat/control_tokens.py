@@ -178,7 +178,9 @@ class Firewall:
         """
         left, right = ("".join([each] if isinstance(each, str) else text_parts(each)) for each in (content, following))
         longest = self._all.longest
-        return self._all.pattern.search(left.rstrip()[-longest:] + right.lstrip()[:longest]) is not None
+        left, right = left.rstrip()[-longest:], right.lstrip()[:longest]
+        found = (self._all.pattern.match(left + right, start) for start in range(len(left)))
+        return any(token is not None and token.end() > len(left) for token in found)
 
     def seal(self, content: Any) -> Any:
         """Put a zero-width space before and after each text of a content.

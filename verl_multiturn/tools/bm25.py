@@ -101,12 +101,16 @@ class Bm25Index:
             index_dir: Folder of the indices; None for `verl-multiturn/bm25` in the user's cache directory.
 
         Raises:
-            ConfigError: The corpus has no documents or no words, a line is no document, or `index_dir` cannot be
-                written.
-            OSError: A file of the corpus cannot be read.
+            ConfigError: The corpus cannot be read, has no documents or no words, a line is no document, or `index_dir`
+                cannot be written.
         """
         index_dir = index_dir or _user_cache()
-        folder = index_dir / _corpus_hash(corpus)
+        try:
+            folder = index_dir / _corpus_hash(corpus)
+        except OSError as error:
+            raise ConfigError(
+                f"the corpus {str(corpus)!r} cannot be read: {error}; mend or remove that file"
+            ) from error
         if not folder.is_dir():
             try:
                 index_dir.mkdir(parents=True, exist_ok=True)

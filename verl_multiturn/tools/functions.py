@@ -313,12 +313,17 @@ def render(returned: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    if isinstance(value, str | ToolResponse) or (hasattr(value, "text") and hasattr(value, "image")):
+    if is_response(value):
         return value
     try:
         return to_json(value).decode()
     except (ValueError, RecursionError):
         return value  # the runtime refuses it, and names the tool
+
+
+def is_response(value: Any) -> bool:
+    """Return whether a value is a tool's answer as it is: text, our `ToolResponse`, or one of verl's shape."""
+    return isinstance(value, str | ToolResponse) or (hasattr(value, "text") and hasattr(value, "image"))
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_multiturn.tasks import Alarms, done_within, keep
@@ -150,12 +150,12 @@ class Gate:
             # Nobody waits for this: if the actor is dead, its leases have ended with it.
             keep(asyncio.ensure_future(self._shared.release(self.name, lease)))
 
-    def cache_key(self, arguments: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str | None:
+    def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
 
         Args:
             arguments: The arguments of the call.
-            kwargs: The row's kwargs on which the answer depends.
+            kwargs: The row's kwargs on which the answer depends, for each method that gets some.
         """
         try:
             return json.dumps([arguments, kwargs], sort_keys=True)

@@ -256,7 +256,8 @@ class ToolSession:
     async def _run(self, gate: Gate, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
         key = None
         if gate.limits.cache:
-            key = gate.cache_key(arguments, self._kwargs[gate.name, "create"] | self._kwargs[gate.name, "execute"])
+            kwargs = [self._kwargs[gate.name, method] for method in ("create", "execute")]
+            key = gate.cache_key(arguments, kwargs)
             if (known := gate.cached(key)) is not None:
                 return _result(call, known)
         loop = asyncio.get_running_loop()

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from verl_multiturn.tools.base import BaseTool, ToolResponse
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.functions import is_response
 from verl_multiturn.tools.schema import ToolSchema
 
 
@@ -88,6 +89,6 @@ def read_return(returned: Any) -> Any:
 
 
 def _response(value: Any) -> Any:
-    if isinstance(value, str | ToolResponse) or (hasattr(value, "text") and hasattr(value, "image")):
+    if is_response(value):
         return value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)

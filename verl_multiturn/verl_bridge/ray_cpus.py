@@ -71,7 +71,7 @@ def cluster_address(address: str | None) -> str | None:
     Where `address` is None or "auto", Ray reads the environment variable RAY_ADDRESS. A `ray://` address, from that
     variable or from `address`, is returned unchanged.
     """
-    asked = os.environ.get("RAY_ADDRESS") or address
+    asked = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
     if asked and asked.startswith("ray://"):
         return asked
     found: str | None = canonicalize_bootstrap_address(address)
