@@ -29,8 +29,8 @@ from rich.table import Table
 
 from benchmarks.corruptions import CORRUPTIONS
 from benchmarks.samples import Sample, sample_of_record
-from verl_multiturn.observe.certificate import verify
-from verl_multiturn.observe.verification import verify_record
+from verl_multiturn.certificate.check import verify
+from verl_multiturn.certificate.verification import verify_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIX = "rollout/certificate/"

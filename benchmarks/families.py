@@ -374,7 +374,7 @@ def _template_text(template: str) -> str:
 
 def make_codec(family: Family) -> ChatCodec:
     """The codec that a run with this family has."""
-    from verl_multiturn.verl_bridge.codec import make_chat  # imports verl, which a reader of templates needs not
+    from verl_multiturn.verl_bridge.chat_setup import make_chat  # imports verl, which a reader of templates needs not
 
     tokenizer = family.tokenizer
     end_ids = {

@@ -30,14 +30,14 @@ from benchmarks.families import family
 from benchmarks.template_matrix import ONE_CALL, calling_turn, template_of
 from benchmarks.turn_cost import make_config
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
+from verl_multiturn.certificate.receipts import Receipts
+from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
-from verl_multiturn.observe.verification import verify_record
 from verl_multiturn.rollout.engine import Generation
-from verl_multiturn.rollout.receipts import Receipts
 from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.verl_bridge import certificate
 from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop, build_runner
+from verl_multiturn.verl_bridge.trainer import verify as certificate
 
 FAMILIES = ("quickstart", "qwen3", "llama3.1")
 # Settings of `actor_rollout_ref.rollout` beside roomy ones.

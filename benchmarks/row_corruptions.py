@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.samples import Corrupted, Sample, at, changed, padding_row, rebuilt, with_input
-from verl_multiturn.observe.certificate import Row
-from verl_multiturn.rollout.receipts import Receipts
+from verl_multiturn.certificate.check import Row
+from verl_multiturn.certificate.receipts import Receipts
 
 
 def infinite_advantage(s: Sample, other: Sample, rng: random.Random) -> Corrupted | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_multiturn.observe.certificate import Column, Row, Violation, repeated, shared, verify
-from verl_multiturn.rollout.receipts import Receipts
+from verl_multiturn.certificate.check import Column, Row, Violation, repeated, shared, verify
+from verl_multiturn.certificate.receipts import Receipts
 
 
 @dataclass(frozen=True)

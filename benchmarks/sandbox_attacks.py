@@ -40,7 +40,7 @@ import psutil
 from benchmarks.sandbox_hogs import MEMORY, SCARCE, TIME
 from benchmarks.sandbox_programs import ONE_CELL, PRELUDE
 from benchmarks.sandbox_sequences import MANY_CELLS, MANY_CONVERSATIONS
-from verl_multiturn.sandbox import syscalls
+from verl_multiturn.sandbox.guest import syscalls
 from verl_multiturn.tools.python import PythonTool
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -36,9 +36,9 @@ from transformers import AutoTokenizer
 
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
 from verl_multiturn import BaseTool, EngineError, Generation, Request, ToolContractError, ToolResponse, ToolSchema
-from verl_multiturn.observe.records import record_of
-from verl_multiturn.observe.verification import verify_record
-from verl_multiturn.rollout.receipts import Receipts
+from verl_multiturn.certificate.receipts import Receipts
+from verl_multiturn.certificate.records import record_of
+from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.verl_bridge.agent_loop import Runner, build_runner, to_output
 
 GROUP = 8

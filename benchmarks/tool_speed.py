@@ -38,8 +38,8 @@ from benchmarks import sandbox_speed
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
 from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.chat.parsers import ToolCall
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.runtime import ToolSession
+from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.verl_bridge.agent_loop import build_runner
 
 CALLS = 5000

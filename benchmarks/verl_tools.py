@@ -59,9 +59,9 @@ async def converse(name: str, url: str) -> str:
     """One conversation with a tool; what is wrong with it, or nothing."""
     from verl_multiturn.chat.parsers import ToolCall
     from verl_multiturn.errors import MultiTurnError
-    from verl_multiturn.tools.gate import Gates
+    from verl_multiturn.tools.calls.session import ToolSession
+    from verl_multiturn.tools.calls.slots import Gates
     from verl_multiturn.tools.registry import build_tools
-    from verl_multiturn.tools.runtime import ToolSession
 
     class_name, properties, arguments, expected = TOOLS[name]
     parameters = {"type": "object", "properties": properties, "required": list(properties)}

@@ -12,7 +12,7 @@ from verl_multiturn import (
 )
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsers import JsonParser
-from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.calls.slots import Gates
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 

@@ -7,7 +7,7 @@ from verl_multiturn import BaseTool, Conversation, Limits, Outcome, Request, Scr
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.rollout.marker import MarkerStop
-from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.calls.slots import Gates
 
 PROMPT = [80, 81, 62]  # CharBuilder's: P, Q and >
 END = 2  # <|im_end|>

@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn.certificate.verification import verify_file
 from verl_multiturn.chat.template import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
-from verl_multiturn.observe.verification import verify_file
 from verl_multiturn.recipes import copy_recipe, list_recipes
-from verl_multiturn.tools.contract import Verdict, examine, tools_to_check
+from verl_multiturn.tools.check.contract import Verdict, examine, tools_to_check
+from verl_multiturn.tools.check.rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
-from verl_multiturn.tools.validate import validate_dataset
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.")
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: shell scripts that train.")
@@ -75,7 +75,7 @@ _VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "
 
 def _examine(model: str, tool_format: str, tools: bool) -> None:
     try:
-        from verl_multiturn.verl_bridge.codec import examine_model
+        from verl_multiturn.verl_bridge.chat_setup import examine_model
 
         rules = examine_model(model, tool_format, tools)
     except MultiTurnError as error:
@@ -114,7 +114,7 @@ def validate(
     measure = None
     if model is not None:
         try:
-            from verl_multiturn.verl_bridge.codec import prompt_measure
+            from verl_multiturn.verl_bridge.chat_setup import prompt_measure
 
             measure = prompt_measure(model, tools, tool_format)
         except MultiTurnError as error:

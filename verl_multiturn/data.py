@@ -18,8 +18,8 @@ from typing import Any
 from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
+from verl_multiturn.tools.check.rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
-from verl_multiturn.tools.validate import validate_dataset
 
 Row = dict[str, Any]
 _SHOWN = 5

@@ -31,7 +31,7 @@ class _AfterTrainers(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Import verl's trainers, then register ours."""
         super().exec_module(module)
-        import verl_multiturn.verl_bridge.trainers  # noqa: F401  # registers them
+        import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -53,7 +53,7 @@ def register() -> None:
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.rollout.AsyncSGLangRollout"
+    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.spmd.AsyncSGLangRollout"
 
     def load_replica() -> type:
         RolloutReplicaRegistry.get("sglang")  # verl's loader prepares the import of SGLang on a driver without a GPU
@@ -70,13 +70,14 @@ def register() -> None:
     if activate.wanted():
         activate.activate()
 
-    from verl_multiturn.verl_bridge import agent_loop, preflight
+    from verl_multiturn.verl_bridge import agent_loop
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     agent_loop.register_agent_loop()
     preflight.register_callback()
 
     if _TRAINERS in sys.modules:
-        import verl_multiturn.verl_bridge.trainers  # noqa: F401
+        import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401
     else:
         sys.meta_path.insert(0, _AfterTrainers)
 

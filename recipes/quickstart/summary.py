@@ -13,7 +13,7 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from verl_multiturn.observe.records import parse_line, read_records
+from verl_multiturn.certificate.records import parse_line, read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported

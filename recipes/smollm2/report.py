@@ -23,8 +23,8 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
 
+from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.records import read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported

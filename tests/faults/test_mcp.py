@@ -32,9 +32,9 @@ from tests.servers.starting import (
     until,
 )
 from verl_multiturn.chat.parsers import ToolCall
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.mcp import mcp_tools
-from verl_multiturn.tools.runtime import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.mcp_tools import mcp_tools
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +323,7 @@ def test_the_end_of_the_loop_ends_the_server(stdio_workshop: Tools, new_loop: An
 def test_a_frozen_server_ends_with_a_worker_that_is_killed(started_by: str) -> None:
     program = f"""
 import asyncio
-from verl_multiturn.tools.mcp import mcp_tools
+from verl_multiturn.tools.mcp_tools import mcp_tools
 
 command = ["python", {WORKSHOP!r}, "stdio"]
 if {started_by!r} == "a shell":  # which stays, as the one that npx starts

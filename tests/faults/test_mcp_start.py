@@ -9,7 +9,7 @@ import pytest
 from tests.servers.starting import PLAIN, WORKSHOP, HttpServer, by_name, children, plain, text
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.tools.kwargs import bind_kwargs
-from verl_multiturn.tools.mcp import mcp_tools
+from verl_multiturn.tools.mcp_tools import mcp_tools
 
 
 async def test_a_yaml_is_read_while_a_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tests.serving import conversation, serving
 from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.tools.call_limits import attach_limits
+from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.e2b_router import E2bRouterTool
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.http import HttpTool, UnavailableError
-from verl_multiturn.tools.limits import attach_limits
+from verl_multiturn.tools.http_client import HttpTool, UnavailableError
 from verl_multiturn.tools.retrieval import RetrievalTool
-from verl_multiturn.tools.runtime import CallStatus, ToolSession
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
 
 GOOD = {

@@ -19,7 +19,7 @@ def answer(ids: list[int], logprobs: list[float] | None, reason: str = "complete
 
 
 async def ask(output: Any) -> tuple[Any, dict[str, Any]]:
-    from verl_multiturn.verl_bridge.engine import VerlEngine
+    from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
     asked: dict[str, Any] = {}
 
@@ -179,7 +179,7 @@ def test_strippable_differences_are_ignored_when_asked() -> None:
     from transformers import AutoTokenizer
 
     from verl_multiturn.chat.rendering import Difference
-    from verl_multiturn.verl_bridge.codec import make_chat
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "a b"}]

@@ -78,7 +78,7 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    from verl_multiturn.verl_bridge import certificate
+    from verl_multiturn.verl_bridge.trainer import verify as certificate
 
     store = Store()
     monkeypatch.setattr(certificate, "transfer_queue", store)
@@ -92,7 +92,7 @@ def make_trainer(
 ) -> Any:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.certificate import CertificateMixin
+    from verl_multiturn.verl_bridge.trainer.verify import CertificateMixin
 
     class Base:
         def __init__(self, config: Any) -> None:
@@ -253,7 +253,7 @@ def renamed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A row whose receipts were made anew with these changes."""
     import torch
 
-    from verl_multiturn.rollout.receipts import Receipts
+    from verl_multiturn.certificate.receipts import Receipts
 
     receipts = dataclasses.replace(Receipts.from_bytes(row["rollout_receipts"].numpy().tobytes()), **changes)
     return {**row, "rollout_receipts": torch.from_numpy(np.frombuffer(receipts.to_bytes(), np.uint8).copy())}
@@ -412,7 +412,7 @@ def test_verl_finds_our_trainers_by_name() -> None:
 def test_cached_rollouts_are_refused_where_they_would_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import ROLLOUT, composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     cached = {"skip.rollout_tq.enable": "True", "ray_kwargs.ray_init.num_cpus": "64"}

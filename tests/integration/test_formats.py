@@ -9,8 +9,8 @@ from benchmarks.families import names
 from benchmarks.template_matrix import template_of
 from tests.call_texts import CODER, FORMATS, HARMONY, SEVERAL, Arguments, write
 from tests.conftest import CharTokenizer, make_schema
-from verl_multiturn.chat.call_formats import FORMATS as OURS
 from verl_multiturn.chat.parsers import REASONING_MARKS, AssistantTurn, MalformedCall, Reasoning, ToolCall
+from verl_multiturn.chat.parsing.formats import FORMATS as OURS
 
 pytestmark = pytest.mark.stack
 
@@ -23,7 +23,7 @@ def schema_of(prop: Any, **others: Any) -> dict[str, Any]:
 async def parse(
     name: str, text: str, generation_prompt: str = "", schema: dict[str, Any] | None = None
 ) -> AssistantTurn:
-    from verl_multiturn.verl_bridge.parsers import make_parser
+    from verl_multiturn.verl_bridge.formats import make_parser
 
     tokenizer = CharTokenizer()
     parser = make_parser(name, tokenizer, [tokenizer.eos_token_id])
@@ -43,7 +43,7 @@ def test_every_format_is_tried() -> None:
 def test_verl_and_sglang_know_no_other_formats() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    from verl_multiturn.verl_bridge.parsers import known_formats
+    from verl_multiturn.verl_bridge.formats import known_formats
 
     assert set(FunctionCallParser.ToolCallParserEnum) <= set(known_formats()) == {*FORMATS, "tir"}
 

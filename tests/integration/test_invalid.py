@@ -22,7 +22,9 @@ EPSILON = 1e-6
 def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_multiturn.verl_bridge import certificate, groups, metrics, otc, void_turns
+    from verl_multiturn.verl_bridge.trainer import groups, otc, void_turns
+    from verl_multiturn.verl_bridge.trainer import report as metrics
+    from verl_multiturn.verl_bridge.trainer import verify as certificate
 
     store = WritableStore()
     for module in (certificate, groups, metrics, otc, void_turns):
@@ -352,7 +354,7 @@ T, F = True, False
 def test_the_rows_of_updates_that_train_something(
     trained: list[bool], size: int, ranks: int, shuffled: bool, kept: list[int]
 ) -> None:
-    from verl_multiturn.verl_bridge.updates import rows_to_train
+    from verl_multiturn.verl_bridge.trainer.updates import rows_to_train
 
     assert rows_to_train(trained, size, ranks, shuffled) == kept
 

@@ -43,7 +43,7 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.verl_bridge import metrics
+    from verl_multiturn.verl_bridge.trainer import report as metrics
 
     store = Store()
     monkeypatch.setattr(agent_loop_tq, "tq", store)
@@ -96,7 +96,7 @@ async def roll_out(
 
 
 def make_trainer(*batches: Any) -> Any:
-    from verl_multiturn.verl_bridge.metrics import MetricsMixin
+    from verl_multiturn.verl_bridge.trainer.report import MetricsMixin
 
     class Base:
         replay_buffer = SimpleNamespace(sample=lambda **kwargs: (batches[0], {"sampled": len(batches[0].keys)}))
@@ -276,7 +276,7 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"custom.multiturn.tool_reward.mode": "add", **changes}

@@ -49,7 +49,8 @@ class WritableStore(Store):
 def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_multiturn.verl_bridge import metrics, otc
+    from verl_multiturn.verl_bridge.trainer import otc
+    from verl_multiturn.verl_bridge.trainer import report as metrics
 
     store = WritableStore()
     for module, name in ((metrics, "transfer_queue"), (otc, "transfer_queue"), (trainer_base, "tq")):
@@ -70,7 +71,7 @@ def make_trainer(**otc: Any) -> Any:
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from verl_multiturn.verl_bridge.otc import OtcMixin
+    from verl_multiturn.verl_bridge.trainer.otc import OtcMixin
 
     class Base:
         batches: list[Any]
@@ -191,10 +192,10 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
     from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from verl_multiturn.verl_bridge.certificate import CertificateMixin
-    from verl_multiturn.verl_bridge.groups import GroupsMixin
-    from verl_multiturn.verl_bridge.otc import OtcMixin
-    from verl_multiturn.verl_bridge.void_turns import VoidTurnsMixin
+    from verl_multiturn.verl_bridge.trainer.groups import GroupsMixin
+    from verl_multiturn.verl_bridge.trainer.otc import OtcMixin
+    from verl_multiturn.verl_bridge.trainer.verify import CertificateMixin
+    from verl_multiturn.verl_bridge.trainer.void_turns import VoidTurnsMixin
 
     ours = get_trainer_cls(f"multiturn_{mode}")
     defining = [cls for cls in ours.__mro__ if "_compute_advantage" in vars(cls)]
@@ -218,7 +219,7 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"custom.multiturn.otc.form": "grpo", "actor_rollout_ref.rollout.n": "4", **changes}
@@ -230,7 +231,7 @@ def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkey
 
 def test_a_single_answer_can_be_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"+actor_rollout_ref.rollout.custom.multiturn.otc.form": "ppo", "actor_rollout_ref.rollout.n": "1"}

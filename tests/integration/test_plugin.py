@@ -42,7 +42,7 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
-from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
 assert _agent_loop_registry["multiturn_agent"]["_target_"].endswith("MultiTurnAgentLoop")
 assert issubclass(get_rollout_class("sglang_async"), AsyncSGLangRollout)
 assert issubclass(get_rollout_replica_class("sglang_async"), SGLangReplica)
@@ -64,7 +64,7 @@ def test_any_module_can_be_imported_first(module: str) -> None:
     program = f"""
 import verl_multiturn.{module}
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl_multiturn.verl_bridge.preflight import config_hooks
+from verl_multiturn.verl_bridge.startup.check import config_hooks
 assert "multiturn_agent" in _agent_loop_registry
 assert len(config_hooks) == 1
 """
@@ -80,9 +80,9 @@ import verl.utils.distributed
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
 assert verl.utils.distributed.initialize_global_process_group_ray.__module__ == "verl.utils.distributed"
 assert rollouts[("sglang", "async")] == "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
-assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.rollout.AsyncSGLangRollout"
+assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.spmd.AsyncSGLangRollout"
 assert "SGLANG_USE_CPU_ENGINE" not in os.environ
-assert "verl_multiturn.cpu.platform" not in __import__("sys").modules
+assert "verl_multiturn.cpu.cpu_platform" not in __import__("sys").modules
 """
     cleaned = "import os\nfor n in ('SGLANG_USE_CPU_ENGINE', 'VERL_ENGINE_DEVICE'): os.environ.pop(n, None)\n"
     done = run(cleaned + program)
@@ -116,8 +116,8 @@ async def test_a_tool_derived_from_verls_own_class() -> None:
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
     from verl_multiturn.chat.parsers import ToolCall
-    from verl_multiturn.tools.gate import Gates
-    from verl_multiturn.tools.runtime import ToolSession
+    from verl_multiturn.tools.calls.session import ToolSession
+    from verl_multiturn.tools.calls.slots import Gates
 
     class Remember(VerlTool):
         async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
 
 def test_torls_prompt_without_turns_can_be_trained_on() -> None:
     from benchmarks.recipe_configs import flags_of
-    from verl_multiturn.verl_bridge.codec import examine_model
+    from verl_multiturn.verl_bridge.chat_setup import examine_model
     from verl_multiturn.verl_bridge.compose import compose_config
 
     template = compose_config(flags_of("torl", [])).actor_rollout_ref.model.custom_chat_template

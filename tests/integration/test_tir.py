@@ -129,7 +129,7 @@ VOID = {"void_turn_pattern": r"\\boxed"}
 async def test_a_row_says_that_a_turn_is_void(
     tokenizer: Any, tmp_path: Path, turns: list[str], custom: dict[str, Any], void: bool
 ) -> None:
-    from verl_multiturn.rollout.receipts import Receipts
+    from verl_multiturn.certificate.receipts import Receipts
 
     runner = make_runner(tokenizer, turns, {**custom, "record_dir": str(tmp_path)})
     output = await roll(runner)
@@ -146,7 +146,9 @@ class Batch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str | None) -> None:
         from tests.integration.test_certificate import Store, make_trainer
-        from verl_multiturn.verl_bridge import certificate, metrics, void_turns
+        from verl_multiturn.verl_bridge.trainer import report as metrics
+        from verl_multiturn.verl_bridge.trainer import verify as certificate
+        from verl_multiturn.verl_bridge.trainer import void_turns
 
         class Written(Store):
             def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
@@ -282,7 +284,7 @@ def composed(**changes: str) -> Any:
 
 def test_what_the_start_up_check_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     config = composed()
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init
@@ -319,8 +321,8 @@ def plain_model(tmp_path: Path) -> str:
 
 def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
     from verl_multiturn.chat.template import refusals
-    from verl_multiturn.verl_bridge import preflight
-    from verl_multiturn.verl_bridge.codec import examine_model
+    from verl_multiturn.verl_bridge.chat_setup import examine_model
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     rules = examine_model(plain_model, "tir")
     assert [(rule.name, str(rule.verdict)) for rule in rules] == [
@@ -335,7 +337,7 @@ def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
 
 def test_a_model_for_images_is_refused(tokenizer: Any) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.codec import make_chat
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
 
     with pytest.raises(ConfigError, match="format=tir is text alone"):
         make_chat(tokenizer, "qwen2_5_vl", processor=object(), text_mode=True)

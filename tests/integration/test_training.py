@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
+from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.observe.first_run import run_whole_path
-from verl_multiturn.observe.verification import verify_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

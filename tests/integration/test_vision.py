@@ -238,8 +238,8 @@ async def test_the_trainer_can_learn_from_it(processors: dict[str, Any], kind: s
     import transformers
 
     from tests.integration.vision_models import _NAMES, config_of
-    from verl_multiturn.observe.certificate import Row, verify
-    from verl_multiturn.rollout.receipts import Receipts
+    from verl_multiturn.certificate.check import Row, verify
+    from verl_multiturn.certificate.receipts import Receipts
 
     processor = processors[kind]
     torch.manual_seed(0)

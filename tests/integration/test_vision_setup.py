@@ -26,8 +26,8 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 
     from benchmarks.families import _template_text
     from verl_multiturn.chat.template import Template, examine_template, refusals
-    from verl_multiturn.verl_bridge.codec import make_chat
-    from verl_multiturn.verl_bridge.parsers import make_parser
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.formats import make_parser
 
     async def examine(template: str, **kwargs: Any) -> Any:
         processor = copy.copy(processors["qwen2_5_vl"])
@@ -57,7 +57,7 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.preflight import _check_images
+    from verl_multiturn.verl_bridge.startup.check import _check_images
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}
@@ -74,7 +74,7 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
 
 
 async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.codec import make_chat
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
 
     processor = processors["qwen2_5_vl"]
     message = {"role": "user", "content": [image(picture(28, 4, 4)), text("?")]}
@@ -86,7 +86,7 @@ async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: 
 
 
 def test_prompts_with_images_are_measured(models: Path) -> None:
-    from verl_multiturn.verl_bridge.codec import prompt_measure
+    from verl_multiturn.verl_bridge.chat_setup import prompt_measure
 
     packed = io.BytesIO()
     picture(28, 4, 4).save(packed, "PNG")
@@ -98,7 +98,7 @@ def test_prompts_with_images_are_measured(models: Path) -> None:
 
 
 async def test_batches_of_spmd_callers_have_no_images() -> None:
-    from verl_multiturn.verl_bridge.rollout import AsyncSGLangRollout
+    from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
 
     rollout = object.__new__(AsyncSGLangRollout)
     rollout.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_vl"))

@@ -46,7 +46,7 @@ runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
 
 def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
     from verl_multiturn.verl_bridge.agent_loop import build_runner
-    from verl_multiturn.verl_bridge.images import image_reader
+    from verl_multiturn.verl_bridge.processors import image_reader
 
     key = (id(processor), tokens, prompt_length)
     if key not in runners:

@@ -74,7 +74,7 @@ def main(kind: str, path: Path) -> None:
         from benchmarks.turn_cost import make_config
         from verl_multiturn import ToolResponse
         from verl_multiturn.verl_bridge.agent_loop import build_runner
-        from verl_multiturn.verl_bridge.images import image_reader
+        from verl_multiturn.verl_bridge.processors import image_reader
 
         engine = HalfReal(server, first)
         rollout = make_config(len(first) + 60).actor_rollout_ref.rollout

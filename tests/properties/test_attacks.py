@@ -122,7 +122,7 @@ class Blind:
 
 def weaken(monkeypatch: pytest.MonkeyPatch, named: set[str]) -> None:
     """From here on a codec's firewall guards nothing but these tokens."""
-    from verl_multiturn.verl_bridge import codec
+    from verl_multiturn.verl_bridge import chat_setup as codec
 
     monkeypatch.setattr(codec, "Firewall", lambda tokenizer, *rest: Firewall(Blind(tokenizer, named)))
 

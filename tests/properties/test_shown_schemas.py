@@ -55,7 +55,7 @@ def test_names_that_a_model_has_to_write() -> None:
     "made", [schema(enum=["<|im_end|>"]), schema(const="<think>"), schema(properties={"a<|im_end|>": {}})]
 )
 def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.codec import check_names
+    from verl_multiturn.verl_bridge.chat_setup import check_names
 
     class Tool(BaseTool):
         """An author's."""
@@ -73,7 +73,7 @@ def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("wrong", ["get-weather", "import", "class.f", "2x"])
 def test_a_name_that_is_none_in_python_is_refused_where_calls_are_python(wrong: str) -> None:
-    from verl_multiturn.verl_bridge.codec import check_python_names
+    from verl_multiturn.verl_bridge.chat_setup import check_python_names
 
     named = schema()
     named["function"]["name"] = wrong
@@ -97,7 +97,7 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 
     from benchmarks.turn_cost import MODEL, make_config
-    from verl_multiturn.verl_bridge.preflight import _check_tool_names
+    from verl_multiturn.verl_bridge.startup.check import _check_tool_names
 
     config = make_config(100)
     config.actor_rollout_ref.model = OmegaConf.create({"path": str(MODEL)})
@@ -171,7 +171,7 @@ def test_a_template_that_shows_the_tools_at_each_question_gets_them() -> None:
     from transformers import AutoTokenizer
 
     from benchmarks.families import QUICKSTART
-    from verl_multiturn.verl_bridge.codec import make_chat
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     tokenizer.chat_template = (

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import ROOT, has_ended
-from verl_multiturn.tools.mcp import McpTool, mcp_tools
+from verl_multiturn.tools.mcp_tools import McpTool, mcp_tools
 
 WORKSHOP = str(ROOT / "tests" / "servers" / "workshop.py")
 PLAIN = str(ROOT / "tests" / "servers" / "plain.py")

@@ -16,7 +16,7 @@ from verl_multiturn import EngineError, Generation
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
-from verl_multiturn.verl_bridge.engine import VerlEngine
+from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 pytestmark = pytest.mark.stack
 

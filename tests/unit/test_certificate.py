@@ -16,13 +16,13 @@ from benchmarks.corruptions import CORRUPTIONS
 from benchmarks.samples import Sample, padding_row, rebuilt, sample_of_record
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason
+from verl_multiturn.certificate.check import Row, repeated, shared, verify
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import record_of
+from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsers import JsonParser
 from verl_multiturn.cli import app
-from verl_multiturn.observe.certificate import Row, repeated, shared, verify
-from verl_multiturn.observe.records import record_of
-from verl_multiturn.observe.verification import verify_record
-from verl_multiturn.rollout.receipts import Receipt, ReceiptingEngine, Receipts
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 PROMPT = [1, 2, 3]
@@ -260,7 +260,7 @@ def test_a_row_without_a_generation_is_masked() -> None:
 def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
     """Neither it nor what it imports, whatever the package imports beside it."""
     seen: set[str] = set()
-    todo = ["verl_multiturn.observe.certificate"]
+    todo = ["verl_multiturn.certificate.check"]
     while todo:
         name = todo.pop()
         path = ROOT / Path(*name.split(".")).with_suffix(".py")

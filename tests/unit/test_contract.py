@@ -52,8 +52,9 @@ from tests.unit.broken_tools import (
 )
 from verl_multiturn import ConfigError, ToolResponse, load_tools
 from verl_multiturn.cli import app
-from verl_multiturn.tools import contract, contract_probe
-from verl_multiturn.tools.contract import Finding, Verdict, check_tool, tools_to_check
+from verl_multiturn.tools.check import contract
+from verl_multiturn.tools.check import probe as contract_probe
+from verl_multiturn.tools.check.contract import Finding, Verdict, check_tool, tools_to_check
 from verl_multiturn.tools.functions import FromRow
 
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from verl_multiturn import ConfigError, EngineError, ScriptedEngine, ToolContractError
+from verl_multiturn.certificate.check import Row, verify
+from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.images import (
     CANNOT_BE_SHOWN,
     Vision,
@@ -17,9 +19,7 @@ from verl_multiturn.chat.images import (
     tool_content,
     with_images,
 )
-from verl_multiturn.observe.certificate import Row, verify
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
-from verl_multiturn.rollout.receipts import ReceiptingEngine, Receipts
 
 PAD, FILM = 9, 8
 

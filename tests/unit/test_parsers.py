@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import CharTokenizer
-from verl_multiturn.chat.call_formats import FORMATS, make_call_parser
 from verl_multiturn.chat.call_parsers import read_argument, types_of
-from verl_multiturn.chat.harmony import HarmonyParser
 from verl_multiturn.chat.parsers import (
     REASONING_MARKS,
     THINK,
@@ -17,6 +15,8 @@ from verl_multiturn.chat.parsers import (
     Reasoning,
     ToolCall,
 )
+from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
+from verl_multiturn.chat.parsing.harmony import HarmonyParser
 
 
 async def parse(text: str) -> AssistantTurn:

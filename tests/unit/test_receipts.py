@@ -11,9 +11,9 @@ import pytest
 from benchmarks.samples import rebuilt, sample_of_record
 from tests.unit.test_certificate import PROMPT, converse, literal
 from verl_multiturn import EngineError, Generation, ScriptedEngine, StopReason
-from verl_multiturn.observe.certificate import verify
-from verl_multiturn.observe.verification import verify_record
-from verl_multiturn.rollout.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.check import verify
+from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.verification import verify_record
 
 
 class SlowEngine:

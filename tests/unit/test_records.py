@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from verl_multiturn.observe.records import RecordWriter, json_line, read_records
+from verl_multiturn.certificate.records import RecordWriter, json_line, read_records
 
 
 def file_of(folder: Path) -> Path:

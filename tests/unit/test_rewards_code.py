@@ -12,8 +12,8 @@ import pytest
 from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
-from verl_multiturn.rewards.code import same_output
-from verl_multiturn.rewards.code_cells import decode, encode
+from verl_multiturn.rewards.program_cells import decode, encode
+from verl_multiturn.rewards.programs import same_output
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from verl_multiturn.sandbox.seccomp import program
+from verl_multiturn.sandbox.guest.seccomp import program
 
 ALLOW, KILL = "allow", "kill"
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -31,10 +31,10 @@ from verl_multiturn import (
     ScriptedEngine,
     StopReason,
 )
+from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser, code_tool
 from verl_multiturn.rollout.marker import MarkerStop
-from verl_multiturn.rollout.receipts import ReceiptingEngine
 
 
 @pytest.fixture(scope="module")

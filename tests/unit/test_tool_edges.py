@@ -12,10 +12,10 @@ from PIL import Image
 from tests.conftest import EchoTool
 from verl_multiturn.chat.parsers import ToolCall
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.closing import close_tools
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.invoke import METRICS_CHARACTERS, plain_metrics
-from verl_multiturn.tools.runtime import CallStatus, ToolSession
+from verl_multiturn.tools.calls.call import METRICS_CHARACTERS, plain_metrics
+from verl_multiturn.tools.calls.closing import close_tools
+from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
 
 
 class Counted(list[Any]):

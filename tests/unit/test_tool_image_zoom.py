@@ -15,12 +15,12 @@ from tests.conftest import ROOT
 from tests.serving import conversation
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsers import ToolCall
-from verl_multiturn.tools import contract_probe
-from verl_multiturn.tools.contract import Verdict, check_tool
-from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.check import probe as contract_probe
+from verl_multiturn.tools.check.contract import Verdict, check_tool
 from verl_multiturn.tools.image_zoom import ImageZoomTool, find_region, read_image
 from verl_multiturn.tools.kwargs import bind_kwargs
-from verl_multiturn.tools.runtime import CallResult, CallStatus, ToolSession
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 

@@ -14,13 +14,13 @@ import pytest
 from tests.conftest import EchoTool
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsers import ToolCall
-from verl_multiturn.processes import WorkerPool
 from verl_multiturn.tasks import Alarms, done_within
+from verl_multiturn.tools.call_limits import attach_limits
+from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.limits import attach_limits
-from verl_multiturn.tools.runtime import CallStatus, ToolSession
-from verl_multiturn.tools.watch import LoopWatch
+from verl_multiturn.workers.pool import WorkerPool
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tests.serving import conversation, serving
 from verl_multiturn import ConfigError
-from verl_multiturn.tools.http import UnavailableError
+from verl_multiturn.tools.http_client import UnavailableError
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
 
 

@@ -14,11 +14,11 @@ import pytest
 from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
 from verl_multiturn.chat.parsers import ToolCall
-from verl_multiturn.tools import runtime
-from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.call_limits import attach_limits
+from verl_multiturn.tools.calls import session as runtime
+from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.kwargs import read_tools_kwargs
-from verl_multiturn.tools.limits import attach_limits
-from verl_multiturn.tools.runtime import CallStatus, ToolSession
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.serving import Call, conversation
 from verl_multiturn import ConfigError
-from verl_multiturn.tools import sql_worker
 from verl_multiturn.tools.sql import SqlTool, find_database
+from verl_multiturn.workers import sql_worker
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.data import make_row, read_splits, write_rows
+from verl_multiturn.tools.check.rows import validate_dataset
 from verl_multiturn.tools.kwargs import tools_of_row
-from verl_multiturn.tools.validate import validate_dataset
 
 PROMPT = [{"role": "user", "content": "Q"}]
 
@@ -265,7 +265,7 @@ def test_a_model_without_verl_beside_it_is_one_clear_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: tests.conftest.EchoTool\n")
-    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.codec", None)
+    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.chat_setup", None)
     done = CliRunner().invoke(app, [*command, "--model", "x"])
     assert done.exit_code == 1
     assert "verl-multiturn: --model needs verl" in done.output

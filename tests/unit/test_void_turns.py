@@ -32,15 +32,15 @@ from verl_multiturn import (
     ScriptedEngine,
     StopReason,
 )
+from verl_multiturn.certificate.check import verify
+from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import record_of
+from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
-from verl_multiturn.observe.certificate import verify
-from verl_multiturn.observe.records import record_of
-from verl_multiturn.observe.verification import verify_record
 from verl_multiturn.rollout.marker import MarkerStop
-from verl_multiturn.rollout.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.rollout.void_turns import has_void_turn
-from verl_multiturn.tools.gate import Gates
+from verl_multiturn.tools.calls.slots import Gates
 
 BOXED = re.compile(r"\\boxed")
 

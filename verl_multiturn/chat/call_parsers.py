@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_multiturn.chat.call_json import (
+from verl_multiturn.chat.parsers import JsonParser, NoCallError, TextParser, Tokenizer
+from verl_multiturn.chat.parsing.call_json import (
     NamedCall,
     UnreadableCallError,
     as_json,
@@ -24,7 +25,6 @@ from verl_multiturn.chat.call_json import (
     read_problem,
     read_whole_json,
 )
-from verl_multiturn.chat.parsers import JsonParser, NoCallError, TextParser, Tokenizer
 
 _JSON_TYPES = {
     dict: "object",

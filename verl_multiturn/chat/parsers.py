@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_multiturn.chat.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
+from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
 
 # Pairs that open and close a reasoning section, by model family. Models that were only prompted to reason also write
 # the first pair, as plain text.

@@ -101,14 +101,14 @@ def activate() -> None:
     from verl.plugin.platform.platform_manager import PlatformRegistry
     from verl.workers.rollout import base
 
-    from verl_multiturn.cpu.defaults import fill_in
-    from verl_multiturn.cpu.platform import (
+    from verl_multiturn.cpu.cpu_platform import (
         CpuPlatform,
         initialize_gloo_process_group,
         initialize_torchrun_group,
         load_value_model,
     )
-    from verl_multiturn.verl_bridge import preflight
+    from verl_multiturn.cpu.defaults import fill_in
+    from verl_multiturn.verl_bridge.startup import check as preflight
 
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
     set_platform(CpuPlatform())

@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards import code, gsm8k, gym, judge, mathematics, qa, sql, tool_n1
-from verl_multiturn.rewards.code import CodeOptions
+from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, sql, tool_n1
+from verl_multiturn.rewards import programs as code
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
 from verl_multiturn.rewards.judge import JudgeOptions
 from verl_multiturn.rewards.mathematics import MathOptions
+from verl_multiturn.rewards.programs import CodeOptions
 from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions

@@ -30,8 +30,8 @@ from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import Source
+from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.gate import Gates
 from verl_multiturn.tools.kwargs import tools_of_row
 
 if TYPE_CHECKING:

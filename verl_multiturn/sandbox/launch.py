@@ -58,7 +58,7 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
 }
 _BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.zygote import main; del sys.path[0]; "
+    "import sys; sys.path.insert(0, sys.argv[1]); from guest.zygote import main; del sys.path[0]; "
     "main(int(sys.argv[2]), sys.argv[3])"
 )
 _PROBE_S = 120.0
@@ -103,7 +103,7 @@ class Launch:
                 block = "--userns-block-fd" if self._own_users else "--block-fd"
                 wrapper = [find_bwrap(), *bwrap_arguments(settings), "--info-fd", str(said), block, str(go)]
             spec = guest_spec(settings, self._directory or _HOME, self._own_users)
-            root = _GUEST_ROOT if wrapper else str(Path(__file__).parent.parent)
+            root = _GUEST_ROOT if wrapper else str(Path(__file__).parent)
             python = [os.path.realpath(sys.executable), "-I", "-S", "-c", _BOOTSTRAP]
             self.process = subprocess.Popen(
                 [*wrapper, *python, root, str(theirs.fileno()), json.dumps(spec)],
@@ -274,7 +274,8 @@ def bwrap_arguments(settings: SandboxSettings) -> list[str]:
     for name, value in _environment(settings).items():
         arguments += ["--setenv", name, value]
     binds, hidden = _visible(settings)
-    guest = {f"{_GUEST_ROOT}/sandbox/{name}.py": str(Path(__file__).with_name(f"{name}.py")) for name in _GUEST_MODULES}
+    inside = Path(__file__).parent / "guest"
+    guest = {f"{_GUEST_ROOT}/guest/{name}.py": str(inside / f"{name}.py") for name in _GUEST_MODULES}
     # Make the parent folders ourselves: those that bubblewrap makes can be entered by their owner only.
     for folder in sorted({str(parent) for path in (*binds, *guest, "/dev/x") for parent in Path(path).parents} - {"/"}):
         arguments += ["--dir", folder]

@@ -15,12 +15,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verl_multiturn.sandbox.cell import NONCE_BYTES, PACKET_BYTES
 from verl_multiturn.sandbox.groups import Group
+from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES
+from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.sandbox.supervisor import DONE, MAX_OPEN_FILES
 
 FLOOD_BYTES = 8 * 2**20
 """Bytes of output after which a cell is stopped."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.http import HttpSettings, HttpTool
+from verl_multiturn.tools.http_client import HttpSettings, HttpTool
 from verl_multiturn.tools.schema import ToolSchema
 
 

@@ -4,9 +4,9 @@ Each entry of the file has one of three keys, which says its kind:
 
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/functions.py`);
-- `mcp`: an MCP server, which may have many tools (`tools/mcp.py`).
+- `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`).
 
-An entry of any kind may also have `limits` for the calls of its tools (`tools/limits.py`).
+An entry of any kind may also have `limits` for the calls of its tools (`tools/call_limits.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import yaml
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.call_limits import attach_limits
 from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.limits import attach_limits
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.verl_functions import find_entry, verl_function_tool
 
@@ -107,7 +107,7 @@ def build_tools(entry: Any, where: str) -> list[Any]:
 
 def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
     if kind == "mcp":
-        from verl_multiturn.tools.mcp import mcp_tools  # this import takes a second, and few runs need it
+        from verl_multiturn.tools.mcp_tools import mcp_tools  # this import takes a second, and few runs need it
 
         return list(mcp_tools(entry["mcp"], f"{where}.mcp"))
     raw_schema = entry.get("tool_schema")

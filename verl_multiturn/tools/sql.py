@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.processes import WorkerError, WorkerPool
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.per_loop import PerLoop
+from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.workers.pool import WorkerError, WorkerPool
 
 _HEADER = b"SQLite format 3\0"
 _WORKER = Path(__file__).with_name("sql_worker.py")

@@ -13,6 +13,8 @@ import torch
 from pydantic import Field
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import RecordWriter, record_of
 from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
 from verl_multiturn.chat.parsers import MalformedCall, ToolCall
 from verl_multiturn.chat.rendering import Difference
@@ -20,27 +22,25 @@ from verl_multiturn.chat.tir import STOP_PATTERN, TIR
 from verl_multiturn.config import ToolRewardSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metrics import numbers_of, stats_of
-from verl_multiturn.observe.records import RecordWriter, record_of
 from verl_multiturn.rollout.conversation import Conversation, Outcome, Request
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
-from verl_multiturn.rollout.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.rollout.tool_reward import tool_scores
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.void_turns import has_void_turn
-from verl_multiturn.tools.gate import Gates
-from verl_multiturn.tools.watch import LoopWatch
-from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.codec import check_names, make_chat
-from verl_multiturn.verl_bridge.engine import VerlEngine
-from verl_multiturn.verl_bridge.images import image_reader, plain_dict
-from verl_multiturn.verl_bridge.parsers import make_parser, stop_ids
-from verl_multiturn.verl_bridge.preflight import AGENT_LOOP, settings_of
+from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.watch import LoopWatch
+from verl_multiturn.verl_bridge.chat_setup import check_names, make_chat
+from verl_multiturn.verl_bridge.formats import make_parser, stop_ids
+from verl_multiturn.verl_bridge.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.slots import RaySlots
+from verl_multiturn.verl_bridge.startup.check import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.tools import load_run_tools
+from verl_multiturn.verl_bridge.trainer.closing import close_at_end
+from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""

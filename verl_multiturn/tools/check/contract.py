@@ -17,9 +17,9 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.contract_advice import CLASS
-from verl_multiturn.tools.contract_checks import AT_ONCE, Examination, Finding, Verdict
-from verl_multiturn.tools.contract_probe import LATE_S, Probe, Watch, private_temporary_folder
+from verl_multiturn.tools.check.advice import CLASS
+from verl_multiturn.tools.check.checks import AT_ONCE, Examination, Finding, Verdict
+from verl_multiturn.tools.check.probe import LATE_S, Probe, Watch, private_temporary_folder
 from verl_multiturn.tools.functions import function_tool
 from verl_multiturn.tools.registry import build_tools, load_tools, read_entries, resolve
 

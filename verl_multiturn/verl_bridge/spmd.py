@@ -22,17 +22,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from verl import DataProto
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 
+from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
-from verl_multiturn.observe.certificate import Row, Violation, verify
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.rollout.receipts import Receipts
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.agent_loop import CertifiedOutput, Runner, build_runner
-from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.engine import VerlEngine
-from verl_multiturn.verl_bridge.images import takes_images
-from verl_multiturn.verl_bridge.preflight import settings_of
+from verl_multiturn.verl_bridge.processors import takes_images
+from verl_multiturn.verl_bridge.startup.check import settings_of
+from verl_multiturn.verl_bridge.trainer.closing import close_at_end
+from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 
 class AsyncSGLangRollout(ServerAdapter):

@@ -30,17 +30,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.processes import WorkerError
-from verl_multiturn.rewards.code_cells import MARK
 from verl_multiturn.rewards.formats import last_block
+from verl_multiturn.rewards.program_cells import MARK
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
+from verl_multiturn.workers.pool import WorkerError
 
-_CELLS = Path(__file__).with_name("code_cells.py").read_text()
+_CELLS = Path(__file__).with_name("program_cells.py").read_text()
 _MOST_CHARACTERS = 50_000
 """Most characters of a program, and of the result of one call."""
 _CHUNK_BYTES = 48_000

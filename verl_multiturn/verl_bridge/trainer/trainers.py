@@ -17,14 +17,14 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_multiturn.verl_bridge.certificate import CertificateMixin
-from verl_multiturn.verl_bridge.closing import ClosingMixin
-from verl_multiturn.verl_bridge.groups import GroupsMixin
-from verl_multiturn.verl_bridge.metrics import MetricsMixin
-from verl_multiturn.verl_bridge.otc import OtcMixin
-from verl_multiturn.verl_bridge.preflight import OUR_TRAINER
-from verl_multiturn.verl_bridge.updates import UpdatesMixin
-from verl_multiturn.verl_bridge.void_turns import VoidTurnsMixin
+from verl_multiturn.verl_bridge.startup.check import OUR_TRAINER
+from verl_multiturn.verl_bridge.trainer.closing import ClosingMixin
+from verl_multiturn.verl_bridge.trainer.groups import GroupsMixin
+from verl_multiturn.verl_bridge.trainer.otc import OtcMixin
+from verl_multiturn.verl_bridge.trainer.report import MetricsMixin
+from verl_multiturn.verl_bridge.trainer.updates import UpdatesMixin
+from verl_multiturn.verl_bridge.trainer.verify import CertificateMixin
+from verl_multiturn.verl_bridge.trainer.void_turns import VoidTurnsMixin
 
 
 class _Ours(CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, UpdatesMixin, MetricsMixin, ClosingMixin):

@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_multiturn.verl_bridge.groups import trained_rows
-from verl_multiturn.verl_bridge.metrics import PREFIX
+from verl_multiturn.verl_bridge.trainer.groups import trained_rows
+from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
 logger = logging.getLogger(__name__)
 

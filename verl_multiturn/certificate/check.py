@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.rollout.receipts import Receipt, Receipts, prompt_hash
+from verl_multiturn.certificate.receipts import Receipt, Receipts, prompt_hash
 
 Column = NDArray[Any]
 

@@ -14,8 +14,8 @@ import transfer_queue
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from verl_multiturn.verl_bridge.metrics import fetch_stats
-from verl_multiturn.verl_bridge.preflight import settings_of
+from verl_multiturn.verl_bridge.startup.check import settings_of
+from verl_multiturn.verl_bridge.trainer.report import fetch_stats
 
 _MASKS = ("response_mask", "loss_mask")
 

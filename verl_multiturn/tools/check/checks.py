@@ -21,8 +21,9 @@ from typing import Any
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tools.base import is_foreign
-from verl_multiturn.tools.contract_advice import CLASS, FUNCTION
-from verl_multiturn.tools.contract_probe import (
+from verl_multiturn.tools.calls.call import read_reward
+from verl_multiturn.tools.check.advice import CLASS, FUNCTION
+from verl_multiturn.tools.check.probe import (
     LATE_S,
     Outcome,
     Probe,
@@ -35,7 +36,6 @@ from verl_multiturn.tools.contract_probe import (
     own_id,
 )
 from verl_multiturn.tools.functions import FunctionTool
-from verl_multiturn.tools.invoke import read_reward
 
 AT_ONCE = 64
 """Number of conversations at once in the check "concurrency"."""

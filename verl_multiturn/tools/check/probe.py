@@ -35,7 +35,7 @@ from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import finish
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
-from verl_multiturn.tools.invoke import is_coroutine_method, read_answer, read_reward
+from verl_multiturn.tools.calls.call import is_coroutine_method, read_answer, read_reward
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS, schema_of
 

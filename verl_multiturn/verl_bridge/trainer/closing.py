@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from verl_multiturn.describe import describe
-from verl_multiturn.tools.closing import CLOSE_S, close_tools
+from verl_multiturn.tools.calls.closing import CLOSE_S, close_tools
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.per_loop import PerLoop
+from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.receipts import Receipts
+from verl_multiturn.certificate.records import parse_line
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.observe.certificate import Row, Violation, verify
-from verl_multiturn.observe.records import parse_line
-from verl_multiturn.rollout.receipts import Receipts
 
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 

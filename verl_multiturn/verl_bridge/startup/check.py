@@ -28,12 +28,12 @@ from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
-from verl_multiturn.verl_bridge.adapters import check_adapters
-from verl_multiturn.verl_bridge.codec import check_names, check_python_names, examine_model, load_chat
-from verl_multiturn.verl_bridge.images import engine_image_settings, load_processor, plain_dict
-from verl_multiturn.verl_bridge.parsers import check_format
-from verl_multiturn.verl_bridge.ray_cpus import check_ray_cpus, required_ray_cpus
-from verl_multiturn.verl_bridge.score_checks import check_scores
+from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
+from verl_multiturn.verl_bridge.formats import check_format
+from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
+from verl_multiturn.verl_bridge.startup.adapters import check_adapters
+from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
+from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
 AGENT_LOOP = "multiturn_agent"

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import show
 from verl_multiturn.rollout.conversation import Outcome
-from verl_multiturn.rollout.receipts import Receipts
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from types import TracebackType
 
-from verl_multiturn.tools.invoke import TASK_PREFIX
+from verl_multiturn.tools.calls.call import TASK_PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_multiturn.chat.call_parsers import GemmaParser, LlamaParser, PythonForm, PythonParser, TagForm, TagParser
-from verl_multiturn.chat.harmony import HarmonyParser
 from verl_multiturn.chat.parsers import HERMES, CallParser, JsonForm, JsonParser, Tokenizer
+from verl_multiturn.chat.parsing.harmony import HarmonyParser
 
 
 def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> TagForm:

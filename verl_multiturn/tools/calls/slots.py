@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from verl_multiturn.tasks import Alarms, done_within, keep
 from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.invoke import TASK_PREFIX, CallAnswer, is_coroutine_method
-from verl_multiturn.tools.limits import limits_of
+from verl_multiturn.tools.call_limits import limits_of
+from verl_multiturn.tools.calls.call import TASK_PREFIX, CallAnswer, is_coroutine_method
 from verl_multiturn.tools.registry import METHODS, schema_of
 
 

@@ -24,7 +24,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
-from verl_multiturn.verl_bridge.metrics import fetch_stats
+from verl_multiturn.verl_bridge.trainer.report import fetch_stats
 
 # verl's estimators that judge each row alone, or by all trained tokens of a batch. Invalid rows have no trained token.
 _OF_A_ROW = {"gae", "reinforce_plus_plus", "remax"}

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.chat.call_formats import FORMATS, make_call_parser
-from verl_multiturn.chat.call_json import read_whole_json
 from verl_multiturn.chat.call_parsers import types_of
 from verl_multiturn.chat.parsers import (
     REASONING_MARKS,
@@ -26,6 +24,8 @@ from verl_multiturn.chat.parsers import (
     ToolCall,
     turn_text,
 )
+from verl_multiturn.chat.parsing.call_json import read_whole_json
+from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
 from verl_multiturn.chat.tir import TIR, TirParser
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError

@@ -1,0 +1,1 @@
+"""What the model wrote, as text and tool calls."""

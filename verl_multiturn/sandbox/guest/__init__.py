@@ -1,0 +1,1 @@
+"""The code that runs inside a sandbox. It imports the standard library only."""

@@ -1,0 +1,1 @@
+"""The life of one call: from the session through a slot to the tool."""

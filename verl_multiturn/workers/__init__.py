@@ -1,0 +1,1 @@
+"""Processes that do what may hang or crash, and can be killed."""
