@@ -37,7 +37,7 @@ from verl.workers.rollout.replica import TokenOutput
 from benchmarks import sandbox_speed
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
 from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSchema
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.verl_bridge.agent_loop import build_runner

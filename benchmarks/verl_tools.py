@@ -57,7 +57,7 @@ class Services(BaseHTTPRequestHandler):
 
 async def converse(name: str, url: str) -> str:
     """One conversation with a tool; what is wrong with it, or nothing."""
-    from verl_multiturn.chat.parsers import ToolCall
+    from verl_multiturn.chat.parsing.turns import ToolCall
     from verl_multiturn.errors import MultiTurnError
     from verl_multiturn.tools.calls.session import ToolSession
     from verl_multiturn.tools.calls.slots import Gates

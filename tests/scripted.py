@@ -11,7 +11,7 @@ from verl_multiturn import (
     ScriptedEngine,
 )
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.tools.calls.slots import Gates
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'

@@ -31,7 +31,7 @@ from tests.servers.starting import (
     text,
     until,
 )
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.mcp_tools import mcp_tools

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tests.serving import conversation, serving
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.call_limits import attach_limits
 from verl_multiturn.tools.calls.session import CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates

@@ -9,8 +9,9 @@ from benchmarks.families import names
 from benchmarks.template_matrix import template_of
 from tests.call_texts import CODER, FORMATS, HARMONY, SEVERAL, Arguments, write
 from tests.conftest import CharTokenizer, make_schema
-from verl_multiturn.chat.parsers import REASONING_MARKS, AssistantTurn, MalformedCall, Reasoning, ToolCall
 from verl_multiturn.chat.parsing.formats import FORMATS as OURS
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 pytestmark = pytest.mark.stack
 

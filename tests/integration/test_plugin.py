@@ -115,7 +115,7 @@ async def test_a_tool_derived_from_verls_own_class() -> None:
     from verl.tools.base_tool import BaseTool as VerlTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-    from verl_multiturn.chat.parsers import ToolCall
+    from verl_multiturn.chat.parsing.turns import ToolCall
     from verl_multiturn.tools.calls.session import ToolSession
     from verl_multiturn.tools.calls.slots import Gates
 

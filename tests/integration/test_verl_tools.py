@@ -8,7 +8,7 @@ import yaml
 
 from tests.conftest import ROOT
 from verl_multiturn import ConfigError, load_tools
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check.rows import validate_dataset

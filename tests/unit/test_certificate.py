@@ -21,7 +21,7 @@ from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Recei
 from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli import app
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT, CharTokenizer
-from verl_multiturn.chat.clipping import clip
-from verl_multiturn.rollout.limits import Side
+from verl_multiturn.chat.clipping import Side, clip
 
 SIDES = ("left", "middle", "right")
 

@@ -15,7 +15,7 @@ from verl_multiturn import (
     StopReason,
 )
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
 
 
 async def test_one_call_then_an_answer() -> None:

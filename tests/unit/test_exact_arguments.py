@@ -14,8 +14,9 @@ from tests.call_texts import CODER, FORMATS, HARMONY, PLAIN_TAGS, write
 from tests.conftest import CharTokenizer
 from tests.honest_calls import HONEST
 from verl_multiturn import ToolSchema
-from verl_multiturn.chat.parsers import REASONING_MARKS, AssistantTurn, MalformedCall, ToolCall
 from verl_multiturn.chat.parsing.formats import make_call_parser
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 STRING = {"type": "string"}
 

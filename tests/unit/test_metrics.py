@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from verl_multiturn import ConfigError, Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.config import read_settings
 from verl_multiturn.observe.metrics import (

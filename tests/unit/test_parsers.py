@@ -5,18 +5,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import CharTokenizer
-from verl_multiturn.chat.call_parsers import read_argument, types_of
-from verl_multiturn.chat.parsers import (
-    REASONING_MARKS,
-    THINK,
-    AssistantTurn,
-    JsonParser,
-    MalformedCall,
-    Reasoning,
-    ToolCall,
-)
+from verl_multiturn.chat.parsing.arguments import read_argument, types_of
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
 from verl_multiturn.chat.parsing.harmony import HarmonyParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, Reasoning
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 
 async def parse(text: str) -> AssistantTurn:

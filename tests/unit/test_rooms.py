@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "verl_multiturn"
-FREE_ROOMS = ("rollout", "chat", "sandbox", "tools", "observe", "rewards")
+FREE_ROOMS = ("rollout", "chat", "sandbox", "tools", "observe", "rewards", "certificate", "workers")
 HEAVY = {"verl", "ray", "sglang"}
 BRIDGES = {"verl_multiturn.verl_bridge", "verl_multiturn.cpu"}
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import EchoTool
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.calls.call import METRICS_CHARACTERS, plain_metrics
 from verl_multiturn.tools.calls.closing import close_tools

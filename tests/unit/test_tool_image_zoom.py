@@ -14,7 +14,7 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.serving import conversation
 from verl_multiturn import ConfigError, load_tools
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check import probe as contract_probe

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import EchoTool
 from verl_multiturn import ConfigError, ToolContractError
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tasks import Alarms, done_within
 from verl_multiturn.tools.call_limits import attach_limits
 from verl_multiturn.tools.calls.session import CallStatus, ToolSession

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
-from verl_multiturn.chat.parsers import ToolCall
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.call_limits import attach_limits
 from verl_multiturn.tools.calls import session as runtime
 from verl_multiturn.tools.calls.session import CallStatus, ToolSession

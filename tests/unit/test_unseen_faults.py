@@ -11,8 +11,8 @@ from tests.text_mode import quickstart_tokenizer
 from verl_multiturn import Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.parsers import REASONING_MARKS
 from verl_multiturn.chat.parsing.formats import make_call_parser
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.tools.calls.slots import Gates

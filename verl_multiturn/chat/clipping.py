@@ -1,11 +1,17 @@
-"""Cutting a text to a number of tokens, never through the middle of a character."""
+"""Cutting a text that is too long: a tool response, for the most part.
+
+- `clip` cuts to a number of tokens, never through the middle of a character (`observation_length`);
+- `truncate` cuts to a number of characters as verl does (`multi_turn.max_tool_response_length`);
+- `shorten` bounds what is kept of a tool's text at all (`limits.response_characters`), before either of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from verl_multiturn.rollout.limits import Side
+Side = Literal["left", "middle", "right"]
+"""Where a text that is too long loses its text."""
 
 _MARK = "...(truncated)..."
 # First guess of the most characters in a token. The window grows where the guess is too small.
@@ -110,3 +116,33 @@ def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]] | None:
         return None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return [(start, end) for start, end in encoded["offset_mapping"]]
+
+
+def truncate(text: str, length: int, side: Side) -> str:
+    """Cut a text to at most `length` characters, and add a mark where text is missing.
+
+    Args:
+        text: The text to cut. A text that is short enough is returned unchanged.
+        length: The most characters that are kept. The mark comes on top.
+        side: Where the text loses characters.
+    """
+    if len(text) <= length:
+        return text
+    if side == "left":
+        return "(truncated)..." + text[len(text) - length :]
+    if side == "right":
+        return text[:length] + "...(truncated)"
+    half = length // 2
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]
+
+
+def shorten(text: str, most_characters: int) -> str:
+    """Return a text that tokenizers and files accept; one of more than `most_characters` loses its middle.
+
+    The result of a longer text is a little longer than `most_characters`, since a note stands in place of the middle.
+    """
+    if len(text) > most_characters:
+        half = most_characters // 2
+        text = f"{text[:half]}\n…[{len(text) - 2 * half} characters left out]…\n{text[-half:]}"
+    # Tokenizers and files refuse a lone surrogate; it becomes a question mark.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

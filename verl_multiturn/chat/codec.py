@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from verl_multiturn.chat.clipping import Encoder, clip
+from verl_multiturn.chat.clipping import Encoder, Side, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
-from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall
 from verl_multiturn.chat.shown_schemas import sealed, texts
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rollout.limits import Side
 
 Message = dict[str, Any]
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import Vision
-from verl_multiturn.chat.parsers import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
 
 
 class Difference(StrEnum):

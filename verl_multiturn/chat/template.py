@@ -13,7 +13,8 @@ from typing import Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import stand_in
-from verl_multiturn.chat.parsers import REASONING_MARKS, CallParser
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
+from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.errors import ConfigError
 

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from verl_multiturn.chat.clipping import Encoder
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilder
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.chat.parsing.call_json import as_json
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError
 
 TIR = "tir"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
-from verl_multiturn.chat.parsers import AssistantTurn, CallParser, MalformedCall
+from verl_multiturn.chat.parsing.turns import AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Side = Literal["left", "middle", "right"]
+from verl_multiturn.chat.clipping import Side, truncate
 
 
 class StopReason(StrEnum):
@@ -162,24 +162,6 @@ class Limits:
             observation_tokens: Tokens of the observation.
         """
         return response_tokens + observation_tokens < self.response_length
-
-
-def truncate(text: str, length: int, side: Side) -> str:
-    """Cut a text to at most `length` characters, and add a mark where text is missing.
-
-    Args:
-        text: The text to cut. A text that is short enough is returned unchanged.
-        length: The most characters that are kept. The mark comes on top.
-        side: Where the text loses characters.
-    """
-    if len(text) <= length:
-        return text
-    if side == "left":
-        return "(truncated)..." + text[len(text) - length :]
-    if side == "right":
-        return text[:length] + "...(truncated)"
-    half = length // 2
-    return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
 
 def _reached(count: int, limit: int | None) -> bool:

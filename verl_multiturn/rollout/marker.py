@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.chat.parsers import Tokenizer
+from verl_multiturn.chat.parsing.turns import Tokenizer
 from verl_multiturn.chat.tir import has_marker
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Engine, Generation

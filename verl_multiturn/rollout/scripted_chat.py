@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.messages import check_messages
-from verl_multiturn.chat.parsers import JsonParser
+from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import show

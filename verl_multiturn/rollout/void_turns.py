@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verl_multiturn.chat.parsers import AssistantTurn, ToolCall
+from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.rollout.conversation import Outcome
 
 

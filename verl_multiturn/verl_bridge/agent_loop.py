@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import RecordWriter, record_of
 from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
-from verl_multiturn.chat.parsers import MalformedCall, ToolCall
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
 from verl_multiturn.config import ToolRewardSettings

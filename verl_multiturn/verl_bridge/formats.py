@@ -13,19 +13,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.chat.call_parsers import types_of
-from verl_multiturn.chat.parsers import (
-    REASONING_MARKS,
-    THINK,
-    AssistantTurn,
-    CallParser,
-    MalformedCall,
-    Reasoning,
-    ToolCall,
-    turn_text,
-)
+from verl_multiturn.chat.parsing.arguments import types_of
 from verl_multiturn.chat.parsing.call_json import read_whole_json
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, Reasoning
+from verl_multiturn.chat.parsing.turns import AssistantTurn, CallParser, MalformedCall, ToolCall, turn_text
 from verl_multiturn.chat.tir import TIR, TirParser
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_multiturn.chat.call_parsers import GemmaParser, LlamaParser, PythonForm, PythonParser, TagForm, TagParser
-from verl_multiturn.chat.parsers import HERMES, CallParser, JsonForm, JsonParser, Tokenizer
+from verl_multiturn.chat.parsing.gemma import GemmaParser
 from verl_multiturn.chat.parsing.harmony import HarmonyParser
+from verl_multiturn.chat.parsing.json_calls import HERMES, JsonForm, JsonParser
+from verl_multiturn.chat.parsing.llama import LlamaParser
+from verl_multiturn.chat.parsing.pythonic import PythonForm, PythonParser
+from verl_multiturn.chat.parsing.tags import TagForm, TagParser
+from verl_multiturn.chat.parsing.turns import CallParser, Tokenizer
 
 
 def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> TagForm:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.chat.parsers import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.chat.parsing.call_json import UnreadableCallError, as_json, read_json
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 
 _CALL = "<|call|>"
 _WRITTEN = "write its JSON after <|message|> and end it with <|call|>"

@@ -22,6 +22,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
+from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import Alarms, wake
@@ -326,15 +327,3 @@ def _warn_once(name: str, what: str, detail: str) -> None:
     if (name, what) not in _warned:
         _warned.add((name, what))
         logger.warning("tool %r: %s%s (said once)", name, what, detail)
-
-
-def shorten(text: str, most_characters: int) -> str:
-    """Return a text that tokenizers and files accept; one of more than `most_characters` loses its middle.
-
-    The result of a longer text is a little longer than `most_characters`, since a note stands in place of the middle.
-    """
-    if len(text) > most_characters:
-        half = most_characters // 2
-        text = f"{text[:half]}\n…[{len(text) - 2 * half} characters left out]…\n{text[-half:]}"
-    # Tokenizers and files refuse a lone surrogate; it becomes a question mark.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()

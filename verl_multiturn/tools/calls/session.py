@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from verl_multiturn.chat.parsers import MalformedCall, ToolCall
+from verl_multiturn.chat.clipping import shorten
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import Alarms, finish, gather, keep
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.call import CallAnswer, Invocation, TimedOutError, read_answer, read_reward, shorten
+from verl_multiturn.tools.calls.call import CallAnswer, Invocation, TimedOutError, read_answer, read_reward
 from verl_multiturn.tools.calls.slots import BusyError, Gate, Gates
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS

@@ -1,7 +1,6 @@
-"""From sampled ids to text and tool calls.
+"""The base of the parsers that read a turn as text, from mark to mark.
 
-This module holds what all formats share, and the best known format: JSON between tags (Hermes, used by Qwen and many
-others). gpt-oss is in `chat.harmony`; the other formats are in `chat.call_formats`.
+gpt-oss is read from token ids instead, in `chat.parsing.harmony`. The formats themselves are in `chat.parsing.formats`.
 
 Invariants of all formats:
 - a tool gets an argument exactly as the model wrote it, character by character, or the call is malformed;
@@ -14,136 +13,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
-
-# Pairs that open and close a reasoning section, by model family. Models that were only prompted to reason also write
-# the first pair, as plain text.
-THINK = ("<think>", "</think>")
-REASONING_MARKS = (
-    THINK,
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|channel>thought", "<channel|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|channel|>analysis", "<|end|><|start|>assistant"),
-)
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One tool call that the model made."""
-
-    name: str
-    arguments: str
-    """The JSON text of an object, as the model wrote it."""
-    id: str
-    """Id of the call, unique in a conversation: `call_<turn>_<number>`."""
-
-
-@dataclass(frozen=True)
-class MalformedCall:
-    """A call that could not be read, with the reason."""
-
-    text: str
-    """The part of the turn's text that could not be read."""
-    problem: str
-    """The reason, in words for the model."""
-    id: str
-
-
-@dataclass(frozen=True)
-class AssistantTurn:
-    """The content of one assistant turn."""
-
-    content: str
-    """Text outside of calls; in text mode, all of the turn's text."""
-    calls: list[ToolCall | MalformedCall] = field(default_factory=list)
-    """Calls in the order of the text, readable or not."""
-
-
-class CallParser(Protocol):
-    """A parser that reads one assistant turn."""
-
-    async def parse(
-        self, ids: Sequence[int], schemas: Sequence[dict[str, Any]], turn: int, before: Sequence[int] = ()
-    ) -> AssistantTurn:
-        """Return the turn's text and calls.
-
-        Args:
-            ids: The turn's sampled ids.
-            schemas: Schemas of the request's tools.
-            turn: Number of the turn. It makes the ids of calls unique in a conversation.
-            before: The last ids before the turn. They may open a reasoning section, in which the turn then begins.
-        """
-        ...
-
-
-class Tokenizer(Protocol):
-    """The part of a tokenizer that the parsers use."""
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
-        ...
-
-
-class Reasoning:
-    """A finder of the reasoning sections in a turn's text.
-
-    Args:
-        marks: Pairs of texts that open and close a section.
-    """
-
-    def __init__(self, marks: Sequence[tuple[str, str]] = (THINK,)) -> None:
-        self._closes = dict(marks)
-        self.openings = "|".join(re.escape(mark) for mark in sorted(self._closes, key=len, reverse=True))
-        """Regular expression for the marks that open a section."""
-        self._openings = re.compile(self.openings)
-
-    def opened_by(self, before: str) -> str | None:
-        """Return the mark of a section that is opened right before a turn, white space aside; None without one.
-
-        A mark further back does not count: it is text of a prompt or of a tool.
-        """
-        end = before.rstrip()
-        return next((start for start in self._closes if end.endswith(start)), None)
-
-    def end(self, text: str, mark: str, position: int) -> int:
-        """Return the index where a section ends: after its closing mark, or at the end of the text.
-
-        The search for the closing mark of the section that `mark` opened begins at `position`.
-        """
-        close = self._closes[mark]
-        at = text.find(close, position)
-        return len(text) if at < 0 else at + len(close)
-
-    def after(self, text: str, opened: str | None = None) -> str:
-        """Return the text that follows the reasoning at its beginning.
-
-        `opened` is the mark of a section that began before the text.
-        """
-        position = self.end(text, opened, 0) if opened else 0
-        while (found := self._openings.search(text, position)) and not text[position : found.start()].strip():
-            position = self.end(text, found[0], found.end())
-        return text[position:]
-
-    def split(self, text: str, opened: str | None = None) -> tuple[str, str]:
-        """Split a text without calls into `(reasoning, rest)`, each in its order.
-
-        The marks belong to the reasoning. So does `opened`, the mark of a section that began before the text.
-        """
-        end = self.end(text, opened, 0) if opened else 0
-        inside, outside = [opened or "", text[:end]], []
-        position = end
-        while found := self._openings.search(text, position):
-            end = self.end(text, found[0], found.end())
-            outside.append(text[position : found.start()])
-            inside.append(text[found.start() : end])
-            position = end
-        return "".join(inside), "".join([*outside, text[position:]])
+from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError
+from verl_multiturn.chat.parsing.reasoning import Reasoning
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 
 
 class NoCallError(Exception):
@@ -321,76 +197,3 @@ class TextParser(ABC):
             UnreadableCallError: The call cannot be read.
             NoCallError: The text is not meant as a call.
         """
-
-
-@dataclass(frozen=True)
-class JsonForm:
-    """A format that writes a call as JSON: `{"name": …, "arguments": {…}}`, or only the arguments after the name."""
-
-    begun: str
-    """Regular expression for how a call begins."""
-    close: str
-    """Text that closes a call; "" where the format has no such mark."""
-    header: str
-    """Regular expression for what stands before the JSON, with the group `name` if the name stands there."""
-    end: str
-    """Regular expression for what stands after the JSON."""
-    written: str
-    """Example of a call, shown to the model when a call cannot be read."""
-
-
-HERMES = JsonForm(
-    begun="<tool_call>",
-    close="</tool_call>",
-    header=r"<tool_call>\s*",
-    end=r"\s*</tool_call>",
-    written='<tool_call>{"name": …, "arguments": {…}}</tool_call>',
-)
-
-
-class JsonParser(TextParser):
-    """A parser for calls written as JSON.
-
-    Args:
-        tokenizer: Decodes the model's turns.
-        end_ids: Every token id that ends a turn.
-        form: The format.
-        marks: Pairs of texts that open and close the model's reasoning.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        end_ids: Sequence[int],
-        form: JsonForm = HERMES,
-        marks: Sequence[tuple[str, str]] = (THINK,),
-    ) -> None:
-        super().__init__(tokenizer, end_ids, marks, form.begun, form.close)
-        self._form = form
-        self._header = re.compile(form.header)
-        self._end = re.compile(form.end)
-
-    def _call(self, text: str, found: re.Match[str], schemas: Sequence[dict[str, Any]]) -> tuple[list[NamedCall], int]:
-        if self._close and text.find(self._close, found.end()) < 0:
-            raise UnreadableCallError(f"the call is not closed; end it with {self._close}")
-        header = self._header.match(text, found.start())
-        if header is None:
-            raise UnreadableCallError(f"the call cannot be read; write it as {self._form.written}")
-        value, position = self._value(text, header.end())
-        end = self._end.match(text, position)
-        if end is None:
-            raise UnreadableCallError(f"the call's JSON is followed by something else; write {self._form.written}")
-        if "name" in header.re.groupindex and header["name"]:
-            return [(header["name"], as_json(value))], end.end()
-        return named_calls(value), end.end()
-
-    def _value(self, text: str, position: int) -> tuple[Any, int]:
-        return read_json(text, position)
-
-
-def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
-    """Return the text of a turn without the end tokens at its end."""
-    kept = list(ids)
-    while kept and kept[-1] in end_ids:
-        kept.pop()
-    return tokenizer.decode(kept, skip_special_tokens=False)
