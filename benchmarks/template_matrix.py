@@ -80,8 +80,8 @@ class ProbeTool(BaseTool):
 @cache
 def template_of(name: str) -> Template:
     """The codec, parser and check of a family, as a run would make them."""
+    from verl_multiturn.verl_bridge.call_formats import make_parser
     from verl_multiturn.verl_bridge.chat_setup import make_chat
-    from verl_multiturn.verl_bridge.formats import make_parser
 
     made = family(name)
     tokenizer = made.tokenizer

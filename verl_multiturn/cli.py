@@ -14,14 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.certificate.verification import verify_file
-from verl_multiturn.chat.template import refusals
+from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
 from verl_multiturn.recipes import copy_recipe, list_recipes
-from verl_multiturn.tools.check.contract import Verdict, examine, tools_to_check
-from verl_multiturn.tools.check.rows import validate_dataset
+from verl_multiturn.tools.check.contract import Grade, examine, tools_to_check
+from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.")
@@ -134,10 +134,10 @@ def validate(
 
 
 _CHECKED = {
-    Verdict.OK: "[green]ok[/]",
-    Verdict.WARNING: "[yellow]warning[/]",
-    Verdict.PROBLEM: "[red]problem[/]",
-    Verdict.SKIPPED: "[dim]skipped[/]",
+    Grade.OK: "[green]ok[/]",
+    Grade.WARNING: "[yellow]warning[/]",
+    Grade.PROBLEM: "[red]problem[/]",
+    Grade.SKIPPED: "[dim]skipped[/]",
 }
 
 
@@ -167,7 +167,7 @@ def check_tools(
             for finding in findings:
                 table.add_row(_CHECKED[finding.verdict], finding.check, escape(finding.found), escape(finding.remedy))
             console.print(table)
-            problems += sum(finding.verdict is Verdict.PROBLEM for finding in findings)
+            problems += sum(finding.verdict is Grade.PROBLEM for finding in findings)
     except MultiTurnError as error:
         _fail(str(error))
     if problems:

@@ -18,7 +18,7 @@ from typing import Any
 from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
-from verl_multiturn.tools.check.rows import validate_dataset
+from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
 
 Row = dict[str, Any]

@@ -71,7 +71,7 @@ def register() -> None:
         activate.activate()
 
     from verl_multiturn.verl_bridge import agent_loop
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     agent_loop.register_agent_loop()
     preflight.register_callback()

@@ -412,7 +412,7 @@ def test_verl_finds_our_trainers_by_name() -> None:
 def test_cached_rollouts_are_refused_where_they_would_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import ROLLOUT, composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     cached = {"skip.rollout_tq.enable": "True", "ray_kwargs.ray_init.num_cpus": "64"}

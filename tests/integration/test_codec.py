@@ -60,7 +60,7 @@ def test_increments_add_up_to_the_whole(tokenizer: Any, model_type: str) -> None
 
 def test_every_parser_format_can_be_made(tokenizer: Any) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.formats import known_formats, make_parser
+    from verl_multiturn.verl_bridge.call_formats import known_formats, make_parser
 
     assert {"hermes", "chatml", "gpt-oss", "llama3", "mistral"} <= set(known_formats())
     assert make_parser("chatml", tokenizer, [2]) is not None
@@ -69,7 +69,7 @@ def test_every_parser_format_can_be_made(tokenizer: Any) -> None:
 
 
 async def test_a_format_of_sglang(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.formats import make_parser
+    from verl_multiturn.verl_bridge.call_formats import make_parser
 
     schemas = [tool.tool_schema.as_dict() for tool in load_tools(ROOT / "tool_configs" / "calculator.yaml").values()]
     parser = make_parser("llama3", tokenizer, [tokenizer.eos_token_id])

@@ -18,7 +18,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
 def test_family(name: str) -> None:
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    from verl_multiturn.verl_bridge.formats import known_formats
+    from verl_multiturn.verl_bridge.call_formats import known_formats
 
     one = family(name)
     tokenizer = one.tokenizer

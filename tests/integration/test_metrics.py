@@ -276,7 +276,7 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"custom.multiturn.tool_reward.mode": "add", **changes}

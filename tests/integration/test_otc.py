@@ -219,7 +219,7 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"custom.multiturn.otc.form": "grpo", "actor_rollout_ref.rollout.n": "4", **changes}
@@ -231,7 +231,7 @@ def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkey
 
 def test_a_single_answer_can_be_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     given = {"+actor_rollout_ref.rollout.custom.multiturn.otc.form": "ppo", "actor_rollout_ref.rollout.n": "1"}

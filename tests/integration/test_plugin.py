@@ -64,7 +64,7 @@ def test_any_module_can_be_imported_first(module: str) -> None:
     program = f"""
 import verl_multiturn.{module}
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl_multiturn.verl_bridge.startup.check import config_hooks
+from verl_multiturn.verl_bridge.startup.prepare import config_hooks
 assert "multiturn_agent" in _agent_loop_registry
 assert len(config_hooks) == 1
 """

@@ -107,7 +107,7 @@ def test_what_is_refused(
     message: str,
 ) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     if yaml_text is not None:
@@ -119,7 +119,7 @@ def test_what_is_refused(
 @pytest.mark.parametrize("rank", ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"])
 def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64"}
@@ -131,7 +131,7 @@ def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPat
 
 def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     rows = [{"prompt": [{"role": "user", "content": "Q"}], "agent_name": "single_turn_agent"}]
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
@@ -142,7 +142,7 @@ def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
 
 def test_a_vision_language_model_without_its_processor(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     with pytest.raises(ConfigError, match=r"model_type 'qwen2_5_vl'.*verl cannot load its processor"):
@@ -167,7 +167,7 @@ def wrong_model(tmp_path: Path) -> Path:
 
 def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     mode = f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode"
@@ -184,7 +184,7 @@ def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: py
 
 
 def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": [], "agent_name": "tool_agent"}))
@@ -201,7 +201,7 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
 
 
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.chdir(tmp_path)
     config = composed(**{f"+{ROLLOUT}.custom.multiturn.record_dir": "records", "ray_kwargs.ray_init.num_cpus": "64"})
@@ -236,7 +236,7 @@ def test_whose_trainer_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     monkeypatch.setattr(preflight, "config_hooks", [])
     config = composed(**{**changes, "ray_kwargs.ray_init.num_cpus": "64"})

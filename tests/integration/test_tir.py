@@ -284,7 +284,7 @@ def composed(**changes: str) -> Any:
 
 def test_what_the_start_up_check_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     config = composed()
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init
@@ -320,9 +320,9 @@ def plain_model(tmp_path: Path) -> str:
 
 
 def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
-    from verl_multiturn.chat.template import refusals
+    from verl_multiturn.chat.template_rules import refusals
     from verl_multiturn.verl_bridge.chat_setup import examine_model
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     rules = examine_model(plain_model, "tir")
     assert [(rule.name, str(rule.verdict)) for rule in rules] == [

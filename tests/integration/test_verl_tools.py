@@ -11,7 +11,7 @@ from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates
-from verl_multiturn.tools.check.rows import validate_dataset
+from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import schema_of
 
 pytestmark = pytest.mark.stack
@@ -276,7 +276,7 @@ async def test_the_functions_of_function_tool_path(tmp_path: Path) -> None:
 
 def test_the_start_up_check_accepts_function_tool_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.compose import compose_config
-    from verl_multiturn.verl_bridge.startup.check import prepare_config
+    from verl_multiturn.verl_bridge.startup.prepare import prepare_config
 
     (tmp_path / "functions.py").write_text(FUNCTIONS.format(n="w"))
     monkeypatch.chdir(tmp_path)

@@ -25,9 +25,10 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
     import copy
 
     from benchmarks.families import _template_text
-    from verl_multiturn.chat.template import Template, examine_template, refusals
+    from verl_multiturn.chat.template import Template, examine_template
+    from verl_multiturn.chat.template_rules import refusals
+    from verl_multiturn.verl_bridge.call_formats import make_parser
     from verl_multiturn.verl_bridge.chat_setup import make_chat
-    from verl_multiturn.verl_bridge.formats import make_parser
 
     async def examine(template: str, **kwargs: Any) -> Any:
         processor = copy.copy(processors["qwen2_5_vl"])
@@ -57,7 +58,7 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.check import _check_images
+    from verl_multiturn.verl_bridge.startup.prepare import _check_images
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.attacks import attacks, benign
 from benchmarks.families import family, names
 from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
-from verl_multiturn.chat.template import examine_template, refusals
+from verl_multiturn.chat.template import examine_template
+from verl_multiturn.chat.template_rules import refusals
 
 pytestmark = pytest.mark.stack
 

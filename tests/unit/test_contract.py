@@ -54,7 +54,7 @@ from verl_multiturn import ConfigError, ToolResponse, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.tools.check import contract
 from verl_multiturn.tools.check import probe as contract_probe
-from verl_multiturn.tools.check.contract import Finding, Verdict, check_tool, tools_to_check
+from verl_multiturn.tools.check.contract import CheckResult, Grade, check_tool, tools_to_check
 from verl_multiturn.tools.functions import FromRow
 
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
@@ -65,19 +65,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract_probe, "_SETTLE_S", 0.3)
 
 
-def check(tool: Any, timeout_s: float = 1.0, **kwargs: Any) -> dict[str, Finding]:
+def check(tool: Any, timeout_s: float = 1.0, **kwargs: Any) -> dict[str, CheckResult]:
     findings = check_tool(tool, timeout_s=timeout_s, **kwargs)
     assert len({finding.check for finding in findings}) == len(findings)
     return {finding.check: finding for finding in findings}
 
 
-def problems(findings: dict[str, Finding]) -> list[str]:
-    return [name for name, finding in findings.items() if finding.verdict is Verdict.PROBLEM]
+def problems(findings: dict[str, CheckResult]) -> list[str]:
+    return [name for name, finding in findings.items() if finding.verdict is Grade.PROBLEM]
 
 
 def test_a_sound_tool_passes() -> None:
     findings = check(Sound(), timeout_s=10.0)
-    assert {finding.verdict for finding in findings.values()} == {Verdict.OK}, findings
+    assert {finding.verdict for finding in findings.values()} == {Grade.OK}, findings
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_sound_tool_passes() -> None:
 )
 def test_a_broken_tool_is_caught_by_the_check_that_is_meant_for_it(kind: type[Sound], name: str, found: str) -> None:
     findings = check(kind())
-    assert findings[name].verdict is Verdict.PROBLEM, findings
+    assert findings[name].verdict is Grade.PROBLEM, findings
     assert found in findings[name].found
     assert findings[name].remedy
     while broken_tools.processes:
@@ -134,19 +134,19 @@ def test_a_broken_tool_is_caught_by_the_check_that_is_meant_for_it(kind: type[So
 )
 def test_what_may_be_wrong_is_a_warning(kind: type[Sound], name: str, found: str) -> None:
     finding = check(kind(), timeout_s=5.0)[name]
-    assert finding.verdict is Verdict.WARNING
+    assert finding.verdict is Grade.WARNING
     assert found in finding.found
 
 
 def test_a_row_that_a_tool_writes_into_is_found() -> None:
     finding = check(KeepsTheRow(), timeout_s=5.0, create_kwargs={"notes": []})["given data"]
-    assert (finding.verdict, finding.found[:22]) == (Verdict.WARNING, "what create was given ")
+    assert (finding.verdict, finding.found[:22]) == (Grade.WARNING, "what create was given ")
 
 
 def test_what_the_schema_requires_and_does_not_describe() -> None:
     findings = check(Unsure())
     assert problems(findings) == ["schema", "example"]
-    assert findings["isolation"].verdict is Verdict.SKIPPED
+    assert findings["isolation"].verdict is Grade.SKIPPED
 
 
 def test_a_loop_that_is_blocked_for_ever_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_loop_that_is_blocked_for_ever_is_found_from_outside(monkeypatch: pyte
     finding = check(BlocksForEver(), timeout_s=0.2)["event loop"]
     broken_tools.never.set()
     broken_tools.never.clear()
-    assert finding.verdict is Verdict.PROBLEM
+    assert finding.verdict is Grade.PROBLEM
     assert "broken_tools.py" in finding.found
     assert "in execute" in finding.found
 
@@ -166,8 +166,8 @@ def test_the_calculator_passes_with_guessed_and_with_given_arguments() -> None:
     tool = load_tools(CALCULATOR)["calculator"]
     assert problems(check(tool)) == []
     findings = check(tool, arguments={"expression": "1 + 2"})
-    assert {finding.verdict for finding in findings.values()} == {Verdict.OK}
-    assert check(tool, arguments={"expression": "1 +"})["execute"].verdict is Verdict.PROBLEM
+    assert {finding.verdict for finding in findings.values()} == {Grade.OK}
+    assert check(tool, arguments={"expression": "1 +"})["execute"].verdict is Grade.PROBLEM
     assert "is not of type" in check(tool, arguments={"expression": 3})["example"].found
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.scoring import NO_ANSWER, RIGHT, RIGHT_UNFORMATTED, WRONG, WRONG_UNFORMATTED, Numbers, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import compute_score
-from verl_multiturn.rewards.formats import has_one, last_block, last_boxed, last_tag, thinks_first
+from verl_multiturn.rewards.answers import has_one, last_block, last_boxed, last_tag, thinks_first
 from verl_multiturn.rewards.qa import f1, normalize
 
 STRICT: dict[str, Numbers] = {

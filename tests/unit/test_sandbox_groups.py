@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_multiturn.sandbox import groups
-from verl_multiturn.sandbox.groups import Group, find_parent, make_group
+from verl_multiturn.sandbox import control_groups as groups
+from verl_multiturn.sandbox.control_groups import Group, find_parent, make_group
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.settings import SandboxSettings
 

@@ -20,7 +20,7 @@ from verl_multiturn.tools.calls.session import CallStatus, ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.workers.pool import WorkerPool
+from verl_multiturn.workers.worker_pool import WorkerPool
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 

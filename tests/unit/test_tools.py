@@ -14,7 +14,7 @@ from verl_multiturn import ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.config import read_settings
 from verl_multiturn.tools.calculator import evaluate
-from verl_multiturn.tools.check.rows import validate_dataset
+from verl_multiturn.tools.check.data_rows import validate_dataset
 
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 

@@ -16,7 +16,7 @@ from tests.conftest import EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.data import make_row, read_splits, write_rows
-from verl_multiturn.tools.check.rows import validate_dataset
+from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.kwargs import tools_of_row
 
 PROMPT = [{"role": "user", "content": "Q"}]

@@ -18,7 +18,7 @@ _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifiedRecord:
     """The result of verifying one record; without violations the record is right."""
 
     sampled_tokens: int
@@ -26,7 +26,7 @@ class Verdict:
     violations: list[Violation]
 
 
-def verify_record(record: Mapping[str, Any]) -> Verdict:
+def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     """Verify one record of `observe.records`.
 
     Args:
@@ -58,10 +58,10 @@ def verify_record(record: Mapping[str, Any]) -> Verdict:
         request_id=request_id,
         uid=uid,
     )
-    return Verdict(sum(len(g.ids) for g in receipts.generations), verify(row, receipts))
+    return VerifiedRecord(sum(len(g.ids) for g in receipts.generations), verify(row, receipts))
 
 
-def verify_file(path: Path) -> Iterator[tuple[int, Verdict | None]]:
+def verify_file(path: Path) -> Iterator[tuple[int, VerifiedRecord | None]]:
     """Verify a JSONL file of records, line by line.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
@@ -16,6 +15,7 @@ from verl_multiturn.chat.images import stand_in
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.chat.template_rules import Rule, Verdict
 from verl_multiturn.errors import ConfigError
 
 # Words that no template writes on its own.
@@ -38,24 +38,6 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-
-
-class Verdict(StrEnum):
-    """The meaning of a rule's finding for a run."""
-
-    KEPT = "kept"
-    KNOWN = "known"
-    """The rule is not kept, in a way that is understood and harmless."""
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule, its verdict and what was found."""
-
-    name: str
-    verdict: Verdict
-    found: str
 
 
 @dataclass(frozen=True)
@@ -104,11 +86,6 @@ def turn_text(template: Template, turn: Message) -> str | None:
     """Return the template's text for a first turn, with its end token; None when the template refuses the turn."""
     probe = _Probe(template, tools=False)
     return probe.written_turn(turn) if turn.get("tool_calls") else probe.written_answer(str(turn["content"]))
-
-
-def refusals(rules: Sequence[Rule]) -> str:
-    """Return the refused rules in one sentence; "" when there is none."""
-    return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is Verdict.REFUSED)
 
 
 class _Probe:

@@ -108,7 +108,7 @@ def activate() -> None:
         load_value_model,
     )
     from verl_multiturn.cpu.defaults import fill_in
-    from verl_multiturn.verl_bridge.startup import check as preflight
+    from verl_multiturn.verl_bridge.startup import prepare as preflight
 
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
     set_platform(CpuPlatform())

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import last_tag
+from verl_multiturn.rewards.answers import last_tag
 from verl_multiturn.rewards.score import Score, Solution
 from verl_multiturn.rewards.verifiers import VerifierOptions, verify
 

@@ -22,11 +22,11 @@ import httpx
 from pydantic import Field
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import has_one, last_tag
+from verl_multiturn.rewards.answers import has_one, last_tag
 from verl_multiturn.rewards.qa import normalize
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
-from verl_multiturn.workers.pool import WorkerError
+from verl_multiturn.workers.worker_pool import WorkerError
 
 _MOST_CHARACTERS = 1_000
 """Least length in characters at which an answer is wrong and in no format, as in DeepEyes' code.

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import last_boxed
+from verl_multiturn.rewards.answers import last_boxed
 from verl_multiturn.rewards.score import Score, Solution
 from verl_multiturn.rewards.verifiers import VerifierOptions, verify
 

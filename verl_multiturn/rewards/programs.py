@@ -30,7 +30,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import last_block
+from verl_multiturn.rewards.answers import last_block
 from verl_multiturn.rewards.program_cells import MARK
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
@@ -38,7 +38,7 @@ from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.workers.pool import WorkerError
+from verl_multiturn.workers.worker_pool import WorkerError
 
 _CELLS = Path(__file__).with_name("program_cells.py").read_text()
 _MOST_CHARACTERS = 50_000
@@ -93,7 +93,7 @@ class _Tally:
     late: bool = False
 
 
-class _Judge:
+class _TestJudge:
     """Sandboxes of one event loop."""
 
     def __init__(self, options: CodeOptions) -> None:
@@ -155,7 +155,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
         return Score()
     if len(repr(program)) > _MOST_CHARACTERS:
         return Score.of(False)
-    judge = shared(("code", options), lambda: _Judge(options))
+    judge = shared(("code", options), lambda: _TestJudge(options))
     tally = _Tally()
     async with judge.slots, asyncio.timeout(options.total_timeout_s):
         if tests.inputs and tests.fn_name is None:
@@ -170,7 +170,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     return Score(value, float(right), format=1.0, answered=1.0, timed_out=float(tally.late))
 
 
-async def _run_pairs(judge: _Judge, program: str, tests: _Tests, tally: _Tally, all_or_nothing: bool) -> None:
+async def _run_pairs(judge: _TestJudge, program: str, tests: _Tests, tally: _Tally, all_or_nothing: bool) -> None:
     forgotten = forgotten_imports(program)
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         sandbox = await judge.sandbox()
@@ -188,7 +188,7 @@ async def _run_pairs(judge: _Judge, program: str, tests: _Tests, tally: _Tally, 
             return
 
 
-async def _run_asserts(judge: _Judge, program: str, codes: list[str], tally: _Tally, all_or_nothing: bool) -> None:
+async def _run_asserts(judge: _TestJudge, program: str, codes: list[str], tally: _Tally, all_or_nothing: bool) -> None:
     first = f"define({program!r}, {forgotten_imports(program)!r})"
     runner: Sandbox | None = None
     referee = await judge.sandbox()

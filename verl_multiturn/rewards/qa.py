@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import has_one
+from verl_multiturn.rewards.answers import has_one
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.formats import thinks_first
+from verl_multiturn.rewards.answers import thinks_first
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _OPENING = "<tool_call>"

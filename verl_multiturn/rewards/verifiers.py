@@ -12,7 +12,7 @@ from pydantic import Field
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions
-from verl_multiturn.workers.pool import WorkerError, WorkerPool
+from verl_multiturn.workers.worker_pool import WorkerError, WorkerPool
 
 _WORKER = Path(__file__).parents[1] / "workers" / "verify_worker.py"
 

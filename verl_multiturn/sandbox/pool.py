@@ -39,7 +39,7 @@ import weakref
 from collections import deque
 from types import TracebackType
 
-from verl_multiturn.sandbox.groups import make_group
+from verl_multiturn.sandbox.control_groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -64,7 +64,7 @@ class SandboxPool:
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start_lock = asyncio.Lock()
-        self._zygote: _Zygote | None = None
+        self._zygote: _RunningZygote | None = None
         self._finalizer: weakref.finalize[[], SandboxPool] | None = None
 
     async def acquire(self) -> Sandbox:
@@ -81,7 +81,7 @@ class SandboxPool:
             zygote = self._zygote
             if zygote is None or zygote.failed:
                 self.close_now()
-                zygote = self._zygote = await _Zygote.start(self._settings)
+                zygote = self._zygote = await _RunningZygote.start(self._settings)
                 # The zygote holds no reference to the pool, so the garbage collector finds a dropped pool.
                 self._finalizer = weakref.finalize(self, zygote.close_now)
         return await zygote.acquire()
@@ -110,7 +110,7 @@ class SandboxPool:
         await self.aclose()
 
 
-class _Zygote:
+class _RunningZygote:
     """A running zygote and the sandboxes that it forked."""
 
     def __init__(self, settings: SandboxSettings, launch: Launch) -> None:
@@ -130,7 +130,7 @@ class _Zygote:
         self._loop.add_reader(launch.channel, self._on_packet)
 
     @classmethod
-    async def start(cls, settings: SandboxSettings) -> _Zygote:
+    async def start(cls, settings: SandboxSettings) -> _RunningZygote:
         launch = Launch(settings)
         try:
             if launch.info_fd is not None:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verl_multiturn.sandbox.groups import Group
+from verl_multiturn.sandbox.control_groups import Group
 from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES
 from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES
 from verl_multiturn.sandbox.launch import SandboxError

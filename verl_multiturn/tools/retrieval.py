@@ -35,7 +35,7 @@ class _Hit(BaseModel):
     score: float = 0.0
 
 
-class _Result(BaseModel):
+class _Hits(BaseModel):
     result: list[list[_Hit]]
 
 
@@ -77,7 +77,7 @@ class RetrievalTool(HttpTool):
         settings = self._settings
         queries = read_queries(parameters["query"], settings.max_queries)
         payload = {"queries": queries, "topk": settings.top_k, "return_scores": True}
-        answer = await self._ask(payload, _Result)
+        answer = await self._ask(payload, _Hits)
         if len(answer.result) != len(queries):
             raise self._unavailable("gave an answer that cannot be read", f"{len(answer.result)} results")
         hits = [[_read_hit(hit) for hit in found[: settings.top_k]] for found in answer.result]

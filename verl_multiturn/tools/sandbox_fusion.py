@@ -39,7 +39,7 @@ class _Command(BaseModel):
     stderr: str | None = None
 
 
-class _Result(BaseModel):
+class _Ran(BaseModel):
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
     compile_result: _Command | None = None
@@ -82,7 +82,7 @@ class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
             "run_timeout": settings.run_timeout_s,
             "memory_limit_MB": settings.memory_limit_mb,
         }
-        result = await self._ask(payload, _Result)
+        result = await self._ask(payload, _Ran)
         if result.status == "SandboxError":
             raise self._unavailable("failed", result.message)
         ran, limit_s = result.run_result, settings.run_timeout_s

@@ -24,7 +24,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
-from verl_multiturn.workers.pool import WorkerError, WorkerPool
+from verl_multiturn.workers.worker_pool import WorkerError, WorkerPool
 
 _HEADER = b"SQLite format 3\0"
 _WORKER = Path(__file__).with_name("sql_worker.py")

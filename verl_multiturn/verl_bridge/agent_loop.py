@@ -32,12 +32,12 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.calls.watch import LoopWatch
+from verl_multiturn.verl_bridge.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.chat_setup import check_names, make_chat
-from verl_multiturn.verl_bridge.formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.slots import RaySlots
-from verl_multiturn.verl_bridge.startup.check import AGENT_LOOP, settings_of
+from verl_multiturn.verl_bridge.startup.prepare import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.tools import load_run_tools
 from verl_multiturn.verl_bridge.trainer.closing import close_at_end
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine

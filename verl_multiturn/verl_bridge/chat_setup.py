@@ -21,11 +21,12 @@ from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.parsing.formats import PYTHON_FORMATS
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
 from verl_multiturn.chat.shown_schemas import must_stay
-from verl_multiturn.chat.template import SCHEMA, Rule, Template, examine_template
+from verl_multiturn.chat.template import SCHEMA, Template, examine_template
+from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.registry import schema_of
-from verl_multiturn.verl_bridge.formats import check_format, make_parser
+from verl_multiturn.verl_bridge.call_formats import check_format, make_parser
 from verl_multiturn.verl_bridge.processors import image_reader, load_processor, own_processor, row_messages, vision_of
 from verl_multiturn.verl_bridge.rows import make_request
 

@@ -25,8 +25,8 @@ from verl_multiturn.tools.calls.call import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.probe import (
     LATE_S,
-    Outcome,
     Probe,
+    Probed,
     Watch,
     as_call,
     bad_arguments,
@@ -44,7 +44,7 @@ _LONG_ANSWER = 20_000
 _LONG_ERROR = 2_000
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     """Result of a check. PROBLEM: the tool will fail in a run."""
 
     OK = "ok"
@@ -54,11 +54,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Outcome of one check: its name, its verdict, what was found, and what to do about it."""
+class CheckResult:
+    """Probed of one check: its name, its verdict, what was found, and what to do about it."""
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     found: str
     remedy: str = ""
 
@@ -67,7 +67,7 @@ class Examination:
     """All checks of one tool, in order; a failed early check makes the later ones meaningless, and skips them."""
 
     def __init__(self, probe: Probe, watch: Watch, temporary: Path, arguments: Mapping[str, Any] | None) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[CheckResult] = []
         self.done = False
         self._probe = probe
         self._watch = watch
@@ -79,9 +79,9 @@ class Examination:
         self._arguments = dict(example_arguments(parameters) if arguments is None else arguments)
         self._seconds: dict[str, float] = {}
 
-    def note(self, check: str, verdict: Verdict, found: str, remedy: str = "") -> None:
+    def note(self, check: str, verdict: Grade, found: str, remedy: str = "") -> None:
         """Add a finding."""
-        self.findings.append(Finding(check, verdict, found, remedy))
+        self.findings.append(CheckResult(check, verdict, found, remedy))
 
     async def run(self) -> None:
         """Run all checks, close the tool, and set `done`."""
@@ -103,13 +103,13 @@ class Examination:
             sound = self._example() and await self._lifecycle()
             for name, check in checks.items():
                 if not sound:
-                    self.note(name, Verdict.SKIPPED, "", "first mend what is above")
+                    self.note(name, Grade.SKIPPED, "", "first mend what is above")
                     continue
                 try:
                     await check(name)
                 except ToolContractError as error:
-                    self.note(name, Verdict.PROBLEM, str(error), self.advice["every call"])
-                sound = name != "event loop" or self.findings[-1].verdict is Verdict.OK
+                    self.note(name, Grade.PROBLEM, str(error), self.advice["every call"])
+                sound = name != "event loop" or self.findings[-1].verdict is Grade.OK
         finally:
             if hasattr(self._probe.tool, "aclose"):
                 await self._probe.tool.aclose()
@@ -123,26 +123,26 @@ class Examination:
         unknown = [name for name in function.parameters.get("required", []) if name not in properties]
         if unknown:
             found = f"requires {unknown[0]!r}, which is no property"
-            self.note("schema", Verdict.PROBLEM, found, self.advice["schema"])
+            self.note("schema", Grade.PROBLEM, found, self.advice["schema"])
         else:
-            self.note("schema", Verdict.OK, f"{len(properties)} arguments")
+            self.note("schema", Grade.OK, f"{len(properties)} arguments")
         if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", function.name):
-            self.note("name", Verdict.OK, function.name)
+            self.note("name", Grade.OK, function.name)
         else:
-            self.note("name", Verdict.WARNING, f"{function.name!r} is refused by OpenAI's API", self.advice["name"])
+            self.note("name", Grade.WARNING, f"{function.name!r} is refused by OpenAI's API", self.advice["name"])
         silent = [name for name, of in properties.items() if not isinstance(of, Mapping) or not of.get("description")]
         missing = ([] if function.description else ["the tool"]) + silent
         if missing:
             found = f"none of {', '.join(missing)}"
-            self.note("descriptions", Verdict.WARNING, found, self.advice["descriptions"])
+            self.note("descriptions", Grade.WARNING, found, self.advice["descriptions"])
         else:
-            self.note("descriptions", Verdict.OK, "all there")
+            self.note("descriptions", Grade.OK, "all there")
 
     def _example(self) -> bool:
         read, problem = self._probe.schema.read_arguments(as_call(self._arguments))
         if read is None:
             remedy = self.advice["example"] if self._guessed else "give arguments that fit the schema"
-            self.note("example", Verdict.PROBLEM, f"{self._arguments}: {problem}", remedy)
+            self.note("example", Grade.PROBLEM, f"{self._arguments}: {problem}", remedy)
         return read is not None
 
     async def _lifecycle(self) -> bool:
@@ -161,7 +161,7 @@ class Examination:
         problem = _failure(executed) or ("" if executed.error else is_result(probe.tool, executed))
         if isinstance(executed.error, ValueError) and self._guessed:
             found = f"refused the guessed arguments {self._arguments}: {message_of(executed.error)}"
-            self.note("execute", Verdict.WARNING, found, self.advice["guess"])
+            self.note("execute", Grade.WARNING, found, self.advice["guess"])
             problem = ""
         else:
             self._judge("execute", problem, self.advice["execute"])
@@ -170,7 +170,7 @@ class Examination:
         self._judge("release", _failure(released), self.advice["release"])
         return not problem and not reward_problem and released.error is None
 
-    def _reward(self, rewarded: Outcome) -> str:
+    def _reward(self, rewarded: Probed) -> str:
         """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = _failure(rewarded), is_foreign(tool)
@@ -181,13 +181,13 @@ class Examination:
             except ToolContractError as error:
                 problem = str(error)
         if problem and foreign and rewarded.error is None:
-            self.note("calc_reward", Verdict.WARNING, f"{problem}; it is left out", self.advice["calc_reward"])
+            self.note("calc_reward", Grade.WARNING, f"{problem}; it is left out", self.advice["calc_reward"])
             return ""
         self._judge("calc_reward", problem, self.advice["calc_reward"])
         return problem
 
     def _judge(self, check: str, problem: str, remedy: str, fine: str = "") -> None:
-        self.note(check, Verdict.PROBLEM if problem else Verdict.OK, problem or fine, remedy if problem else "")
+        self.note(check, Grade.PROBLEM if problem else Grade.OK, problem or fine, remedy if problem else "")
 
     async def _event_loop(self, check: str) -> None:
         """Find what blocks the loop in every run; a busy machine, or a first import, does so only in some."""
@@ -236,11 +236,11 @@ class Examination:
         released = await self._probe.call("release", uuid.uuid4().hex)
         remedy = self.advice[check]
         if released.timed_out:
-            self.note(check, Verdict.PROBLEM, _failure(released), remedy)
+            self.note(check, Grade.PROBLEM, _failure(released), remedy)
         elif released.error is not None:
-            self.note(check, Verdict.WARNING, f"{_failure(released)}; all that it gives back otherwise is lost", remedy)
+            self.note(check, Grade.WARNING, f"{_failure(released)}; all that it gives back otherwise is lost", remedy)
         else:
-            self.note(check, Verdict.OK, "")
+            self.note(check, Grade.OK, "")
 
     async def _isolation(self, check: str) -> None:
         """Compare two conversations at once with one alone, and look for words of one in the answers of the other."""
@@ -251,7 +251,7 @@ class Examination:
         first, _ = await probe.begin()
         second, _ = await probe.begin()
         if first == second:
-            self.note(check, Verdict.PROBLEM, f"create gave two conversations the id {first!r}", remedy)
+            self.note(check, Grade.PROBLEM, f"create gave two conversations the id {first!r}", remedy)
             await probe.call("release", first)
             return
         together: dict[str, list[str]] = {first: [], second: []}
@@ -267,15 +267,15 @@ class Examination:
         for instance_id in (first, second):
             await probe.call("release", instance_id)
         if seen:
-            self.note(check, Verdict.PROBLEM, f"a conversation reads what another one wrote: {seen!r:.200}", remedy)
+            self.note(check, Grade.PROBLEM, f"a conversation reads what another one wrote: {seen!r:.200}", remedy)
         elif alone[0] == alone[1]:
             changed = [answers for answers in together.values() if answers != alone[0]]
             problem = f"alone it answers {alone[0]!r:.150}, beside another {changed[0]!r:.150}" if changed else ""
             self._judge(check, problem, remedy, "two conversations at once answer as one alone")
         elif shared:
-            self.note(check, Verdict.WARNING, f"each conversation answers otherwise, and {shared} shows in it", remedy)
+            self.note(check, Grade.WARNING, f"each conversation answers otherwise, and {shared} shows in it", remedy)
         else:
-            self.note(check, Verdict.SKIPPED, "answers differ from call to call, so they cannot be compared")
+            self.note(check, Grade.SKIPPED, "answers differ from call to call, so they cannot be compared")
 
     def _marked(self, mark: str) -> dict[str, Any]:
         return {name: mark if isinstance(value, str) else value for name, value in self._arguments.items()}
@@ -296,10 +296,10 @@ class Examination:
         probe.given = None
         changed = list(dict.fromkeys(method for method, data, before in given if repr(data) != before))
         if not changed:
-            self.note(check, Verdict.OK, "left as it was")
+            self.note(check, Grade.OK, "left as it was")
             return
         found = f"what {' and '.join(changed)} was given has changed by the end of the conversation"
-        self.note(check, Verdict.WARNING, found, self.advice[check])
+        self.note(check, Grade.WARNING, found, self.advice[check])
 
     async def _concurrency(self, check: str) -> None:
         """Run many conversations that have all begun before the first one ends."""
@@ -314,14 +314,14 @@ class Examination:
             failed = [failure for outcome in outcomes if (failure := _failure(outcome, refusals=False))]
             if failed:
                 found = f"{method} failed in {len(failed)} of {AT_ONCE} conversations at once: {failed[0]}"
-                self.note(check, Verdict.PROBLEM, found, self.advice["seats"])
+                self.note(check, Grade.PROBLEM, found, self.advice["seats"])
                 return
         one = self._seconds["execute"]
         if one > 0.02 and seconds > AT_ONCE / 2 * one:
             found = f"{AT_ONCE} conversations took {seconds:.1f} s, one call takes {one:.2f} s"
-            self.note(check, Verdict.WARNING, found, self.advice[check])
+            self.note(check, Grade.WARNING, found, self.advice[check])
         else:
-            self.note(check, Verdict.OK, f"{AT_ONCE} at once in {seconds:.2f} s")
+            self.note(check, Grade.OK, f"{AT_ONCE} at once in {seconds:.2f} s")
 
     async def _cancel(self, check: str, method: str) -> None:
         probe = self._probe
@@ -373,12 +373,12 @@ class Examination:
         tried = f"{len(cases)} tried, {len(passed)} of them called"
         self._judge(check, "; ".join(problems[:4]), self.advice[check], tried)
         if long:
-            self.note("answer size", Verdict.WARNING, "; ".join(long[:3]), self.advice["answer size"])
+            self.note("answer size", Grade.WARNING, "; ".join(long[:3]), self.advice["answer size"])
         else:
-            self.note("answer size", Verdict.OK, "")
+            self.note("answer size", Grade.OK, "")
 
 
-def _failure(outcome: Outcome, refusals: bool = True) -> str:
+def _failure(outcome: Probed, refusals: bool = True) -> str:
     """Return how a call failed, in words; without `refusals` a ValueError is an answer and no failure."""
     error = outcome.error
     if error is None or (isinstance(error, ValueError) and not refusals):

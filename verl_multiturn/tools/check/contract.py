@@ -1,7 +1,7 @@
 """Contract tests, with which a tool's author finds mistakes before a run does.
 
     findings = check_tool(MyTool(config), arguments={"query": "tea"})
-    assert not [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
+    assert not [finding for finding in findings if finding.verdict is Grade.PROBLEM]
 
 The tests call the tool as the runtime does: on one event loop, with many conversations at once, and each of its methods
 may be cancelled at any moment. The command line's `check-tool` prints the same findings.
@@ -18,12 +18,12 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.check.advice import CLASS
-from verl_multiturn.tools.check.checks import AT_ONCE, Examination, Finding, Verdict
+from verl_multiturn.tools.check.checks import AT_ONCE, CheckResult, Examination, Grade
 from verl_multiturn.tools.check.probe import LATE_S, Probe, Watch, private_temporary_folder
 from verl_multiturn.tools.functions import function_tool
 from verl_multiturn.tools.registry import build_tools, load_tools, read_entries, resolve
 
-__all__ = ["Finding", "Verdict", "check_tool", "examine", "tools_to_check"]
+__all__ = ["CheckResult", "Grade", "check_tool", "examine", "tools_to_check"]
 
 _CLOSING_S = 5.0
 
@@ -34,7 +34,7 @@ def check_tool(
     create_kwargs: Mapping[str, Any] | None = None,
     execute_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Examine a tool; this takes seconds, and calls the tool some hundred times.
 
     Args:
@@ -72,7 +72,7 @@ def check_tool(
             thread.join(0.01)
             if watch.look() > timeout_s + AT_ONCE * LATE_S:
                 found = f"blocked for ever by {watch.place}"
-                examination.note("event loop", Verdict.PROBLEM, found, examination.advice["event loop"])
+                examination.note("event loop", Grade.PROBLEM, found, examination.advice["event loop"])
                 break
         else:
             thread.join(_CLOSING_S)  # not longer: a task that ignores its cancellation keeps the loop from closing
@@ -81,7 +81,7 @@ def check_tool(
     return list(examination.findings)
 
 
-def examine(tool: Any, **given: Any) -> list[Finding]:
+def examine(tool: Any, **given: Any) -> list[CheckResult]:
     """Examine a tool as `check_tool` does, and return a ConfigError as a finding, too.
 
     Args:
@@ -91,7 +91,7 @@ def examine(tool: Any, **given: Any) -> list[Finding]:
     try:
         return check_tool(tool, **given)
     except ConfigError as error:
-        return [Finding("row kwargs", Verdict.PROBLEM, str(error), CLASS["row kwargs"])]
+        return [CheckResult("row kwargs", Grade.PROBLEM, str(error), CLASS["row kwargs"])]
 
 
 def tools_to_check(

@@ -53,7 +53,7 @@ class HangsError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Probed:
     """Result of a call of a method: a value or an error, and the seconds that it took."""
 
     value: Any = None
@@ -117,7 +117,7 @@ class Probe:
         run = _awaited(call) if self.is_coroutine[method] else _threaded(call)
         return asyncio.create_task(run, name=f"{method} of the tool")
 
-    async def call(self, method: str, *arguments: Any) -> Outcome:
+    async def call(self, method: str, *arguments: Any) -> Probed:
         """Call a method, and return how it ended; one that does not end within `timeout_s` is cancelled."""
         started = time.perf_counter()
         task = self.invoke(method, *arguments)
@@ -125,15 +125,15 @@ class Probe:
         seconds = time.perf_counter() - started
         if not task.done():
             task.cancel()
-            return Outcome(error=HangsError(f"no answer within {self.timeout_s:g} s"), seconds=seconds)
+            return Probed(error=HangsError(f"no answer within {self.timeout_s:g} s"), seconds=seconds)
         if task.cancelled():
-            return Outcome(error=RuntimeError("the tool was cancelled by its own code"), seconds=seconds)
+            return Probed(error=RuntimeError("the tool was cancelled by its own code"), seconds=seconds)
         error = task.exception()
         if isinstance(error, Exception):
-            return Outcome(error=error, seconds=seconds)
-        return Outcome(task.result(), seconds=seconds)
+            return Probed(error=error, seconds=seconds)
+        return Probed(task.result(), seconds=seconds)
 
-    async def begin(self, instance_id: str | None = None) -> tuple[str, Outcome]:
+    async def begin(self, instance_id: str | None = None) -> tuple[str, Probed]:
         """Create a conversation, and return the id for its other methods and the outcome of `create`."""
         given = instance_id or uuid.uuid4().hex
         created = await self.call("create", given)
@@ -308,7 +308,7 @@ class Watch:
         """Line of code at which the loop stands still now."""
         return self._place
 
-    async def longest(self, awaited: Awaitable[Outcome]) -> tuple[Outcome, float, str]:
+    async def longest(self, awaited: Awaitable[Probed]) -> tuple[Probed, float, str]:
         """Await an outcome, and return it with the seconds and the place of the longest standstill meanwhile."""
         await asyncio.sleep(2 * _PULSE_S)
         self.blocks.clear()
@@ -386,7 +386,7 @@ def as_call(arguments: Mapping[str, Any]) -> str:
     return json.dumps(dict(arguments))
 
 
-def is_result(tool: Any, outcome: Outcome) -> str:
+def is_result(tool: Any, outcome: Probed) -> str:
     """Return what is wrong with what `execute` returned; an empty text if it is a result."""
     value, foreign = outcome.value, is_foreign(tool)
     try:

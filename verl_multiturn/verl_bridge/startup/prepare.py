@@ -23,13 +23,13 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.chat.shown_schemas import must_stay
-from verl_multiturn.chat.template import Verdict, refusals
+from verl_multiturn.chat.template_rules import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
+from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
-from verl_multiturn.verl_bridge.formats import check_format
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
