@@ -40,7 +40,7 @@ class Family:
     model_type: str | None
     """What verl's `create_continuous_token_builder` is given."""
     format: str | None
-    """The tool-call format's name in `verl_bridge.parsers`; None when the template renders no tools."""
+    """The tool-call format's name in `verl_bridge.call_formats`; None when the template renders no tools."""
     end_tokens: tuple[str, ...]
     """They end an assistant turn, as the model's generation_config lists them."""
 

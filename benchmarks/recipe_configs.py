@@ -73,7 +73,7 @@ def judge(config: Any) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    from verl_multiturn.verl_bridge.startup.prepare import prepare_config
+    from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
     prepare_config(config)
     OmegaConf.resolve(config)

@@ -73,7 +73,7 @@ class Corrupted:
 
 
 def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
-    """The batch row that the trainer got of a record of `observe.records`."""
+    """The batch row that the trainer got of a record of `certificate.records`."""
     length = record["prompt_length"]
     receipts = Receipts.from_json(record["receipts"])
     known = [version for version in record["versions"] if version >= 0]

@@ -13,6 +13,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from verl_multiturn.driver import is_trainer
+
 _TRAINERS = "verl.trainer.ppo.v1"
 # SGLang's own settings for external packages. SGLang reads them in its processes, which inherit the environment.
 _SGLANG = {
@@ -71,20 +73,15 @@ def register() -> None:
         activate.activate()
 
     from verl_multiturn.verl_bridge import agent_loop
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     agent_loop.register_agent_loop()
-    preflight.register_callback()
+    configuration.register_callback()
 
     if _TRAINERS in sys.modules:
         import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401
     else:
         sys.meta_path.insert(0, _AfterTrainers)
-
-
-def is_trainer() -> bool:
-    """Tell whether this process runs one of verl's `main_*` trainers."""
-    return any("verl.trainer.main_" in part or "verl/trainer/main_" in part for part in sys.orig_argv)
 
 
 try:

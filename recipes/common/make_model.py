@@ -170,7 +170,7 @@ def main() -> None:
     config.save_pretrained(MODEL_DIR)
 
     from verl_multiturn.verl_bridge.compose import compose_config
-    from verl_multiturn.verl_bridge.startup.prepare import prepare_config
+    from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
     loaded = PreTrainedTokenizerFast.from_pretrained(MODEL_DIR)
     examples: list[Example] = []

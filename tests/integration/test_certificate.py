@@ -412,12 +412,12 @@ def test_verl_finds_our_trainers_by_name() -> None:
 def test_cached_rollouts_are_refused_where_they_would_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import ROLLOUT, composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     cached = {"skip.rollout_tq.enable": "True", "ray_kwargs.ray_init.num_cpus": "64"}
     for mode in ("sync", "multiturn_sync"):
         with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.enable=True: .*; set .*certificate_share=0"):
-            preflight.prepare_config(composed(**cached, **{"trainer.v1.trainer_mode": mode}))
-    preflight.prepare_config(composed(**cached, **{f"+{ROLLOUT}.custom.multiturn.certificate_share": "0"}))
-    preflight.prepare_config(composed(**cached, **{"trainer.use_v1": "False"}))
+            configuration.prepare_config(composed(**cached, **{"trainer.v1.trainer_mode": mode}))
+    configuration.prepare_config(composed(**cached, **{f"+{ROLLOUT}.custom.multiturn.certificate_share": "0"}))
+    configuration.prepare_config(composed(**cached, **{"trainer.use_v1": "False"}))

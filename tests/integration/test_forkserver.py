@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_multiturn.cpu.activate import environment
+from verl_multiturn.cpu.environment import environment
 from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, SLOW_MODULES, ForkServer, forkserver
 
 pytestmark = pytest.mark.stack

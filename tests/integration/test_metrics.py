@@ -276,11 +276,11 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     given = {"custom.multiturn.tool_reward.mode": "add", **changes}
     ours = {f"+actor_rollout_ref.rollout.{key}": value for key, value in given.items() if key.startswith("custom.")}
     others = {key: value for key, value in given.items() if not key.startswith("custom.")}
     with pytest.raises(ConfigError, match=message):
-        preflight.prepare_config(composed(**{**ours, **others, "ray_kwargs.ray_init.num_cpus": "64"}))
+        configuration.prepare_config(composed(**{**ours, **others, "ray_kwargs.ray_init.num_cpus": "64"}))

@@ -219,20 +219,20 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
 def test_settings_that_cannot_work(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     given = {"custom.multiturn.otc.form": "grpo", "actor_rollout_ref.rollout.n": "4", **changes}
     ours = {f"+actor_rollout_ref.rollout.{key}": value for key, value in given.items() if key.startswith("custom.")}
     others = {key: value for key, value in given.items() if not key.startswith("custom.")}
     with pytest.raises(ConfigError, match=message):
-        preflight.prepare_config(composed(**{**ours, **others, "ray_kwargs.ray_init.num_cpus": "64"}))
+        configuration.prepare_config(composed(**{**ours, **others, "ray_kwargs.ray_init.num_cpus": "64"}))
 
 
 def test_a_single_answer_can_be_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.test_refusals import composed
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     given = {"+actor_rollout_ref.rollout.custom.multiturn.otc.form": "ppo", "actor_rollout_ref.rollout.n": "1"}
-    preflight.prepare_config(composed(**{**given, "ray_kwargs.ray_init.num_cpus": "64"}))
+    configuration.prepare_config(composed(**{**given, "ray_kwargs.ray_init.num_cpus": "64"}))

@@ -59,12 +59,14 @@ print(get_platform().device_name)
     assert done.stdout.strip() == "cpu"
 
 
-@pytest.mark.parametrize("module", ["verl_bridge.preflight", "verl_bridge.agent_loop", "cpu.defaults", "plugin"])
+@pytest.mark.parametrize(
+    "module", ["verl_bridge.startup.configuration", "verl_bridge.agent_loop", "cpu.defaults", "plugin"]
+)
 def test_any_module_can_be_imported_first(module: str) -> None:
     program = f"""
 import verl_multiturn.{module}
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
-from verl_multiturn.verl_bridge.startup.prepare import config_hooks
+from verl_multiturn.verl_bridge.startup.configuration import config_hooks
 assert "multiturn_agent" in _agent_loop_registry
 assert len(config_hooks) == 1
 """

@@ -107,46 +107,46 @@ def test_what_is_refused(
     message: str,
 ) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     if yaml_text is not None:
         changes = {**changes, f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, yaml_text)}
     with pytest.raises(ConfigError, match=re.escape(message)):
-        preflight.prepare_config(composed(**changes))
+        configuration.prepare_config(composed(**changes))
 
 
 @pytest.mark.parametrize("rank", ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"])
 def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64"}
     with pytest.raises(ConfigError, match=rf"{rank}=8 .*set actor_rollout_ref.rollout.name=sglang, "):
-        preflight.prepare_config(composed(**adapter))
-    preflight.prepare_config(composed(**{**adapter, f"{ROLLOUT}.name": "sglang"}))
-    preflight.prepare_config(composed(**{**adapter, "actor_rollout_ref.model.lora.merge": "True"}))
+        configuration.prepare_config(composed(**adapter))
+    configuration.prepare_config(composed(**{**adapter, f"{ROLLOUT}.name": "sglang"}))
+    configuration.prepare_config(composed(**{**adapter, "actor_rollout_ref.model.lora.merge": "True"}))
 
 
 def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     rows = [{"prompt": [{"role": "user", "content": "Q"}], "agent_name": "single_turn_agent"}]
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
     rows_file = str(tmp_path / "rows.parquet")
     with pytest.raises(ConfigError, match="'single_turn_agent' never calls a tool"):
-        preflight.prepare_config(composed(**{"data.train_files": rows_file, "data.val_files": rows_file}))
+        configuration.prepare_config(composed(**{"data.train_files": rows_file, "data.val_files": rows_file}))
 
 
 def test_a_vision_language_model_without_its_processor(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     with pytest.raises(ConfigError, match=r"model_type 'qwen2_5_vl'.*verl cannot load its processor"):
-        preflight.prepare_config(composed(**{"actor_rollout_ref.model.path": str(tmp_path)}))
+        configuration.prepare_config(composed(**{"actor_rollout_ref.model.path": str(tmp_path)}))
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ def wrong_model(tmp_path: Path) -> Path:
 
 def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     mode = f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode"
     ends = {"actor_rollout_ref.model.path": str(wrong_model)}
     for changes, message in (
@@ -179,14 +179,14 @@ def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: py
         ({mode: "lenient"}, "tokenization_sanity_check_mode='lenient': expected one of"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
-            preflight.prepare_config(composed(**changes))
-    preflight.prepare_config(composed(**{**ends, mode: "disable", "ray_kwargs.ray_init.num_cpus": "32"}))
+            configuration.prepare_config(composed(**changes))
+    configuration.prepare_config(composed(**{**ends, mode: "disable", "ray_kwargs.ray_init.num_cpus": "32"}))
 
 
 def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": [], "agent_name": "tool_agent"}))
     loop = f"{ROLLOUT}.agent.default_agent_loop"
     # The data may name another loop than the default, and it is not looked into.
@@ -197,15 +197,15 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
         {f"+{ROLLOUT}.agent.agent_loop_manager_class": "my.Manager", loop: "my_loop"},
     ):
         few = {f"{ROLLOUT}.name": "vllm", loop: "single_turn_agent", "ray_kwargs.ray_init.num_cpus": "4"}
-        preflight.prepare_config(composed(**{**few, **changes}))
+        configuration.prepare_config(composed(**{**few, **changes}))
 
 
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     monkeypatch.chdir(tmp_path)
     config = composed(**{f"+{ROLLOUT}.custom.multiturn.record_dir": "records", "ray_kwargs.ray_init.num_cpus": "64"})
-    preflight.prepare_config(config)
+    configuration.prepare_config(config)
     ours = config.actor_rollout_ref.rollout.custom.multiturn
     assert ours.record_dir == str(tmp_path / "records")
     assert ours.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
@@ -236,11 +236,11 @@ def test_whose_trainer_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
-    monkeypatch.setattr(preflight, "config_hooks", [])
+    monkeypatch.setattr(configuration, "config_hooks", [])
     config = composed(**{**changes, "ray_kwargs.ray_init.num_cpus": "64"})
-    preflight.prepare_config(config)
+    configuration.prepare_config(config)
     assert config.trainer.v1.trainer_mode == mode
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("verl-multiturn:")]
     assert len(lines) == bool(told)

@@ -284,24 +284,24 @@ def composed(**changes: str) -> Any:
 
 def test_what_the_start_up_check_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     config = composed()
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init
-    preflight.prepare_config(config)
+    configuration.prepare_config(config)
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
     calculator = {f"{ROLLOUT}.multi_turn.tool_config_path": str(ROOT / "tool_configs" / "calculator.yaml")}
     with pytest.raises(ConfigError, match=r"format=tir: none of the tools \['calculator'\] requires a string `code`"):
-        preflight.prepare_config(composed(**calculator))
+        configuration.prepare_config(composed(**calculator))
     bad = {f"+{ROLLOUT}.custom.multiturn.void_turn_pattern": r"'\\boxed('"}
     with pytest.raises(ConfigError, match=r"void_turn_pattern: .*no regular expression"):
-        preflight.prepare_config(composed(**bad))
+        configuration.prepare_config(composed(**bad))
     pattern = {f"+{ROLLOUT}.custom.multiturn.void_turn_pattern": "boxed"}
-    preflight.prepare_config(composed(**pattern))
+    configuration.prepare_config(composed(**pattern))
     with pytest.raises(ConfigError, match=r"void_turn_pattern='boxed': only verl's own V1 trainers.*use_v1=False"):
-        preflight.prepare_config(composed(**pattern, **{"trainer.use_v1": "False"}))
+        configuration.prepare_config(composed(**pattern, **{"trainer.use_v1": "False"}))
     other = composed(**{f"{ROLLOUT}.multi_turn.format": "hermes"})
-    preflight.prepare_config(other)
+    configuration.prepare_config(other)
     assert other.actor_rollout_ref.rollout.skip_tokenizer_init is True
 
 
@@ -322,7 +322,7 @@ def plain_model(tmp_path: Path) -> str:
 def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
     from verl_multiturn.chat.template_rules import refusals
     from verl_multiturn.verl_bridge.chat_setup import examine_model
-    from verl_multiturn.verl_bridge.startup import prepare as preflight
+    from verl_multiturn.verl_bridge.startup import configuration
 
     rules = examine_model(plain_model, "tir")
     assert [(rule.name, str(rule.verdict)) for rule in rules] == [
@@ -332,7 +332,7 @@ def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
         ("generation prompt", "kept"),
     ]
     assert refusals(examine_model(plain_model, "hermes"))
-    preflight.prepare_config(composed(**{"actor_rollout_ref.model.path": plain_model}))
+    configuration.prepare_config(composed(**{"actor_rollout_ref.model.path": plain_model}))
 
 
 def test_a_model_for_images_is_refused(tokenizer: Any) -> None:

@@ -58,7 +58,7 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.prepare import _check_images
+    from verl_multiturn.verl_bridge.startup.configuration import _check_images
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}

@@ -97,7 +97,7 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 
     from benchmarks.turn_cost import MODEL, make_config
-    from verl_multiturn.verl_bridge.startup.prepare import _check_tool_names
+    from verl_multiturn.verl_bridge.startup.configuration import _check_tool_names
 
     config = make_config(100)
     config.actor_rollout_ref.model = OmegaConf.create({"path": str(MODEL)})

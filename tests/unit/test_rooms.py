@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,36 +11,87 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "verl_multiturn"
-FREE_ROOMS = ("rollout", "chat", "sandbox", "tools", "observe", "rewards", "certificate", "workers")
+# A room imports those before it, never one behind it.
+ORDER = [
+    "errors", "describe", "config", "tasks", "row_files", "driver",
+    "chat", "workers", "sandbox", "tools", "rollout", "certificate", "rewards",
+    "data", "recipes", "observe", "verl_bridge", "cpu", "plugin", "cli",
+]  # fmt: skip
+STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}
-BRIDGES = {"verl_multiturn.verl_bridge", "verl_multiturn.cpu"}
+# One subject in two rooms. Any other name belongs to one file.
+SAME_SUBJECT = {"closing", "gsm8k", "otc", "qwen_vl", "slots", "sql", "void_turns"}
+
+
+def modules() -> dict[str, Path]:
+    """Return all modules of the package by their dotted name, without `verl_multiturn.` itself."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del names[""]
+    return names
 
 
 def imported(path: Path) -> set[str]:
+    """Return the names that a file imports, a module's names with the module before them."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("room", FREE_ROOMS)
+def imports() -> dict[str, set[str]]:
+    """Return for each module the modules of this package that it imports."""
+    known = modules()
+    found: dict[str, set[str]] = {}
+    for module, path in known.items():
+        ours = {name.removeprefix("verl_multiturn.") for name in imported(path) if name.startswith("verl_multiturn.")}
+        found[module] = {name if name in known else name.rpartition(".")[0] for name in ours} & known.keys() - {module}
+    return found
+
+
+def test_rooms_import_one_way() -> None:
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in others
+        if ORDER.index(module.split(".")[0]) < ORDER.index(other.split(".")[0])
+    ]
+    assert not wrong
+
+
+def test_files_import_in_no_circle() -> None:
+    left = imports()
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left
+
+
+@pytest.mark.parametrize("room", [room for room in ORDER if room not in STACK])
 def test_a_tool_author_needs_no_gpu_stack(room: str) -> None:
-    for path in (PACKAGE / room).rglob("*.py"):
-        for name in imported(path):
-            assert name.split(".")[0] not in HEAVY, f"{path} imports {name}"
-            assert not any(name == bridge or name.startswith(f"{bridge}.") for bridge in BRIDGES), (
-                f"{path} imports {name}"
-            )
+    for module, path in modules().items():
+        if module.split(".")[0] == room:
+            assert not {name.split(".")[0] for name in imported(path)} & HEAVY, path
 
 
-def test_nothing_but_the_plugin_knows_the_cpu() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        if "cpu" in path.relative_to(PACKAGE).parts or path.name == "plugin.py":
-            continue
-        assert not any(name.startswith("verl_multiturn.cpu") for name in imported(path)), path
+def test_one_name_for_one_idea() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if path.stem != "__init__" and "stand_ins" not in path.parts]
+    names = Counter(path.stem for path in files)
+    assert {name for name, count in names.items() if count > 1} == SAME_SUBJECT
+    classes = Counter(
+        node.name for path in files for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    )
+    assert not {name for name, count in classes.items() if count > 1 and "qwen" not in name.lower()}
+
+
+def test_no_module_hides_one_of_python() -> None:
+    # A file that is run as a script has its folder before the standard library.
+    assert not {path.stem for path in PACKAGE.rglob("*.py")} & sys.stdlib_module_names
 
 
 def test_importing_the_package_needs_neither_torch_nor_verl() -> None:

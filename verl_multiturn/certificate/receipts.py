@@ -2,7 +2,7 @@
 
 `ReceiptingEngine` stands between a conversation and its engine. It copies each generation, so that no later change to
 the lists can reach the copy, and it keeps a digest of the ids that the engine was given. The certificate
-(`observe.certificate`) compares the receipts with what the trainer is about to use. Nothing here knows `Trajectory`.
+(`certificate.check`) compares the receipts with what the trainer is about to use. Nothing here knows `Trajectory`.
 
 The digest of the ids is continued from turn to turn. What a turn costs beyond its own tokens is one comparison of
 pointers with the ids given before (0.1 ms for 65,000 ids).

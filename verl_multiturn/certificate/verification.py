@@ -27,7 +27,7 @@ class VerifiedRecord:
 
 
 def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
-    """Verify one record of `observe.records`.
+    """Verify one record of `certificate.records`.
 
     Args:
         record: the record, as `json.loads` returns it.

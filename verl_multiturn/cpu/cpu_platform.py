@@ -14,7 +14,7 @@ import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
-from verl_multiturn.cpu.activate import environment
+from verl_multiturn.cpu.environment import environment
 
 
 def initialize_gloo_process_group(timeout_second: int | None = None, backend: str | None = None) -> None:

@@ -6,10 +6,10 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_multiturn.cpu.activate import DETECTED
+from verl_multiturn.cpu.environment import DETECTED
 from verl_multiturn.cpu.forkserver import forkserver
+from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.plugin import is_trainer
 from verl_multiturn.verl_bridge.startup.ray_cpus import cluster_address
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under

@@ -37,7 +37,7 @@ from verl_multiturn.verl_bridge.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.slots import RaySlots
-from verl_multiturn.verl_bridge.startup.prepare import AGENT_LOOP, settings_of
+from verl_multiturn.verl_bridge.startup.configuration import AGENT_LOOP, settings_of
 from verl_multiturn.verl_bridge.tools import load_run_tools
 from verl_multiturn.verl_bridge.trainer.closing import close_at_end
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine

@@ -1,6 +1,6 @@
 """The process that runs the verifiers of `math_verify` and `reasoning_gym`.
 
-It is started as `python -I -S verify_worker.py SETTINGS`; see `processes.py`.
+It is started as `python -I -S verify_worker.py SETTINGS`; see `workers/worker_pool.py`.
 
 Both packages give the text of a model to SymPy, which may work on it for ever. reasoning_gym evaluates some answers as
 Python: with `eval`, or with SymPy's `parse_expr`, which calls `eval`. SymPy also generates code of its own: for the

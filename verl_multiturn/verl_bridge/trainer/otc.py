@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from verl_multiturn.config import OtcSettings
 from verl_multiturn.observe.metrics import executed_calls, is_correct
 from verl_multiturn.rewards.otc import r_tools
-from verl_multiturn.verl_bridge.startup.prepare import settings_of
+from verl_multiturn.verl_bridge.startup.configuration import settings_of
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, fetch_stats
 
 

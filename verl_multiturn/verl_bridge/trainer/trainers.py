@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_multiturn.verl_bridge.startup.prepare import OUR_TRAINER
+from verl_multiturn.verl_bridge.startup.configuration import OUR_TRAINER
 from verl_multiturn.verl_bridge.trainer.closing import ClosingMixin
 from verl_multiturn.verl_bridge.trainer.groups import GroupsMixin
 from verl_multiturn.verl_bridge.trainer.otc import OtcMixin

@@ -20,7 +20,7 @@ from verl_multiturn.certificate.check import Row, Violation, repeated, shared, v
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.verl_bridge.agent_loop import STATS
-from verl_multiturn.verl_bridge.startup.prepare import only_our_loop, settings_of
+from verl_multiturn.verl_bridge.startup.configuration import only_our_loop, settings_of
 
 PREFIX = "rollout/certificate/"
 _VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"

@@ -14,7 +14,7 @@ import transfer_queue
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from verl_multiturn.verl_bridge.startup.prepare import settings_of
+from verl_multiturn.verl_bridge.startup.configuration import settings_of
 from verl_multiturn.verl_bridge.trainer.report import fetch_stats
 
 _MASKS = ("response_mask", "loss_mask")

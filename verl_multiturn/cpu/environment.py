@@ -1,0 +1,43 @@
+"""The environment variables of a CPU run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+DETECTED = "VERL_MULTITURN_CPU_DETECTED"
+"""Environment variable that is set when nobody asked for the CPU platform, and it was chosen by detection."""
+
+STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+
+# SGLang refuses to start without an accelerator unless SGLANG_USE_CPU_ENGINE is set. verl picks its training engine by
+# device name and has registered FSDP only for "cuda"; VERL_ENGINE_DEVICE is verl's own way to override that name.
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "VERL_ENGINE_DEVICE": "cuda", "VERL_PLATFORM": "cpu"}
+
+# Modules of verl and SGLang that warn, in every process without an accelerator, of engines and kernels that need one.
+SILENT = (
+    "verl.workers.engine",
+    "sglang.srt.layers.quantization.awq.awq",
+    "sglang.srt.layers.quantization.gguf",
+    "sglang.srt.layers.attention.fla.utils",
+)
+
+# Variables for processes that are started from here on. Values that the user has set win.
+SPEED = {
+    # Without this Ray gives each worker one thread. Trainer and engine work in turns, so each may use all cores.
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    # TransferQueue's own default is 8, and with fewer cores it warns at every call.
+    "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),
+    # Keep freed memory: returning every large tensor to the system and faulting it in again costs more than computing.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that a new process of the rollout engine needs."""
+    kept = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(STAND_INS)]
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([*kept, str(STAND_INS)])}

@@ -1,0 +1,10 @@
+"""What kind of process this is."""
+
+from __future__ import annotations
+
+import sys
+
+
+def is_trainer() -> bool:
+    """Tell whether this process runs one of verl's `main_*` trainers."""
+    return any("verl.trainer.main_" in part or "verl/trainer/main_" in part for part in sys.orig_argv)
