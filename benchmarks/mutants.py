@@ -174,23 +174,35 @@ def _replaced(lines: list[str], node: Any, text: str) -> str:
 def draw(count: int, seed: int) -> list[Mutant]:
     """So many mutants, at places that are drawn from all modules alike, one for each place.
 
-    A place is known by its module and what stands there, so that other changes of the code draw no other mutants.
+    A place is known by its function and what stands there, so that neither other changes of the code nor a move of the
+    function to another module draw other mutants.
     """
-    drawn = []
+    drawn, met = [], Counter[str]()
     for name in COVERED:
         module = f"verl_multiturn/{name}.py"
         source = (ROOT / module).read_text(encoding="utf-8")
-        lines, met = source.splitlines(), Counter[str]()
+        lines, function_at = source.splitlines(), _functions(source)
         places: dict[tuple[int, int], list[Change]] = defaultdict(list)
         for change in changes(source):
             places[change[0]].append(change)
         for (line, column), here in sorted(places.items()):
-            text = f"{seed} {module} {lines[line - 1].strip()} {column}"
+            text = f"{seed} {function_at.get(line, '')} {lines[line - 1].strip()} {column}"
             met[text] += 1
             lot = hashlib.sha1(f"{text} {met[text]}".encode()).hexdigest()
             drawn.append((lot, module, here))
     drawn.sort(key=lambda each: each[0])
     return [_mutant(module, random.Random(lot).choice(here), lot[:8]) for lot, module, here in drawn[:count]]
+
+
+def _functions(source: str) -> dict[int, str]:
+    """The name of the innermost function or class around each line of a module; none for lines outside of all."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef)
+    ]
+    nodes.sort(key=lambda node: node.lineno)
+    return {line: node.name for node in nodes for line in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
 def _mutant(module: str, change: Change, lot: str) -> Mutant:
@@ -199,7 +211,7 @@ def _mutant(module: str, change: Change, lot: str) -> Mutant:
     lines = difflib.ndiff((ROOT / module).read_text(encoding="utf-8").splitlines(), mutated.splitlines())
     marked = [(text[:2], text[2:].strip()) for text in lines]
     before, after = ("\n".join(text for mark, text in marked if mark == sign) for sign in ("- ", "+ "))
-    return Mutant(module, line, what, before, after, mutated, f"{module} {what} {lot}")
+    return Mutant(module, line, what, before, after, mutated, f"{what} {lot}")
 
 
 def tests_of(mutant: Mutant) -> list[str]:
