@@ -45,7 +45,7 @@ EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
 OUT = ROOT / "outputs" / "mutants"
 
 UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
-PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers"]
+PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
 # Modules, and the tests that cover them: those first that see most.
 COVERED: dict[str, list[str]] = {
     "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
