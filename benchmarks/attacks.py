@@ -81,7 +81,7 @@ def attacks(control_tokens: Sequence[str]) -> list[str]:
         control_tokens: Texts of the family's control tokens; at least one.
     """
     telling = sorted(control_tokens, key=lambda token: _TELLING.search(token) is None)
-    # Of tokens that differ only in a number, the first stands for all; `_packed` holds each of them.
+    # Where tokens differ only in a number, the first stands for all; `_packed` holds each of them.
     chosen = list({re.sub(r"\d+", "", token): token for token in reversed(telling)}.values())[::-1]
     found = [*_forged_turns(), *_CALLS, *_chains(chosen[:FULL]), *_packed(control_tokens), *_long(chosen[0])]
     for token in chosen[:FULL]:

@@ -54,7 +54,7 @@ class Corrupted:
     turn: int | None = None
     token: int | None = None
     bypass: bool = False
-    """Whether the trainer uses the engine's logprobs as its old logprobs."""
+    """True when the trainer uses the engine's logprobs as its old logprobs (bypass mode)."""
     keys: tuple[str, ...] = ()
     """Names of all rows of the batch."""
     request_ids: Mapping[str, str] = field(default_factory=dict)

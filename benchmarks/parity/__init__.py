@@ -36,7 +36,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether the two scores are equal."""
+        """True when the two scores are equal."""
         return abs(self.ours - self.theirs) < 1e-6
 
 
