@@ -255,7 +255,7 @@ async def test_a_frozen_server_is_replaced(stdio: Tools) -> None:
     await gone(before)
 
 
-# Leftovers of servers.
+# Nothing is left behind.
 
 
 async def test_nothing_is_left_after_aclose(workshop: Tools) -> None:

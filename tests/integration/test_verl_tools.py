@@ -87,7 +87,10 @@ class Tool09(Tool04):
 
 
 class ToolWithAList(Tool04):
-    """A tool as verl 0.4 to 0.7's search and sandbox tools: a list as the reward, and metrics that are no reward."""
+    """A tool as verl 0.4 to 0.7's search and sandbox tools.
+
+    `calc_reward` returns a list, and `execute` returns a text in the place of the step reward.
+    """
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> str:  # type: ignore[override]
         assert instance_id is not None

@@ -158,7 +158,7 @@ def test_a_loop_that_is_blocked_for_ever_is_found_from_outside(monkeypatch: pyte
     assert "in execute" in finding.found
 
 
-# Other things to check: functions, YAML files, single tools.
+# All that can be checked: tools, functions, MCP servers, YAML files.
 
 
 def test_the_calculator_passes_with_guessed_and_with_given_arguments() -> None:

@@ -169,7 +169,7 @@ def test_code_that_is_no_file_can_be_read(document: Path) -> None:
         elif block.language in ("yaml", "json"):
             yaml.safe_load(block.text)
         elif not block.is_shell:
-            # A command in a block without a language would not be run.
+            # A command in a block that is not marked as shell would not be run.
             for line in block.lines:
                 assert not COMMAND.match(line) or _PLACEHOLDER.search(line), f"{where}: {line!r}; call the block bash"
 
