@@ -1,4 +1,4 @@
-"""The invariants of `docs/architecture.md` over every family, with texts, calls and stops that Hypothesis draws."""
+"""The invariants of a trajectory over every family, with texts, calls and stops that Hypothesis draws."""
 
 import asyncio
 import random
