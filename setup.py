@@ -1,11 +1,14 @@
-"""Packaging. The environment that verl and SGLang need is pinned in requirements/cpu.lock, not here: this plugin is
-installed into a verl environment that is there already."""
+"""Packaging.
+
+The plugin is installed into an environment that already has verl. So the packages that verl and SGLang need are pinned
+in requirements/cpu.lock, not here.
+"""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# `verl-multiturn recipe` copies them from the wheel: each folder of files is a package of data there.
+# Files that `verl-multiturn recipe` copies from the wheel. There, each folder of files is a package of data.
 SHIPPED = {
     f"verl_multiturn.shipped.{'.'.join(folder.parts)}": str(folder)
     for top in (Path("recipes"), Path("tool_configs"))

@@ -1,0 +1,1 @@
+"""Measurements and attacks that are run by hand: `python -m benchmarks.NAME`."""

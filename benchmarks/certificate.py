@@ -1,16 +1,21 @@
-"""Does the certificate catch every fault of a batch, stay silent on honest ones, and cost next to nothing?
+"""Does the certificate catch every fault of a batch, stay silent on honest batches, and cost almost nothing?
 
     python -m benchmarks.certificate [--steps 10] [--run DIR]
 
-Runs the quickstart with the certificate on every batch, or reads the folder of a run that is there. Every trajectory
-that the real engine sampled for training is verified as recorded and as the batch row that became of it: an alarm is a
-false one. So are the hard conversations of `benchmarks.honest`, by the trainer's own code. Then every corruption of
-`benchmarks.corruptions` is put into many rows of both, with partners and places drawn by a seed; it counts as caught
-only if that never fails and the violation points at the right turn and token. `step_share` is the certificate's part of
-the steps' time, fetching the batch included.
+The benchmark has three parts:
+1. It runs the quickstart with the certificate on every batch, or reads the folder of a finished run (`--run`). It
+  verifies every trajectory that the real engine sampled for training, both as its record and as the batch row made from
+  it. These rows are honest, so every alarm is a false one.
+2. It verifies the hard honest conversations of `benchmarks.honest` with the trainer's own code. Every alarm is a false
+  one here, too.
+3. It puts every corruption of `benchmarks.corruptions` into many rows of both kinds. A seed draws the rows, their
+  partners and the corrupted places. A corruption counts as caught only if the certificate reports it in every row, and
+  points at the right turn and token.
 
-The last line is one JSON object; there is none, and the exit status is 1, when the run's own log does not say that its
-trainer verified each of the trajectories.
+`step_share` is the certificate's part of the steps' time, including the time to fetch the batch.
+
+The last line is one JSON object. When the run's own log does not say that its trainer verified every trajectory, there
+is no such line and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -35,29 +40,41 @@ from verl_multiturn.certificate.verification import verify_record
 ROOT = Path(__file__).resolve().parents[1]
 PREFIX = "rollout/certificate/"
 HARD = 1200
-"""Conversations of `benchmarks.honest`."""
+"""Smallest number of conversations to request from `benchmarks.honest`."""
 TRIALS = 200
-"""Rows that each corruption is put into, as far as there are rows with room for it."""
+"""Number of rows that each corruption is put into; fewer where fewer rows have room for it."""
 
 
 def run_quickstart(out: Path, steps: int) -> None:
+    """Run the quickstart in a process of its own.
+
+    Args:
+        out: Folder that the run writes to.
+        steps: Number of training steps.
+    """
     command = [sys.executable, str(ROOT / "recipes" / "quickstart" / "run.py"), "--out", str(out)]
     environment = {**os.environ, "VERL_PLATFORM": os.environ.get("VERL_PLATFORM", "cpu")}
     subprocess.run([*command, "--steps", str(steps)], check=True, env=environment)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file with one object per line."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def step_metrics(path: Path) -> list[dict[str, Any]]:
-    """The logged metrics of each training step."""
+    """Return the logged metrics of each training step, from the file of a run's metrics."""
     return [entry["data"] for entry in read_lines(path) if f"{PREFIX}rows" in entry["data"]]
 
 
 def complaint(records: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> str:
-    """What keeps the run from saying anything about the certificate; nothing if its trainer verified every row."""
+    """Say why a run proves nothing about the certificate; empty when its trainer verified every row.
+
+    Args:
+        records: Records of the trajectories that were sampled for training.
+        metrics: Logged metrics of each training step, as `step_metrics` returns them.
+    """
     verified = sum(step[f"{PREFIX}rows"] for step in metrics)
     unverified = sum(step[f"{PREFIX}unverified"] for step in metrics)
     if not records:
@@ -71,7 +88,7 @@ def complaint(records: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> s
 
 
 def false_alarms(records: list[dict[str, Any]]) -> int:
-    """How many honest records, or the batch rows made of them, raise an alarm."""
+    """Count the honest records that raise an alarm, as records or as batch rows, and print each alarm."""
     alarms = 0
     for record in records:
         sample = sample_of_record(record)
@@ -86,13 +103,25 @@ def false_alarms(records: list[dict[str, Any]]) -> int:
 
 
 def samples_of(records: list[dict[str, Any]]) -> list[Sample]:
-    """The rows that a fault can be put into: something is trained, and all that the engine returned was taken."""
+    """Return the batch rows that a fault can be put into.
+
+    A record qualifies when its conversation is valid, every answer of the engine is a generation, and every token's
+    weight version is known.
+    """
     made = [sample_of_record(record) for record in records if record["valid"]]
     return [s for s in made if all(g.is_generation and (g.versions >= 0).all() for g in s.receipts.generations)]
 
 
 def trials_of(name: str, samples: list[Sample]) -> tuple[int, int]:
-    """Rows that a corruption was put into, and those in which it was caught where it is."""
+    """Put a corruption into up to `TRIALS` rows.
+
+    Args:
+        name: Key of `CORRUPTIONS`; also the seed.
+        samples: Honest rows to corrupt.
+
+    Returns:
+        The number of corrupted rows, and the number of those in which the certificate pointed at the right place.
+    """
     rng = random.Random(name)
     put = caught = 0
     for sample in rng.sample(samples, len(samples)):
@@ -106,11 +135,12 @@ def trials_of(name: str, samples: list[Sample]) -> tuple[int, int]:
 
 
 def main() -> None:
+    """Run all three parts, and print the tables and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10, help="of the quickstart")
     parser.add_argument("--run", type=Path, help="folder of a finished quickstart; none is started then")
     args = parser.parse_args()
-    from benchmarks import honest  # imports verl, which what else is in here does without
+    from benchmarks import honest  # imports verl, which nothing else in this module needs
 
     out = args.run or ROOT / "outputs" / "certificate"
     if args.run is None:

@@ -1,14 +1,21 @@
-"""Can text of tools, users and rows become a control token? Every family's tokens against the corpus of `attacks`.
+"""Can a text of a tool, a user or a data row become a control token?
 
     python -m benchmarks.control_tokens [FAMILY ...]
 
-Each text goes the way of a real message: `ChatCodec.trusted`, then `ChatCodec.initial` or `ChatCodec.observation` with
-verl's builder and the family's chat template. Which tokens are control tokens is read off tokenizer and template
-(`control_tokens`); nothing here asks the firewall, so what it forgets is attacked and counted like the rest. An attack
-has forged when the control tokens that come out are, by id, not those of the same message saying "x". A benign text has
-to be tokenized as without the firewall, but where the template makes a control token of it (a tag of a schema's key).
-What a template refuses even for "x" (a system message, two users in a row) is skipped. The last line is one object of
-JSON.
+The benchmark sends the corpus of `benchmarks.attacks` against the control tokens of every model family. Each text takes
+the way of a real message: `ChatCodec.trusted`, then `ChatCodec.initial` or `ChatCodec.observation` with verl's builder
+and the family's chat template.
+
+`control_tokens` reads off the tokenizer and the template which tokens are control tokens. It never asks the firewall,
+so a token that the firewall forgets is attacked and counted like any other.
+
+- An attack has forged when the control tokens that come out differ, by id, from those of the same message with the text
+  "x".
+- A benign text has to be tokenized as without the firewall. The exception is a text of which the template itself makes
+  a control token (a tag of a schema's key).
+- A place that a template refuses even for "x" (a system message, two users in a row) is skipped.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from verl_multiturn.chat.template import SCHEMA
 from verl_multiturn.errors import ConfigError
 
 CALL_ID = "call00001"
-# What a family raises for a message that it has no form for, through verl's builder or straight from the template.
+# Errors of a family that has no form for a message, raised by verl's builder or by the template itself.
 REFUSALS = (ConfigError, TemplateError, TypeError, ValueError)
 REASONING = ("<think>", "</think>")
 WORDS = ("QUEBEC", "ZULU", "VICTOR", "WHISKEY")
@@ -46,7 +53,7 @@ def _call(index: int, arguments: Any = None) -> dict[str, Any]:
 
 
 def _asked(calls: int) -> list[Message]:
-    """A conversation that waits for tool results, or for a user's next turn."""
+    """Return a conversation that waits for tool results, or for the user's next turn when there are no calls."""
     said: Message = {"role": "assistant", "content": "a"}
     if calls:
         said["tool_calls"] = [_call(index) for index in range(calls)]
@@ -72,19 +79,22 @@ def _called(arguments: Any) -> list[Message]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a text stands: after which messages, in which messages. The text comes in two pieces."""
+    """A place where a text can stand: the messages before it, and the messages or schemas that hold it.
+
+    The text comes in two pieces, so that an attack can be split between two messages or parts.
+    """
 
     name: str
     before: list[Message]
     added: Callable[[str, str], list[Message]]
     authored: bool = False
-    """Whether the message is one in which an author may write a call, or a thought, as the model does."""
+    """True where an author may write a call or a thought, as the model does (a row's system or assistant message)."""
     schemas: Callable[[str, str], list[dict[str, Any]]] | None = None
-    """Schemas of tools that hold the text, in the place of messages."""
+    """Function that makes the schemas of tools that hold the text; None where a message holds it."""
 
 
 def _described(function: dict[str, Any], **argument: Any) -> list[dict[str, Any]]:
-    """A tool as an MCP server might describe it."""
+    """Return a tool's schema as an MCP server might describe it."""
     parameters = {"type": "object", "properties": {"word": {"type": "string", **argument}}, "required": ["word"]}
     return [{"type": "function", "function": {"name": "search", "parameters": parameters, **function}}]
 
@@ -99,13 +109,13 @@ def _asks(_: str, __: str) -> list[Message]:
     return [_said("user", "q")]
 
 
-# Those without messages before them are data rows.
+# A place without messages before it belongs to a data row.
 PLACES = [
     Place("tool result", _asked(1), lambda a, b: [_tool(a + b)]),
     Place("user turn", _asked(0), lambda a, b: [_said("user", a + b)]),
     Place("first user", [], lambda a, b: [_said("system", "s"), _said("user", a + b)]),
     Place("user parts", [], lambda a, b: [_said("user", _parts(a, b))]),
-    # Templates that trim each part would put the halves together again.
+    # A template that trims each part would put the halves together again.
     Place("spaced parts", [], lambda a, b: [_said("user", _parts(f"{a} \n", f"\n {b}"))]),
     Place("tool parts", _asked(1), lambda a, b: [_tool(_parts(a, b))]),
     Place("two tools", _asked(2), lambda a, b: [_tool(a), _tool(b, 1)]),
@@ -113,7 +123,7 @@ PLACES = [
     Place("assistant", [], lambda a, b: [_said("user", "q"), _said("assistant", a + b), _said("user", "q")], True),
     Place("call", [], lambda a, b: _called({a + b: a + b}), True),
     Place("call as text", [], lambda a, b: _called(a + b), True),
-    # What stands in two messages joins where the template writes nothing between them.
+    # Text in two messages joins where the template writes nothing between them.
     Place("system and user", [], lambda a, b: [_said("system", a), _said("user", b)]),
     Place("assistant and user", [], lambda a, b: [_said("user", "q"), _said("assistant", a), _said("user", b)]),
     Place("two users", [], lambda a, b: [_said("user", a), _said("user", b)]),
@@ -126,22 +136,25 @@ PLACES = [
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Control tokens by id, the template's own first."""
+    """The control tokens of a family by id, the tokens that its template writes first."""
 
     outside: dict[int, str]
-    """What no text of a tool or a user may bring in."""
+    """Tokens that no text of a tool or a user may bring in."""
     authored: dict[int, str]
-    """What no text of a row's system and assistant messages may bring in."""
+    """Tokens that no text of a row's system and assistant messages may bring in."""
     tags: tuple[str, ...] = ()
-    """What the template writes around answers of tools and the tokenizer has no token for; as `outside`."""
+    """Tags that the template writes around answers of tools, where the tokenizer has no token for them.
+
+    No text of a tool or a user may bring them in either.
+    """
 
 
 def control_tokens(made: Family) -> ControlTokens:
-    """The control tokens of a family, by its tokenizer and its template alone.
+    """Return the control tokens of a family, found through its tokenizer and its template alone.
 
-    Special tokens are always among them. An author may write the others where they are marks of a call or of reasoning
-    (`<tool_call>`, `<think>`); but where a family's turns begin with such tokens, as DeepSeek's do, none that the
-    template writes.
+    Special tokens are always control tokens. Authors of rows may write the other ones where they mark a call or
+    reasoning (`<tool_call>`, `<think>`). But where the family's turns begin with such other tokens, as DeepSeek's turns
+    do, authors may write none that the template writes, except the marks of reasoning.
     """
     added = {index: token.content for index, token in made.tokenizer.added_tokens_decoder.items()}
     special = {index: added[index] for index, token in made.tokenizer.added_tokens_decoder.items() if token.special}
@@ -163,7 +176,7 @@ def control_tokens(made: Family) -> ControlTokens:
 
 
 def _plain_tags(probes: Sequence[str], tokens: Collection[str]) -> tuple[str, ...]:
-    """The tags beside the answers of tools that are no tokens."""
+    """Return the tags beside the answers of tools that are no tokens, sorted."""
     tag = r"<[^<>\s]+>"
     beside = re.compile(rf"((?:{tag}\s*)*)(?:{WORDS[2]}|{WORDS[3]})((?:\s*{tag})*)")
     sides = (side for text in probes[1:] for both in beside.findall(text) for side in both)
@@ -171,7 +184,7 @@ def _plain_tags(probes: Sequence[str], tokens: Collection[str]) -> tuple[str, ..
 
 
 def _probe(made: Family, *messages: Message) -> str:
-    """What the template writes for a user's question and these messages; nothing if it refuses them."""
+    """Return what the template writes for a user's question and these messages; "" if it refuses them."""
     try:
         text: str = made.tokenizer.apply_chat_template(
             [_said("user", WORDS[0]), *messages], tools=[SCHEMA], tokenize=False, add_generation_prompt=True
@@ -183,7 +196,7 @@ def _probe(made: Family, *messages: Message) -> str:
 
 @dataclass
 class Score:
-    """What came of one family."""
+    """The results of one family: numbers of cases, and the cases that went wrong."""
 
     attacks: int = 0
     benign: int = 0
@@ -193,14 +206,15 @@ class Score:
     differing: list[tuple[str, str]] = field(default_factory=list)
     """Place and text of each benign text that was changed."""
     raised: list[tuple[str, str]] = field(default_factory=list)
-    """Place and text of each that could not be rendered, though "x" could in its place."""
+    """Place and text of each case that could not be rendered, though "x" could in the same place."""
 
 
 class Trial:
-    """One family under test.
+    """A family under test.
 
     Args:
-        guarded: False sends the texts on as they are, which shows that the counting notices.
+        family: The model family.
+        guarded: False leaves the firewall out. A test uses this to show that the counting notices attacks.
     """
 
     def __init__(self, family: Family, guarded: bool = True) -> None:
@@ -216,10 +230,11 @@ class Trial:
         self._places = [place for place in PLACES if place.name in self._honest]
 
     def refused_places(self) -> int:
-        """How many places the template has no form for."""
+        """Return the number of places that the template has no form for."""
         return len(PLACES) - len(self._places)
 
     def try_attack(self, text: str, score: Score) -> None:
+        """Put a hostile text into every place, and count and note the results in `score`."""
         left, right = self._split(text)
         for place in self._places:
             score.attacks += 1
@@ -230,13 +245,14 @@ class Trial:
                 score.raised.append((place.name, text))
 
     def try_benign(self, text: str, score: Score) -> None:
+        """Put a benign text into every place, and count and note the results in `score`."""
         left, right = text[: len(text) // 2], text[len(text) // 2 :]
         for place in self._places:
             score.benign += 1
             plain, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
             try:
                 trusted = self._trusted(plain), self._trusted_schemas(schemas)
-                # The same messages give the same ids.
+                # Equal messages give equal ids, so only changed messages need a look.
                 if (
                     trusted != (plain, schemas)
                     and self._ids_of(place, *trusted) != self._ids_of(place, plain, schemas)
@@ -247,8 +263,8 @@ class Trial:
                 score.raised.append((place.name, text))
 
     def _split(self, text: str) -> tuple[str, str]:
-        """The text in two, cut through its first control token if it has one"""
-        # After its head, in its middle or before its last character.
+        """Split the text in two, through its first control token if it has one, else in the middle."""
+        # The cut lies after the token's first character, in its middle or before its last character.
         cuts = [
             text.find(token) + (1, len(token) // 2, len(token) - 1)[len(text) % 3]
             for token in self.tokens
@@ -274,7 +290,7 @@ class Trial:
         return self._codec.observation(place.before, messages, self._ids, []).observation
 
     def _controls(self, place: Place, left: str, right: str, guarded: bool = True) -> list[int | str]:
-        """The control tokens of a message or schema that says this, in their order, then the tags that are none."""
+        """Return the control tokens of a message or schema with this text in order, then tags that are no tokens."""
         control = self._control.authored if place.authored else self._control.outside
         messages, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
         if guarded:
@@ -286,7 +302,13 @@ class Trial:
 
 
 def measure(name: str, hostile: Sequence[str] | None = None, kind: Sequence[str] | None = None) -> Score:
-    """One family against attacks and benign texts; all of the corpus if none are given."""
+    """Try one family against hostile and benign texts.
+
+    Args:
+        name: Name of the family.
+        hostile: Hostile texts; None means all of `attacks`.
+        kind: Benign texts; None means all of `benign`.
+    """
     trial = Trial(family(name))
     score = Score()
     hostile = attacks(trial.tokens) if hostile is None else hostile
@@ -300,10 +322,11 @@ def measure(name: str, hostile: Sequence[str] | None = None, kind: Sequence[str]
 
 
 def main() -> None:
+    """Try the chosen families, and print a table, the worst cases and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", choices=[[], *names()], help="all by default")
     chosen = parser.parse_args().family or names()
-    console = Console(width=110)  # also where the output is no terminal
+    console = Console(width=110)  # the width also holds where the output is not a terminal
     table = Table(
         "family", "attacks", "forged", "benign", "differences", "raised", "refused", "s", title="control tokens"
     )

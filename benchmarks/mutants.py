@@ -1,16 +1,17 @@
-"""Which faults of the code do the tests not see? Mutants of what tokens, masks, arguments and rewards go through.
+"""Which faults of the code do the tests miss? Mutants of the code that handles tokens, masks, arguments and rewards.
 
     pip install cosmic-ray==8.7.0        # beside the environment's packages; nothing else needs it
     python -m benchmarks.mutants [--count 300] [--seed 0] [--only rollout] [--minutes 45]
 
-Places in the code are drawn by the seed, and for each one of the changes that can be made there: those of Cosmic Ray
-(another operator, another number, a condition turned round …), a statement that is left out, a keyword argument that is
-left out. Annotations are no places, nor is what makes no difference to Python (`is` and `==` of None). Each mutant is
-written into a copy of the tree, and the few test files that cover its module run until one fails, in a process that is
-forked from one that has imported what is slow to import; there is one such process for each core.
+A seed draws places in the code, and for each place one of the possible changes: a change of Cosmic Ray (another
+operator, another number, a negated condition …), or a statement or a keyword argument that is left out. Annotations are
+no places. Changes that make no difference to Python (`is` and `==` of None) are left out.
 
-What was found is kept in `outputs/mutants/`, so that a run goes on where it was cut off. A survivor that is told in
-`benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
+Each mutant is written into a copy of the tree. The few test files that cover its module then run until one fails. They
+run in a process forked from one that has already imported the slow packages. There is one such process for each core.
+
+The results are kept in `outputs/mutants/`, so that a later run continues where this one stopped. A survivor that stands
+in `benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
 JSON object.
 """
 
@@ -45,8 +46,8 @@ EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
 OUT = ROOT / "outputs" / "mutants"
 
 UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
-PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers"]
-# Modules, and the tests that cover them: those first that see most.
+PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
+# Modules, and the tests that cover each of them, the most sensitive tests first.
 COVERED: dict[str, list[str]] = {
     "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
     "rollout/limits": [f"{UNIT}unseen_faults", f"{UNIT}clipping", f"{UNIT}conversation_ends"],
@@ -96,7 +97,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
     "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
 }
-# Changes that Python makes nothing of, or that only a test of the very number would see.
+# Changes that make no difference to Python, or that only a test of the exact number could see.
 _NO_CHANGE = ("_Is", "_IsNot", "Is_Eq", "IsNot_NotEq", "Annotation", "VariableReplacer", "VariableInserter")
 
 
@@ -105,24 +106,24 @@ class Mutant:
     """A module with one change."""
 
     module: str
-    """Its path in the repository."""
+    """Path of the module in the repository."""
     line: int
     what: str
     before: str
-    """The lines that the change takes away."""
+    """Lines that the change removes."""
     after: str
-    """Those that it puts there."""
+    """Lines that the change adds."""
     source: str
-    """The whole module with the change."""
+    """Source of the whole module with the change."""
     name: str
 
 
-# Where it lies in the source, what it is, and what makes the source as it reads then (it takes a while).
+# The place in the source, the name of the change, and a function that returns the changed source (it takes a while).
 Change = tuple[tuple[int, int], str, Callable[[], str]]
 
 
 def changes(source: str) -> Iterator[Change]:
-    """All changes that can be made to a module."""
+    """Yield all changes that can be made to a module."""
     lines = source.splitlines(keepends=True)
     tree = ast.parse(source)
     skipped = _annotations(tree)
@@ -143,7 +144,7 @@ def changes(source: str) -> Iterator[Change]:
 
 
 def _annotations(tree: ast.AST) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where types stand: nothing evaluates them."""
+    """Return the spans of type annotations, which nothing evaluates."""
     nodes = []
     for node in ast.walk(tree):
         nodes += [getattr(node, name, None) for name in ("annotation", "returns")]
@@ -157,7 +158,7 @@ def _annotations(tree: ast.AST) -> list[tuple[tuple[int, int], tuple[int, int]]]
 
 
 def _left_out(tree: ast.AST, lines: list[str]) -> Iterator[Change]:
-    """Statements and keyword arguments that are left out."""
+    """Yield the changes that leave out a statement or a keyword argument."""
     for node in ast.walk(tree):
         plain = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Return | ast.If)
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -165,39 +166,55 @@ def _left_out(tree: ast.AST, lines: list[str]) -> Iterator[Change]:
             yield (node.lineno, node.col_offset), "StatementLeftOut", partial(_replaced, lines, node, "pass")
         for keyword in node.keywords if isinstance(node, ast.Call) else []:
             if keyword.arg:
-                # What stands in its place can stand where any argument can.
+                # `**{}` can stand where any argument can.
                 left_out = partial(_replaced, lines, keyword, "**{}")
                 yield (keyword.lineno, keyword.col_offset), "ArgumentLeftOut", left_out
 
 
 def _replaced(lines: list[str], node: Any, text: str) -> str:
     first, last = node.lineno - 1, node.end_lineno - 1
-    # Columns of `ast` are in bytes.
+    # The columns of `ast` count bytes.
     before = lines[first].encode()[: node.col_offset].decode()
     after = lines[last].encode()[node.end_col_offset :].decode()
     return "".join([*lines[:first], before + text + after, *lines[last + 1 :]])
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """So many mutants, at places that are drawn from all modules alike, one for each place.
+    """Draw mutants from the places of all modules, at most one mutant per place.
 
-    A place is known by its module and what stands there, so that other changes of the code draw no other mutants.
+    A place is identified by its function, the text of its line and its column. So neither a change elsewhere in the
+    code nor a move of the function to another module changes which mutants are drawn.
+
+    Args:
+        count: The most mutants to draw.
+        seed: Seed of the draw.
     """
-    drawn = []
+    drawn, met = [], Counter[str]()
     for name in COVERED:
         module = f"verl_multiturn/{name}.py"
         source = (ROOT / module).read_text(encoding="utf-8")
-        lines, met = source.splitlines(), Counter[str]()
+        lines, function_at = source.splitlines(), _functions(source)
         places: dict[tuple[int, int], list[Change]] = defaultdict(list)
         for change in changes(source):
             places[change[0]].append(change)
         for (line, column), here in sorted(places.items()):
-            text = f"{seed} {module} {lines[line - 1].strip()} {column}"
+            text = f"{seed} {function_at.get(line, '')} {lines[line - 1].strip()} {column}"
             met[text] += 1
             lot = hashlib.sha1(f"{text} {met[text]}".encode()).hexdigest()
             drawn.append((lot, module, here))
     drawn.sort(key=lambda each: each[0])
     return [_mutant(module, random.Random(lot).choice(here), lot[:8]) for lot, module, here in drawn[:count]]
+
+
+def _functions(source: str) -> dict[int, str]:
+    """Return the name of the innermost function or class around each line of a module; other lines have no entry."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef)
+    ]
+    nodes.sort(key=lambda node: node.lineno)
+    return {line: node.name for node in nodes for line in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
 def _mutant(module: str, change: Change, lot: str) -> Mutant:
@@ -206,30 +223,41 @@ def _mutant(module: str, change: Change, lot: str) -> Mutant:
     lines = difflib.ndiff((ROOT / module).read_text(encoding="utf-8").splitlines(), mutated.splitlines())
     marked = [(text[:2], text[2:].strip()) for text in lines]
     before, after = ("\n".join(text for mark, text in marked if mark == sign) for sign in ("- ", "+ "))
-    return Mutant(module, line, what, before, after, mutated, f"{module} {what} {lot}")
+    return Mutant(module, line, what, before, after, mutated, f"{what} {lot}")
 
 
 def tests_of(mutant: Mutant) -> list[str]:
+    """Return the test files that cover a mutant's module, the most sensitive first."""
     name = mutant.module.removeprefix("verl_multiturn/").removesuffix(".py")
     return [f"{path}.py" for path in COVERED[name]]
 
 
 def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
-    """Digests of the module, and of the tests that cover it."""
+    """Return a digest of the mutant's module, and one of the tests that cover it."""
     parts = ([mutant.module], tests_of(mutant))
     module, tests = (hashlib.sha1(b"".join((root / path).read_bytes() for path in part)).hexdigest() for part in parts)
     return module, tests
 
 
 def run_tests(tree: Path, tests: Sequence[str], log: Path, limit_s: float) -> str:
-    """Run test files one after another until one does not pass: "passed", "failed" or "timeout"."""
+    """Run test files one after another until one does not pass.
+
+    Args:
+        tree: Folder with a copy of the repository.
+        tests: Paths of the test files in it.
+        log: File for the output of the last test file.
+        limit_s: Seconds for all files together.
+
+    Returns:
+        "passed", "failed" or "timeout".
+    """
     deadline = time.monotonic() + limit_s
     outcomes = (_run_file(tree, test, log, deadline) for test in tests)
     return next((outcome for outcome in outcomes if outcome != "passed"), "passed")
 
 
 def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
-    """Run one in a copy of the tree, in a process forked from this one."""
+    """Run one test file in a copy of the tree, in a process forked from this one."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -259,13 +287,17 @@ def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
 
 
 def prepare() -> None:
-    """Import what most tests import; neither this package nor verl, which imports it."""
+    """Import the packages that most tests import.
+
+    This package and verl, which imports it, are left out: each mutant has to be imported anew.
+    """
     os.environ.setdefault("VERL_PLATFORM", "cpu")
     for name in ("hypothesis", "pytest_asyncio", "pandas", "PIL.Image", "pydantic", "torch", "transformers", "typer"):
         importlib.import_module(name)
 
 
 def copy_tree(target: Path) -> None:
+    """Copy the repository's files into a folder, tracked or not; those that git ignores are left out."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
@@ -274,8 +306,15 @@ def copy_tree(target: Path) -> None:
 
 
 def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
-    """Run the tests of each mutant, and append what came of it to a file; a process for each core takes a module's
-    mutants after another's."""
+    """Run the tests of each mutant, and append the results to a file.
+
+    There is one process for each core. Each process takes all mutants of a module, then those of the next module.
+
+    Args:
+        mutants: The mutants to examine.
+        found: File with one JSON object per line.
+        deadline: Time of `time.monotonic()` after which no mutant is begun.
+    """
     modules = [list(group) for _, group in groupby(sorted(mutants, key=_module), key=_module)]
     modules.sort(key=len, reverse=True)
     reading, writing = os.pipe()
@@ -328,8 +367,15 @@ def _examine_module(mutants: Sequence[Mutant], folder: Path, found: Path, deadli
 
 
 def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
-    """What came of those mutants that were examined. Tests that see a mutant go on seeing it, until its module changes;
-    one that they did not see is examined again when they change."""
+    """Return the results of the mutants that were already examined.
+
+    A mutant that the tests saw counts as seen until its module changes. A mutant that survived counts only until the
+    module or its tests change; then it is examined again.
+
+    Args:
+        found: File that `examine` writes.
+        drawn: Mutants to look up.
+    """
     lines = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()] if found.exists() else []
     results = {(line["name"], line["module"], line["tests"]): line["result"] for line in lines}
     killed = {(line["name"], line["module"]): line["result"] for line in lines if line["result"] != "survived"}
@@ -342,13 +388,14 @@ def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
     return known
 
 
-def explained() -> dict[tuple[str, str, str], str]:
-    """Why a survivor does not matter, by its module, and its lines before and after."""
+def explained() -> dict[tuple[str, str], str]:
+    """Return the reasons why survivors do not matter, by the lines before and after the change."""
     entries = yaml.safe_load(EXPLAINED.read_text(encoding="utf-8")) or [] if EXPLAINED.exists() else []
-    return {(each["module"], each["before"].strip(), each["after"].strip()): each["why"] for each in entries}
+    return {(each["before"].strip(), each["after"].strip()): each["why"] for each in entries}
 
 
 def main() -> None:
+    """Draw mutants, examine the new ones, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -367,11 +414,11 @@ def main() -> None:
 
 
 def report(drawn: Sequence[Mutant], results: dict[Mutant, str]) -> None:
-    """Print the survivors, then one line of JSON."""
+    """Print the survivors without a reason, then one line of JSON."""
     reasons = explained()
     of = {mutant: results.get(mutant, "not examined") for mutant in drawn}
     survivors = [mutant for mutant, result in of.items() if result == "survived"]
-    open_ones = [m for m in survivors if (m.module, m.before.strip(), m.after.strip()) not in reasons]
+    open_ones = [m for m in survivors if (m.before.strip(), m.after.strip()) not in reasons]
     for mutant in open_ones:
         print(f"\nsurvived: {mutant.module}:{mutant.line} {mutant.what}\n- {mutant.before}\n+ {mutant.after}")
     counts = {name: sum(result == name for result in of.values()) for name in ("killed", "timeout", "not examined")}

@@ -1,10 +1,11 @@
-"""Every recipe's full GPU configuration, composed by Hydra and judged by verl's checks and ours; and whether it trains
-for as many steps as its curve takes.
+"""Every recipe's full GPU configuration, composed by Hydra and checked by verl's checks and ours.
 
     python -m benchmarks.recipe_configs [--short]
 
-For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
-first recipe alone). Nothing is started. The last line is one JSON object.
+It also checks whether each recipe trains for as many steps as its curve takes.
+
+Each recipe is composed as it is, with each of its own variants, and with each shared variant on top. (With `--short`,
+the shared variants are put on top of the first recipe alone.) Nothing is started. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,31 +24,35 @@ from typing import Any
 
 from benchmarks.recipe_steps import count_steps
 
-# A configuration for GPUs must not be completed with what a CPU needs.
+# A configuration for GPUs must not get the defaults that a CPU needs.
 os.environ["VERL_PLATFORM"] = "nvidia"
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
 COMMON = RECIPES / "common" / "variants"
-# The box that the recipes are for has as many CPUs as verl reserves, and the models; this machine need not. (verl reads
-# the critic's when it checks its settings.)
+# The machine that the recipes are meant for has as many CPUs as verl reserves, and the models; this machine need not
+# have them. (verl reads the critic's model when it checks its settings.)
 BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'common' / 'model'}"]
-# Folders of databases that users download, relative to where they start a recipe; its tools look for them.
+# Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
 
 
 def recipes() -> list[str]:
-    """Names of the recipes that run through the shared launcher."""
+    """Return the names of the recipes that run through the shared launcher."""
     return [path.parent.name for path in sorted(RECIPES.glob("*/run.sh"))]
 
 
 def is_for_gpus(recipe: str) -> bool:
-    """Whether a recipe's full run is one on GPUs."""
+    """Return whether a recipe's full run is one on GPUs."""
     return "on_cpu=1" not in (RECIPES / recipe / "run.sh").read_text()
 
 
 def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
-    """Each recipe with the variants that are judged."""
+    """Yield each recipe with the variants to check: none, then one at a time.
+
+    Args:
+        short: Put the shared variants on top of the first recipe alone.
+    """
     shared = sorted(path.stem for path in COMMON.glob("*.flags"))
     for number, recipe in enumerate(recipes()):
         own = sorted(path.stem for path in (RECIPES / recipe / "variants").glob("*.flags"))
@@ -58,7 +63,11 @@ def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
 
 
 def flags_of(recipe: str, variants: list[str], *more: str) -> list[str]:
-    """What `run.sh --print` says."""
+    """Return the lines that `run.sh --print` prints: the recipe's configuration overrides.
+
+    Raises:
+        RuntimeError: The script fails; the message is its first line of errors.
+    """
     chosen = [word for variant in variants for word in ("--variant", variant)]
     command = ["bash", str(RECIPES / recipe / "run.sh"), "--print", *chosen, *more]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -68,7 +77,7 @@ def flags_of(recipe: str, variants: list[str], *more: str) -> list[str]:
 
 
 def judge(config: Any) -> None:
-    """verl's checks and ours; raises what they raise."""
+    """Run verl's checks and ours on a configuration; what they raise is passed on."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -82,7 +91,7 @@ def judge(config: Any) -> None:
 
 
 def verdict(recipe: str, variants: list[str]) -> int:
-    """Print the verdict on a recipe; return the steps that it trains for, 0 when it failed."""
+    """Print the verdict on a recipe, and return the number of its training steps, 0 when a check failed."""
     from verl_multiturn.verl_bridge.compose import compose_config
 
     name = "+".join([recipe, *variants])
@@ -93,7 +102,7 @@ def verdict(recipe: str, variants: list[str]) -> int:
             with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
                 judge(config)
         problem = steps.complaint((RECIPES / recipe / "README.md").read_text(encoding="utf-8"))
-    except Exception as error:  # whatever a check raises is a verdict
+    except Exception as error:  # an error of any check is a verdict
         problem = f"{type(error).__name__}: {error}"
     if problem:
         print(f"no  {name}: {problem}")
@@ -103,6 +112,7 @@ def verdict(recipe: str, variants: list[str]) -> int:
 
 
 def main() -> int:
+    """Check all recipes, print the verdicts and the figures, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="the shared variants on top of one recipe alone")
     judged = list(cases(parser.parse_args().short))

@@ -1,6 +1,8 @@
-"""How many steps a recipe trains for, and how many it has to: one that is over before its curve rises teaches nothing.
+"""Number of steps that a recipe trains for, and the number that it needs.
 
-verl's V1 trainer ends after `trainer.total_training_steps`, or after `trainer.total_epochs`, whichever is first; an
+A recipe that ends before its curve rises teaches nothing.
+
+verl's V1 trainer ends after `trainer.total_training_steps`, or after `trainer.total_epochs`, whichever comes first. An
 epoch has as many steps as there are whole batches of training rows.
 """
 
@@ -12,10 +14,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-# Training rows that `prepare_data.py` writes at least; by recipe, and by variant that has other data.
+# Smallest number of training rows that `prepare_data.py` writes, by recipe, and by variant where it has other data.
 ROWS = {
     "gsm8k_multiturn": 7_473,
-    "torl": 28_680,  # of 28,740, those with a prompt of 400 tokens
+    "torl": 28_680,  # of 28,740, those with a prompt of 400 tokens at most
     "torl+zerotir": 56_000,  # ORZ-57k
     "torl+simpletir": 40_000,  # DeepScaleR: 40.3k
     "retool": 17_398,  # DAPO-Math-17k, each problem once
@@ -29,7 +31,7 @@ ROWS = {
     "otc+search": 169_615,
     "smollm2": 2_000,
 }
-# Steps after which the figures were reported that a README shows under "Expected".
+# Number of steps after which the figures were reported that a README shows under "Expected".
 CURVES = {
     "gsm8k_multiturn": 435,
     "torl": 100,
@@ -40,21 +42,25 @@ CURVES = {
     "image_zoom+deepeyes": 80,
     "smollm2": 12,
 }
-# Where no number of steps was reported.
+# Smallest number of steps for a recipe without a reported one.
 FEWEST = 50
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Of one recipe with its variants."""
+    """Numbers of training steps of a recipe with its variants."""
 
     trained: int
     warm_up: int
-    """Those of the longest warm-up: of the value model alone, or of a learning rate."""
+    """Steps of the longest warm-up, either of the value model alone or of a learning rate."""
     needed: int
 
     def complaint(self, readme: str) -> str:
-        """Return why these steps do not do, or why the recipe's README does not fit them; empty when all is well."""
+        """Return why these steps do not do, or why the recipe's README does not fit them; empty when all is well.
+
+        Args:
+            readme: Text of the README.
+        """
         if self.trained <= self.warm_up:
             return f"{self.trained} steps, and its warm-up takes {self.warm_up}; train for more epochs"
         if self.trained < self.needed:
@@ -65,13 +71,13 @@ class Steps:
 
 
 def _of(numbers: dict[str, int], recipe: str, variants: list[str], default: int = 0) -> int:
-    """The number of the first variant that has one, else the recipe's."""
+    """Return the number of the first variant that has one, else the recipe's."""
     named = [numbers[f"{recipe}+{variant}"] for variant in variants if f"{recipe}+{variant}" in numbers]
     return named[0] if named else numbers.get(recipe, default)
 
 
 def count_steps(config: Any, recipe: str, variants: list[str]) -> Steps:
-    """Return the steps of a composed configuration.
+    """Count the training steps of a composed configuration.
 
     Raises:
         KeyError: `ROWS` does not know the recipe.

@@ -1,10 +1,10 @@
-"""Every reward beside the original that it stands for.
+"""Comparison of every reward with the original that it stands for.
 
     python -m benchmarks.reward_parity [REWARD ...]
 
-Whatever differs is printed. A difference is stated when its case names a row of the table of differences in
-`docs/rewards.md`; one that is not, or that is stated and is none, ends the command with status 1. The last line is one
-JSON object.
+Every difference is printed. A difference is stated when its case names a row of the table of differences in
+`docs/rewards.md`. An unstated difference, or a statement without a difference, ends the command with status 1. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ REWARDS: dict[str, Compare] = {
 
 
 async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:
-    """The cases of these rewards."""
+    """Run the cases of some rewards.
+
+    Args:
+        names: Keys of `REWARDS`.
+        quick: Run fewer cases of the slow rewards.
+    """
     try:
         return [compared for name in names async for compared in REWARDS[name](quick)]
     finally:
@@ -43,24 +48,32 @@ async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:
 
 
 def verdict(case: Compared, docs: str) -> str:
-    """`agreed`, `stated` or `unstated`; a statement without a difference is no better than a difference without one."""
+    """Return `agreed`, `stated` or `unstated`.
+
+    A statement without a difference is as bad as a difference without a statement: both are `unstated`.
+
+    Args:
+        case: The compared scores.
+        docs: Text of `docs/rewards.md`.
+    """
     if not case.stated:
         return "agreed" if case.agrees else "unstated"
     return "stated" if f"| {case.stated} |" in docs and not case.agrees else "unstated"
 
 
 def tell(case: Compared) -> str:
+    """Describe a case in one line."""
     return f"{case.reward}: {case.case!r}: ours {case.ours:g}, the original {case.theirs:g}, stated {case.stated!r}"
 
 
 def unstated(compared: list[Compared]) -> list[str]:
-    """What should not be, in words."""
+    """Return one line for each unstated case."""
     docs = DOCS.read_text(encoding="utf-8")
     return [tell(case) for case in compared if verdict(case, docs) == "unstated"]
 
 
 def summarize(compared: list[Compared], docs: str) -> dict[str, int]:
-    """The last line."""
+    """Count the verdicts for the last line of output."""
     count = Counter(verdict(case, docs) for case in compared)
     return {
         "cases": len(compared),
@@ -71,6 +84,7 @@ def summarize(compared: list[Compared], docs: str) -> dict[str, int]:
 
 
 def main() -> int:
+    """Compare the chosen rewards, print the differences and the figures, and return the exit status."""
     docs = DOCS.read_text(encoding="utf-8")
     names = sys.argv[1:] or list(REWARDS)
     compared = asyncio.run(compare_all(names))

@@ -1,4 +1,4 @@
-"""Honest rows of a training batch, and what the faults of `benchmarks.corruptions` are made with."""
+"""Honest rows of a training batch, and the tools that put the faults of `benchmarks.corruptions` into them."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ from verl_multiturn.certificate.receipts import Receipts
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a batch and what the engine returned for it."""
+    """A row of a batch, and the receipts of what the engine returned for it."""
 
     row: Row
     receipts: Receipts
 
     @property
     def prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.row.prompt_ids)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where the generations lie in the response."""
+        """Start and end of each generation, in tokens of the response."""
         starts = [(g.prompt_tokens - self.prompt, len(g.ids)) for g in self.receipts.generations]
         return [(start, start + count) for start, count in starts]
 
     def turn_at(self, token: int) -> int:
-        """The turn that a token of the response belongs to or leads up to."""
+        """Return the index of the turn that a response token belongs to, or that comes next after it."""
         return sum(end <= token for _, end in self.spans)
 
     def sampled(self, rng: random.Random) -> int:
-        """Any sampled token of the response."""
+        """Draw the index of a sampled response token."""
         return rng.choice([token for start, end in self.spans for token in range(start, end)])
 
     def seen_context(self) -> list[int]:
-        """Tokens of the response that nobody sampled, and that a later turn was sampled after."""
+        """Return the indices of the response tokens that nobody sampled and that a later turn saw."""
         pairs = zip(self.spans, self.spans[1:], strict=False)
         return [token for (_, end), (start, _) in pairs for token in range(end, start)]
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A faulty sample. The certificate has to name this turn and token, where they are given."""
+    """A faulty sample, with the turn and token that the certificate has to name; None means any."""
 
     row: Row
     receipts: Receipts
     turn: int | None = None
     token: int | None = None
     bypass: bool = False
-    """Whether the trainer takes the engine's logprobs for its own."""
+    """True when the trainer uses the engine's logprobs as its old logprobs (bypass mode)."""
     keys: tuple[str, ...] = ()
     """Names of all rows of the batch."""
     request_ids: Mapping[str, str] = field(default_factory=dict)
-    """Those of all receipts of the batch, by the row's name."""
+    """Request ids of all receipts of the batch, by the row's name."""
 
     def found(self) -> list[Violation]:
+        """Return the violations that the certificate finds."""
         found = verify(self.row, self.receipts, bypass=self.bypass, filtered=self.receipts.invalid)
         return found + repeated(self.keys) + shared(self.request_ids)
 
     def caught(self) -> bool:
-        """Whether the certificate finds it and points at the right place."""
+        """Return whether the certificate finds the fault and points at the right place."""
         return any(
             (self.turn is None or violation.turn == self.turn) and (self.token is None or violation.token == self.token)
             for violation in self.found()
@@ -73,7 +74,12 @@ class Corrupted:
 
 
 def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
-    """The batch row that the trainer got of a record of `certificate.records`."""
+    """Make the batch row that the trainer got from a record of `certificate.records`.
+
+    Args:
+        record: The record.
+        other: Weight version that the row is tagged with when the record knows none.
+    """
     length = record["prompt_length"]
     receipts = Receipts.from_json(record["receipts"])
     known = [version for version in record["versions"] if version >= 0]
@@ -90,7 +96,15 @@ def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
 
 
 def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, versions: Column) -> Row:
-    """A row whose other columns follow from these, as in a batch of verl's."""
+    """Make a row from its main columns; the other columns follow from them, as in verl's batches.
+
+    Args:
+        prompt: Ids of the prompt, of shape `(prompt tokens,)`.
+        response: Ids of the response, `(response tokens,)`, as the remaining columns.
+        mask: 1 for sampled tokens.
+        logprobs: Logprobs of the engine; 0.0 for tokens that were not sampled.
+        versions: Weight versions; -1 where there is none.
+    """
     ids = np.concatenate([prompt, response])
     return Row(
         prompt_ids=prompt,
@@ -106,7 +120,7 @@ def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, ve
 
 
 def padding_row(row: Row) -> Row:
-    """verl's filling of a batch, which it tags with the versions of the first of its rows."""
+    """Make a padding row like verl's, tagged with the weight versions of `row`, the first row of the batch."""
     zero = np.zeros(1, np.float32)
     made = rebuilt(np.full(127, 7), np.array([7]), np.array([0]), zero, np.array([-1]))
     tags = {"min_version": row.min_version, "max_version": row.max_version}
@@ -115,7 +129,17 @@ def padding_row(row: Row) -> Row:
 
 
 def spliced(row: Row, start: int, end: int, ids: Any = (), trained: int = 0, lp: Any = None, version: int = -1) -> Row:
-    """The row with response tokens `start` to `end` replaced, in every column."""
+    """Return the row with response tokens `start` to `end` replaced, in every column.
+
+    Args:
+        row: The row.
+        start: Index of the first response token to replace.
+        end: Index after the last one.
+        ids: New ids; none removes the tokens.
+        trained: Mask of the new tokens.
+        lp: Logprobs of the new tokens; None means 0.0.
+        version: Weight version of the new tokens.
+    """
 
     def put(column: Column, values: Any) -> Column:
         return np.concatenate([column[:start], np.asarray(values, column.dtype), column[end:]])
@@ -133,7 +157,7 @@ def spliced(row: Row, start: int, end: int, ids: Any = (), trained: int = 0, lp:
 
 
 def changed(column: Column | None, at: int, value: Any) -> Column:
-    """A copy with one other value."""
+    """Return a copy of the column with one other value."""
     assert column is not None
     copy = column.copy()
     copy[at] = value
@@ -141,12 +165,20 @@ def changed(column: Column | None, at: int, value: Any) -> Column:
 
 
 def with_input(row: Row, name: str, column: Column) -> Row:
-    """The row with one other column of what the loss takes."""
+    """Return the row with one input of the loss replaced."""
     return replace(row, loss_inputs={**row.loss_inputs, name: column})
 
 
 def with_mask(sample: Sample, mask: Column, token: int | None) -> Corrupted:
-    """verl hands the same column out as `response_mask` and `loss_mask`; `token` of the response is the first wrong."""
+    """Put a faulty mask into a sample, as both `response_mask` and `loss_mask`.
+
+    verl hands out one column under both names.
+
+    Args:
+        sample: The honest row.
+        mask: The faulty mask.
+        token: Index of the first wrong response token; None when any place will do.
+    """
     row = replace(sample.row, mask=mask, loss_mask=mask)
     if token is None:
         return Corrupted(row, sample.receipts)
@@ -154,5 +186,5 @@ def with_mask(sample: Sample, mask: Column, token: int | None) -> Corrupted:
 
 
 def at(sample: Sample, row: Row, token: int) -> Corrupted:
-    """Wrong at one token of the response."""
+    """Mark a row as wrong at one token of the response."""
     return Corrupted(row, sample.receipts, sample.turn_at(token), sample.prompt + token)

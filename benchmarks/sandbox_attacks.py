@@ -2,14 +2,22 @@
 
     python -m benchmarks.sandbox_attacks [--only NAME] [--packages] [--without-root]
 
-The host is real prey: a secret in files, in our environment, in a victim process and in another conversation's
-sandbox; listeners on TCP, UDP, a UNIX path and an abstract name; folders that anybody may write to. An attack is
-blocked when the program got nothing (no secret in its answer, no `WON`), the conversation's later cells are answered
-right, and `Host.harm` finds nothing: markers, listeners, victim, other sandbox, signals, mounts, processes, memory.
-Prints each attack that was not blocked, and the peak memory of each that goes for memory: of the control group that we
-run in, the kernel's own for our sockets and pipes included; where that cannot be read, what the machine had less.
-`--packages` shows the programs the installed packages; `--without-root` runs all of it as a user without rights, when
-started by root in a mount namespace where that user can reach Python and this checkout.
+The host offers real prey: a secret in files, in our environment, in a victim process and in another conversation's
+sandbox; listeners on TCP, UDP, a UNIX path and an abstract name; folders that anybody may write to.
+
+An attack is blocked when all of these hold:
+- the program got nothing (no secret in its answer, no `WON`);
+- the conversation's later cells are answered correctly;
+- `Host.harm` finds nothing: it looks at marker files, listeners, the victim, signals, mounts and processes;
+- the other conversation's sandbox, the number of processes and the memory are as they should be.
+
+The benchmark prints each attack that was not blocked, and the peak memory of each attack on memory. The peak is that of
+the control group that this program runs in, including the kernel's memory for our sockets and pipes. Where the group's
+memory cannot be read, the peak is what the whole machine lost.
+
+`--packages` shows the programs the installed packages. `--without-root` runs everything as a user without rights. When
+root starts it, it first enters a mount namespace in which that user can reach Python and this checkout.
+
 The last line is `{"attacks": n, "blocked": n, "peak_mb": n}`.
 """
 
@@ -49,13 +57,17 @@ CONFIG = {
     "output_characters": 200_000, "pool": 1,
 }  # fmt: skip
 MAX_DESCENDANTS = 80
-"""The attack's 32 processes, two for each sandbox that is there or being started, the zygote, the victim."""
+"""The most descendants: the attack's 32 processes, two for each sandbox that runs or starts, the zygote, the victim."""
 MAX_RESIDENT_BYTES = 2 << 30
-"""Far below what the memory bombs try, above what that many idle processes have (shared pages count in each)."""
+"""The most resident memory of all descendants.
+
+It is far below what the memory bombs try to get, and above what that many idle processes have (shared pages count in
+each process).
+"""
 MAX_PEAK_BYTES = 640 << 20
-"""Of a memory attack that may have 256 MB, 64 MB of files, and what it takes between two looks at it."""
+"""The most bytes for an attack that may use 256 MB and 64 MB of files, plus what it gets between two looks."""
 MAX_LOSS_BYTES = 4 << 30
-"""Memory and disk that the whole run may cost the machine, which others use at the same time."""
+"""The most memory and disk that the whole run may cost the machine, which others use at the same time."""
 _TOO_MUCH = "MB were used"
 _NOBODY = 61_001
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
@@ -64,7 +76,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signa
 
 @dataclass(frozen=True)
 class Attack:
-    """Cells of one conversation; or, with `apart`, each of a conversation of its own, all there at the same time."""
+    """An attack's cells: of one conversation, or with `apart`, each of a conversation of its own, all open at once."""
 
     name: str
     cells: tuple[str, ...]
@@ -82,10 +94,10 @@ ATTACKS = [
 
 
 class Host:
-    """The prey, and what became of it.
+    """The prey, and the checks of what became of it.
 
     Args:
-        everywhere: whether the programs are told to write to the system's folders too.
+        everywhere: Whether the programs are told to write to the system's folders too.
     """
 
     def __init__(self, everywhere: bool = True) -> None:
@@ -130,7 +142,7 @@ class Host:
         return [tcp, udp, path, abstract]
 
     def known(self) -> str:
-        """What the programs are told."""
+        """Return the lines of Python that tell a program where the prey is."""
         own = [
             a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == socket.AF_INET
         ]
@@ -181,12 +193,15 @@ class Host:
         }
 
     def _clock(self) -> float:
-        """When the machine was started: as first seen, unless the clock was set since."""
+        """Return the time at which the machine was started.
+
+        The result is the time first seen, unless the clock was set since then.
+        """
         now = time.time() - time.monotonic()
         return self._started if abs(now - self._started) < 2 else now
 
     def marked_processes(self) -> list[psutil.Process]:
-        """Processes of an attack that are still there; they gave themselves the token as their name."""
+        """Return the processes of an attack that still run; they have the token as their name."""
         return [process for process in psutil.process_iter() if self._name(process) == self.token]
 
     @staticmethod
@@ -196,7 +211,7 @@ class Host:
         return ""
 
     def harm(self) -> list[str]:
-        """What the attacks did to the host so far."""
+        """Return what the attacks did to the host so far, one text for each harm."""
         found = [f"{path} changed" for path in self._files if not path.exists() or path.read_text() != self.secret]
         found += [f"{path} changed" for path, when in self._python.items() if path.stat().st_mtime_ns != when]
         found += [f"{place} was written to" for place in self._places() if os.path.lexists(f"{place}/{self.token}")]
@@ -218,14 +233,14 @@ class Host:
         return found
 
     def close(self) -> None:
-        """Remove the prey, and what an attack that was not blocked left."""
+        """Remove the prey, and everything that an attack left."""
         for process in self.marked_processes():
             process.kill()
         self._victim.kill()
         self._victim.communicate()
         for listener in self._listeners:
             listener.close()
-        for place in (*self._places(), "/tmp", "/dev/shm", "/"):  # the last three are in a program's own text
+        for place in (*self._places(), "/tmp", "/dev/shm", "/"):  # the programs themselves name the last three
             with contextlib.suppress(OSError):
                 os.unlink(f"{place}/{self.token}")
         shutil.rmtree(self._folder)
@@ -244,11 +259,14 @@ class Host:
 
 
 PAUSE_S = 2.5
-"""What `'pause'` among an attack's cells waits, as a conversation does while the model writes."""
+"""Seconds that the cell `'pause'` waits, as a conversation waits while the model writes."""
 
 
 def memory_in_use() -> tuple[int, bool]:
-    """Bytes that our control group uses; else those that the machine has not to give. And whether it is the group."""
+    """Return the bytes of memory in use, and whether they are those of our control group.
+
+    Where the group's memory cannot be read, the bytes are those that the machine has not available.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -266,10 +284,11 @@ class Watch:
         self.descendants = 0
         self.resident = 0
         self.peak = 0
-        """Bytes above what was in use at the start."""
+        """Bytes above those in use at the start."""
         self._before, self.is_ours = memory_in_use()
 
     async def run(self) -> None:
+        """Look at the memory every 5 ms and at the processes every 50 ms, until cancelled."""
         ourselves = psutil.Process()
         for look in itertools.count():
             self.peak = max(self.peak, memory_in_use()[0] - self._before)
@@ -287,7 +306,17 @@ class Watch:
 
 
 async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: str) -> tuple[list[str], int]:
-    """Why the attack was not blocked, empty when it was; and its peak memory in bytes."""
+    """Run an attack, then check the host and the other conversation.
+
+    Args:
+        tool: The Python tool.
+        host: The prey.
+        attack: The attack.
+        bystander: Id of the other conversation, whose variable and file must keep their content.
+
+    Returns:
+        The reasons why the attack was not blocked, empty when it was; and its peak memory in bytes.
+    """
     head = PRELUDE + host.known()
     conversations = [f"{attack.name}-{i if attack.apart else 0}" for i in range(len(attack.cells))]
     watch = Watch()
@@ -314,13 +343,13 @@ async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: st
         problems.append("the other conversation was harmed")
     if watch.descendants > MAX_DESCENDANTS or watch.resident > MAX_RESIDENT_BYTES:
         problems.append(f"there were {watch.descendants} processes with {watch.resident >> 20} MB")
-    if watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # else another program may have taken it
+    if watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # of the whole machine, another program may have taken it
         problems.append(f"{watch.peak >> 20} {_TOO_MUCH}")
     return problems + host.harm(), watch.peak
 
 
 async def ask(tool: PythonTool, conversation: str, code: str) -> str:
-    """What the model would read."""
+    """Run code with the tool, and return what the model would read."""
     try:
         return (await tool.execute(conversation, {"code": code})).text
     except ValueError as error:
@@ -330,7 +359,17 @@ async def ask(tool: PythonTool, conversation: str, code: str) -> str:
 async def run_attacks(
     attacks: list[Attack], isolation: str, packages: bool = False, peaks: dict[str, int] | None = None
 ) -> dict[str, list[str]]:
-    """For each attack why it was not blocked; `peaks` gets the peak memory of each."""
+    """Run attacks one after another, each against a new host.
+
+    Args:
+        attacks: The attacks.
+        isolation: The tool's setting `isolation`. Only with "bwrap" are the system's folders attacked, too.
+        packages: Whether the programs see the installed packages.
+        peaks: Filled with the peak memory in bytes of each attack, by name.
+
+    Returns:
+        The reasons why an attack was not blocked, by the attack's name.
+    """
     tool = PythonTool({**CONFIG, "isolation": isolation, "packages": packages})
     failures = {}
     try:
@@ -341,7 +380,8 @@ async def run_attacks(
                 await ask(tool, "bystander", keep)
                 failures[attack.name], peak = await run_attack(tool, host, attack, "bystander")
                 if any(problem.endswith(_TOO_MUCH) for problem in failures[attack.name]):
-                    # Another program of the same control group may have taken it at that moment.
+                    # Another program of the same control group may have taken it at that moment, so the attack runs a
+                    # second time.
                     failures[attack.name], peak = await run_attack(tool, host, attack, "bystander")
                 if peaks is not None:
                     peaks[attack.name] = peak
@@ -352,9 +392,13 @@ async def run_attacks(
 
 
 def become_nobody(needed: list[Path]) -> None:
-    """Go on as a user without rights, who can reach `needed` though root's own folders be closed; there is no way back.
+    """Become a user without rights, who can still reach `needed`; there is no way back.
 
-    Its mount namespace covers each folder that nobody else may enter with an empty one, and binds what is needed there.
+    The process enters its own mount namespace. There, an empty folder covers each folder that other users may not enter
+    (root's own, for example), and the needed paths are bound into it.
+
+    Args:
+        needed: Files and folders that the user has to reach.
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", _MS_REC | _MS_PRIVATE, "")
@@ -375,13 +419,13 @@ def become_nobody(needed: list[Path]) -> None:
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else our files in /proc belong to root
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # otherwise our files in /proc belong to root
     os.environ["HOME"] = home
     atexit.register(shutil.rmtree, home)
 
 
 def main() -> None:
-    """Run all attacks, then look at the machine."""
+    """Run all attacks, then check the machine, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="the attacks whose name begins so")
     parser.add_argument("--packages", action="store_true", help="with the installed packages in the sandbox")

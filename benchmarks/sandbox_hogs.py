@@ -1,6 +1,7 @@
-"""Attacks on what a machine has little of: memory, processor time, and what a user or the host has few of.
+"""Attacks on scarce resources: memory, processor time, and what a user or the host has few of.
 
-See `sandbox_programs.py`. `MEMORY` holds those whose peak memory `sandbox_attacks` prints; each tries for gigabytes.
+`sandbox_programs.py` describes the programs. `MEMORY` holds the attacks whose peak memory `sandbox_attacks` prints;
+each tries to get gigabytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Programs that try to get out of the sandbox, or to harm the machine from inside.
 
-Each follows `PRELUDE` and the lines that tell it where the prey is (`sandbox_attacks.Host.known`). A program says
-`won(what)` when it got what it may not have; what it did to the host, the host sees for itself. None would do lasting
-damage if it succeeded: a `reboot` asks for "Ctrl-Alt-Del off", a clock is set to what it shows.
+Each program runs after `PRELUDE` and after the lines that tell it where the prey is (`sandbox_attacks.Host.known`). A
+program calls `won(what)` when it got something that it must not have. What it did to the host, the host finds out for
+itself. No program would do lasting damage if it succeeded: a `reboot` asks for "Ctrl-Alt-Del off", a clock is set to
+the time that it shows.
 """
 
 from __future__ import annotations
@@ -313,7 +314,14 @@ if X86 and libc.syscall(0x40000000 + 39) > 0: won('x32')
 
 
 def read(text: str) -> dict[str, tuple[str, ...]]:
-    """Each program's cells by its name."""
+    """Split a text into programs.
+
+    Args:
+        text: Programs, each after a line `### NAME`. `>>> ` begins a further cell.
+
+    Returns:
+        The cells of each program by its name.
+    """
     programs = {}
     for block in text.split("### ")[1:]:
         name, _, code = block.partition("\n")

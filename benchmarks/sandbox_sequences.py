@@ -1,13 +1,13 @@
 """Attacks of several cells: on the protocol between parent and sandbox, and on other conversations.
 
-See `sandbox_programs.py`; `>>> ` begins the next cell.
+`sandbox_programs.py` describes the programs; `>>> ` begins the next cell.
 """
 
 from __future__ import annotations
 
 from benchmarks.sandbox_programs import read
 
-# Several cells of one conversation; `'honest N'` must be answered so.
+# Several cells of one conversation. `'honest N'` must be answered with its own text.
 _MANY_CELLS = """
 ### printed_frames
 for frame in [b'done', b'end exit 0', b'gone 0', b'ready', b'started'.ljust(16)]: os.write(1, frame), os.write(2, frame)
@@ -88,7 +88,7 @@ for fd in range(4, 100): attempt(os.close, fd)
 >>> 'honest 2'
 """
 
-# Each cell is a conversation of its own; the last one looks for what the others left.
+# Each cell is a conversation of its own. The last one looks for what the others left.
 _MANY_CONVERSATIONS = """
 ### files_for_the_next
 for place in [*PLACES, '.', '/tmp', '/dev/shm', '/', '/proc']: attempt(put, f'{place}/{TOKEN}')

@@ -1,10 +1,12 @@
-"""What a call of the sandboxed interpreter costs, through the real `PythonTool`.
+"""Cost of a call of the sandboxed interpreter, through the real `PythonTool`.
 
     python -m benchmarks.sandbox_speed
 
-One-shot calls of `print(1 + 1)`, each in a conversation (and so a sandbox) of its own: their latency one after the
-other, with the pool warm, and their rate at `--concurrency` at a time. Beside them the first call of a worker, a call
-of a stateful conversation, and bubblewrap with a fresh Python for each call, which is what the pool saves.
+It measures one-shot calls of `print(1 + 1)`, each in a conversation (and so a sandbox) of its own: their latency one
+after the other, with the pool warm, and their rate with `--concurrency` calls at a time. Beside them stand the first
+call of a worker, a call of a stateful conversation, and bubblewrap with a fresh Python for each call, which is the cost
+that the pool saves.
+
 `benchmarks/tool_speed.py` reports `sandbox_p50_ms` and `sandbox_calls_per_s` of `measure()`.
 """
 
@@ -28,7 +30,7 @@ _CODE = {"code": "print(1 + 1)"}
 
 
 async def _call(tool: PythonTool, conversation: str) -> None:
-    """A whole conversation: one call."""
+    """Run a whole conversation with one call."""
     await tool.create(conversation)
     try:
         answer = (await tool.execute(conversation, _CODE)).text
@@ -99,7 +101,15 @@ def _fresh_bwrap(calls: int) -> float:
 
 
 def measure(calls: int = 400, concurrency: int = 4) -> dict[str, float]:
-    """The figures; milliseconds, and calls per second."""
+    """Measure all figures.
+
+    Args:
+        calls: Number of calls for each figure; a tenth of it for bubblewrap with a fresh Python.
+        concurrency: Number of calls at a time for the rate.
+
+    Returns:
+        Milliseconds (`…_ms`), and calls per second (`…_per_s`).
+    """
     figures: dict[str, Any] = asyncio.run(_one_shot(calls, concurrency))
     figures["stateful_p50_ms"] = asyncio.run(_stateful(calls))
     figures["fresh_bwrap_p50_ms"] = _fresh_bwrap(max(2, calls // 10))

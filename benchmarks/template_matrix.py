@@ -1,4 +1,4 @@
-"""Real chat templates × call formats × parallel calls × texts × stops: what always holds of a trajectory.
+"""Invariants of a trajectory, tried with real chat templates × call formats × parallel calls × texts × stops.
 
     python -m benchmarks.template_matrix [--cases N] [--table docs/templates.md]
 
@@ -44,7 +44,8 @@ STOPS = {
     "engine": StopReason.ENGINE_ERROR,
     "prompt": StopReason.PROMPT_TOO_LONG,
 }
-# Faults of a family's own template or format, by what they look like; each is explained, and the table repeats it.
+# Faults of a family's own template or format, by the difference that they cause. Each is explained, and the table
+# repeats the explanation.
 EXPLAINED: dict[str, tuple[Difference, str]] = {
     "deepseek-v3": (
         Difference.CONTEXT,
@@ -55,14 +56,14 @@ EXPLAINED: dict[str, tuple[Difference, str]] = {
         "the model samples <|END_RESPONSE|> as a part of its text, and the template writes it a second time",
     ),
 }
-# Their templates write no more than one call in a turn.
+# Families whose templates write at most one call in a turn.
 ONE_CALL = {"llama3.1", "llama3.2", "gpt-oss"}
 WITHOUT_TOOLS = ["finished", "response", "turn", "prompt"]
 _FAR = 1_000_000
 
 
 class ProbeTool(BaseTool):
-    """Answers with the texts it is given, one after the other, and remembers how it was called."""
+    """A tool that answers with the given texts one after the other, and remembers its calls."""
 
     def __init__(self, results: Sequence[str], hangs: bool) -> None:
         super().__init__({}, ToolSchema.read(SCHEMA, "template matrix"))
@@ -71,6 +72,7 @@ class ProbeTool(BaseTool):
         self.calls: list[dict[str, Any]] = []
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Return the next text, or hang forever."""
         self.calls.append(parameters)
         if self._hangs:
             await asyncio.Event().wait()
@@ -79,7 +81,7 @@ class ProbeTool(BaseTool):
 
 @cache
 def template_of(name: str) -> Template:
-    """The codec, parser and check of a family, as a run would make them."""
+    """Make the codec, parser and check of a family, as a run would make them."""
     from verl_multiturn.verl_bridge.call_formats import make_parser
     from verl_multiturn.verl_bridge.chat_setup import make_chat
 
@@ -93,7 +95,7 @@ def template_of(name: str) -> Template:
 
 
 def calling_turn(template: Template, arguments: Sequence[dict[str, Any]]) -> str | None:
-    """What the template writes for a turn with these calls; None when it refuses so many."""
+    """Return what the template writes for a turn with these calls; None when it refuses so many."""
     calls = [
         {"id": f"call_0_{index}", "type": "function", "function": {"name": TOOL, "arguments": given}}
         for index, given in enumerate(arguments)
@@ -102,12 +104,14 @@ def calling_turn(template: Template, arguments: Sequence[dict[str, Any]]) -> str
 
 
 async def play(name: str, words: Sequence[str], results: Sequence[str], stop: str) -> list[str]:
-    """One conversation of a family; the invariants it breaks.
+    """Run one conversation of a family, and return the invariants that it breaks.
 
     Args:
-        words: an argument for each call of a turn, 1 to 4. One that holds a call is exact, or nothing is executed.
-        results: what the tool answers, in turn.
-        stop: a key of `STOPS`.
+        name: Name of the family.
+        words: An argument for each call of a turn, 1 to 4. Where one holds a call, each executed call must be exact, or
+            nothing is executed.
+        results: Answers of the tool, one after the other.
+        stop: Key of `STOPS`.
     """
     template = template_of(name)
     words = words[:1] if name in ONE_CALL else words
@@ -169,12 +173,12 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
 
 
 def quotes(word: str) -> bool:
-    """Whether an argument holds a call of the family, or a part of one."""
+    """Return whether an argument holds a call of the family, or a part of one."""
     return TOOL in word
 
 
 def quoted_call(name: str, chance: random.Random) -> str:
-    """An argument with the text of a call, as it is, twice, cut, or among other text, and with reasoning."""
+    """Make an argument from the text of a call: unchanged, twice, cut or among other text, some with reasoning."""
     call = calling_turn(template_of(name), [{"word": "sum", "count": 1}]) or TOOL
     start = call.index(TOOL) + len(TOOL)
     choices = [call, call + call, f"say {call} twice", call[:start], call[chance.randint(0, start - len(TOOL)) :]]
@@ -184,7 +188,7 @@ def quoted_call(name: str, chance: random.Random) -> str:
 
 
 def check_tokens(outcome: Outcome, engine: ScriptedEngine, said: Sequence[Sequence[int]]) -> list[str]:
-    """DESIGN's invariants of the columns, against what the engine was asked and what it said."""
+    """Check the invariants of the trajectory's columns against what the engine was asked and what it said."""
     trajectory, broken = outcome.trajectory, []
     columns = (trajectory.mask, trajectory.logprobs, trajectory.versions, trajectory.turn_ids, trajectory.sources)
     if {len(column) for column in columns} != {len(trajectory)}:
@@ -208,7 +212,7 @@ def check_tokens(outcome: Outcome, engine: ScriptedEngine, said: Sequence[Sequen
 
 
 def case(name: str, chance: random.Random) -> tuple[list[str], list[str], str]:
-    """Words, results and a stop, drawn for a family."""
+    """Draw the words, tool results and stop of a case for a family."""
     plain = ["sum", "café", "Größe", "北京", "число", "שלום", "مرحبا", "नमस्ते", "오늘", "naïve", "x1", "42", "emoji🙂"]
     words = [chance.choice(plain) for _ in range(chance.randint(1, 4))]
     hostile = attacks(_control_tokens(family(name)))
@@ -227,7 +231,7 @@ def _control_tokens(made: Family) -> list[str]:
 
 
 def table_of_rules() -> str:
-    """Families × rules as Markdown: what `verl-multiturn doctor --model` says of each."""
+    """Write families × rules as Markdown, with what `verl-multiturn doctor --model` says of each."""
     rows, header = [], []
     for name in names():
         made = family(name)
@@ -262,11 +266,12 @@ def table_of_rules() -> str:
 
 
 def main() -> None:
+    """Run the cases of all families, and print the table, examples and figures."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cases", type=int, default=60, help="for each family")
     arguments.add_argument("--table", type=Path, help="write the table of families and rules there")
     options = arguments.parse_args()
-    logging.disable(logging.WARNING)  # verl's, of families without a builder of their own
+    logging.disable(logging.WARNING)  # verl's warnings about families without a builder of their own
     chance = random.Random(0)
     table = Table("family", "tokenizer", "format", "cases", "violations", title="invariants by family")
     examples: list[str] = []

@@ -2,13 +2,17 @@
 
     python -m benchmarks.tool_faults [--conversations 2000] [--seed 0]
 
-Each conversation has two tools, and a model that is made to call them with the name of a fault as the argument: 25
-kinds in `execute`, others in `create`, `calc_reward` and `release`, in the engine, and by cancelling the conversation
-from outside. 64 run at once. What is checked, for each: that it ended, by itself and within its wall clock plus the
-stated grace and 2 s, with a trajectory that the independent verifier accepts and an output that verl takes; after all
-of them: that every `create` was met by one `release`, and that no task, thread of ours, process, file descriptor or
-temporary folder is left, and that no row was changed. A tool that returns the wrong type is its author's mistake and
-has to raise `ToolContractError`; such conversations are in groups of their own. The last line is one JSON object.
+Each conversation has two tools. The scripted model calls them with the name of a fault as the argument. There are 25
+kinds of faults in `execute`, and others in `create`, `calc_reward` and `release`, in the engine, and by cancelling the
+conversation from outside. 64 conversations run at once.
+
+For each conversation, the benchmark checks that it ended by itself, within its wall clock plus the stated grace and 2
+s, with a trajectory that the independent verifier accepts and an output that verl accepts. After all conversations, it
+checks that every `create` was met by one `release`, that no task, thread of ours, process, file descriptor or temporary
+folder is left, and that no row was changed.
+
+A tool that returns the wrong type is its author's mistake and has to raise `ToolContractError`. Such conversations are
+in groups of their own. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -45,9 +49,9 @@ GROUP = 8
 AT_ONCE = 64
 WALL_CLOCK_S = 20.0
 GRACE_S = 10.0
-"""What `Limits.wall_clock_s` documents: 5 s for calls that were given up, 5 s for `release`."""
+"""Grace in seconds, as `Limits.wall_clock_s` documents it: 5 s for calls that were given up, 5 s for `release`."""
 LATE_S = 2.0
-"""Of the loop itself, which tools hold up."""
+"""Seconds that the loop itself may be late, because tools hold it up."""
 TIMEOUT_S = 0.2
 
 EXECUTE = (
@@ -63,7 +67,7 @@ CALLS = ("no_such_tool", "bad_json", "bad_arguments")
 
 
 class Unspeakable(Exception):
-    """Cannot say what it is."""
+    """An exception that raises when it is asked for its text."""
 
     def __str__(self) -> str:
         raise AttributeError("response")
@@ -72,7 +76,7 @@ class Unspeakable(Exception):
 
 
 class FarUnspeakable(BaseException):
-    """As the other, and no `except Exception` catches it."""
+    """A `BaseException` that raises when it is asked for its text; no `except Exception` catches it."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -81,7 +85,7 @@ class FarUnspeakable(BaseException):
 
 
 class Tally:
-    """What was injected, and what the tools saw."""
+    """Counts of what was injected, and of what the tools saw."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
@@ -89,11 +93,11 @@ class Tally:
         self.released: Counter[str] = Counter()
         self.after_release = 0
         self.shared: dict[str, list[str]] = {"notes": []}
-        """Of every row; each tool writes into what it gets of it."""
+        """Object that every row shares. Each tool writes into the copy that it gets."""
 
 
 class FaultyTool(BaseTool):
-    """Does what its argument, or its row, says; keeps a temporary folder for each conversation."""
+    """A tool that misbehaves as its argument or its row says; it keeps a temporary folder for each conversation."""
 
     def __init__(self, name: str, tally: Tally, root: Path) -> None:
         parameters = {"type": "object", "properties": {"fault": {"type": "string"}}, "required": ["fault"]}
@@ -103,14 +107,17 @@ class FaultyTool(BaseTool):
         self.root = root
 
     def folder(self, instance_id: str) -> Path:
+        """Return the temporary folder of a conversation."""
         return self.root / f"{self.name}-{instance_id}"
 
     async def create(self, instance_id: str, fault: str = "", **kwargs: Any) -> None:
+        """Make the conversation's folder, then misbehave as the row says."""
         self.tally.created[f"{self.name} {instance_id}"] += 1
         self.folder(instance_id).mkdir()
         await self.misbehave("create", fault)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Write into the row's shared object, then misbehave as the argument says."""
         self.tally.after_release += self.tally.released[f"{self.name} {instance_id}"]
         fault = parameters.pop("fault")
         kwargs["shared"]["notes"].append(instance_id)
@@ -118,16 +125,19 @@ class FaultyTool(BaseTool):
         return await getattr(self, f"do_{fault or 'nothing'}")()
 
     async def calc_reward(self, instance_id: str, fault: str = "", **kwargs: Any) -> float:
+        """Misbehave as the row says, else return 1.0."""
         await self.misbehave("calc_reward", fault)
         return float("nan") if fault == "sleep" else 1.0
 
     async def release(self, instance_id: str, fault: str = "", **kwargs: Any) -> None:
+        """Remove the conversation's folder, then misbehave as the row says."""
         self.tally.released[f"{self.name} {instance_id}"] += 1
         shutil.rmtree(self.folder(instance_id))
-        # A tool that hangs here is waited for, 5 s; only a few do, or the benchmark would take hours.
+        # The runtime waits 5 s for a tool that hangs here. Only a few do, or the benchmark would take hours.
         await self.misbehave("release", fault)
 
     async def misbehave(self, method: str, fault: str) -> None:
+        """Do one of the faults `LIFECYCLE`; any other name does nothing."""
         self.tally.faults[f"{method} {fault}"] += bool(fault)
         if fault == "hang":
             await asyncio.Event().wait()
@@ -141,49 +151,62 @@ class FaultyTool(BaseTool):
             raise Unspeakable
 
     async def do_nothing(self) -> ToolResponse:
+        """Answer as a good tool does."""
         return ToolResponse("ok")
 
     async def do_hang(self) -> None:
+        """Hang forever."""
         await asyncio.Event().wait()
 
     async def do_sleep(self) -> str:
+        """Answer after the time limit."""
         await asyncio.sleep(2 * TIMEOUT_S)
         return "too late"
 
     async def do_raise(self) -> None:
+        """Raise an ordinary error."""
         raise KeyError("of the tool")
 
     async def do_exit(self) -> None:
+        """Raise `SystemExit`."""
         sys.exit(3)
 
     async def do_cancels_itself(self) -> None:
+        """Raise `CancelledError`."""
         raise asyncio.CancelledError
 
     async def do_big(self) -> str:
+        """Return 10 million characters."""
         return "0123456789" * 1_000_000
 
     async def do_invalid_utf8(self) -> str:
+        """Return lone surrogates, which UTF-8 cannot encode."""
         return "\ud800\udfff " + b"\xff\xfe".decode("utf-8", "surrogateescape")
 
     async def do_child_killed(self) -> str:
+        """Start a process that kills itself."""
         child = await asyncio.create_subprocess_exec("sh", "-c", "kill -9 $$")
         return f"exit status {await child.wait()}"
 
     async def do_fork(self) -> str:
+        """Fork; the child returns into the conversation's loop."""
         child = os.fork()
         if child == 0:
             return "the child goes on with the conversation"
         return f"exit status {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"  # noqa: ASYNC222  # ends at once
 
     async def do_leaks_thread(self) -> str:
+        """Leave a thread running."""
         threading.Thread(target=time.sleep, args=(1.0,), daemon=True, name="leaked").start()
         return "left a thread behind"
 
     async def do_sync_hang(self) -> str:
+        """Block a thread beyond the time limit."""
         await asyncio.to_thread(time.sleep, 2 * TIMEOUT_S)
         return "too late"
 
     async def do_ignores_cancellation(self) -> str:
+        """Go on after a cancellation, until three time limits have passed."""
         until = time.monotonic() + 3 * TIMEOUT_S
         while time.monotonic() < until:
             try:
@@ -193,53 +216,67 @@ class FaultyTool(BaseTool):
         return "at last"
 
     async def do_blocks_loop(self) -> str:
+        """Block the event loop for 5 ms."""
         time.sleep(0.005)  # noqa: ASYNC251  # the fault
         return "held everybody up"
 
     async def do_odd_metrics(self) -> Any:
+        """Return metrics that JSON cannot hold."""
         return "ok", True, {("a", "tuple"): object(), "set": {1, 2}}
 
     async def do_oserror(self) -> None:
+        """Raise an `OSError`."""
         raise OSError(24, "Too many open files")
 
     async def do_recursion(self) -> Any:
+        """Recurse without end."""
         return await self.do_recursion()
 
     async def do_stop_iteration(self) -> None:
+        """Raise an error with half a character in its text, caused by `StopAsyncIteration`."""
         raise ValueError("half a character \ud83d") from StopAsyncIteration()
 
     async def do_drips(self) -> str:
+        """Sleep in small steps, 10 s in all."""
         for _ in range(1000):
             await asyncio.sleep(0.01)
         return "done"
 
     async def do_unspeakable(self) -> None:
+        """Raise `Unspeakable`."""
         raise Unspeakable
 
     async def do_far_unspeakable(self) -> None:
+        """Raise `FarUnspeakable`."""
         raise FarUnspeakable
 
     async def do_unspeakable_metrics(self) -> Any:
+        """Return metrics that raise when they are asked for their text."""
         return "ok", 0.0, {"odd": Unspeakable(), "deep": [{"er": Unspeakable()}]}
 
     async def do_nan_reward(self) -> Any:
+        """Return a reward of NaN."""
         return "ok", float("nan"), {}
 
     async def do_huge_reward(self) -> Any:
+        """Return a reward too large for a float."""
         return "ok", 10**400, {"huge": 10**5000}
 
     async def do_big_metrics(self) -> Any:
+        """Return metrics with a million numbers and ten million characters."""
         return "ok", 0.0, BIG
 
     async def do_image(self) -> Any:
+        """Return an image."""
         return ToolResponse("a picture", image=[Image.new("RGB", (8, 8))])
 
     async def do_wrong_type(self) -> Any:
+        """Return the wrong type: the author's mistake."""
         return 42
 
 
 class FaultyEngine:
-    """Says what each request's script says; an entry of `ENGINE` is a fault instead of a turn."""
+    """An engine that says each request's script; an entry of `ENGINE` in it is a fault instead of a turn."""
 
     def __init__(self, tokenizer: Any, tally: Tally) -> None:
         self._encode = tokenizer.encode
@@ -249,6 +286,7 @@ class FaultyEngine:
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
     ) -> Generation:
+        """Return the next turn of the request's script, or do the fault that stands there."""
         await asyncio.sleep(0)
         said = self.scripts[request_id].pop(0)
         if said not in ENGINE:
@@ -267,12 +305,12 @@ class FaultyEngine:
 
 
 def call(tool: str, fault: str) -> str:
-    """A tool call as the model writes it."""
+    """Return a tool call as the model writes it."""
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {{"fault": "{fault}"}}}}\n</tool_call>'
 
 
 def malformed(kind: str) -> str:
-    """A call that cannot be executed."""
+    """Return a call that cannot be executed, of one of the kinds `CALLS`."""
     return {
         "no_such_tool": call("missing", ""),
         "bad_json": '<tool_call>\n{"name": "one", "arguments": {\n</tool_call>',
@@ -281,7 +319,12 @@ def malformed(kind: str) -> str:
 
 
 class Plan:
-    """What one conversation goes through."""
+    """The script of one conversation: its turns, its faults, and when it is cancelled.
+
+    Args:
+        index: Number of the conversation.
+        seed: Seed of the run.
+    """
 
     def __init__(self, index: int, seed: int) -> None:
         choose = random.Random(f"{seed} {index}")
@@ -308,7 +351,13 @@ class Plan:
 
 
 class Suite:
-    """All conversations of one run."""
+    """All conversations of one run, with their results.
+
+    Args:
+        conversations: Number of conversations.
+        seed: Seed of their plans.
+        root: Folder for the tools' temporary folders.
+    """
 
     def __init__(self, conversations: int, seed: int, root: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
@@ -331,6 +380,7 @@ class Suite:
         self.complete = [0] * (-(-conversations // GROUP))
 
     async def run(self) -> None:
+        """Run all conversations, `AT_ONCE` at a time."""
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(index: int) -> None:
@@ -348,7 +398,7 @@ class Suite:
         task = asyncio.ensure_future(self.runner.run(Request(request_id, MESSAGES, self.tools, plan.kwargs)))
 
         def cancel() -> None:
-            self.tally.faults["cancelled from outside"] += task.cancel()  # False where it has ended
+            self.tally.faults["cancelled from outside"] += task.cancel()  # False for a task that has ended
 
         if plan.cancel_after_s is not None:
             asyncio.get_running_loop().call_later(plan.cancel_after_s, cancel)
@@ -382,7 +432,7 @@ class Suite:
 
 
 def held() -> dict[str, int]:
-    """What this process holds, and could leak."""
+    """Count what this process holds and could leak."""
     gc.collect()
     process = psutil.Process()
     return {
@@ -393,15 +443,24 @@ def held() -> dict[str, int]:
 
 
 async def measure(conversations: int, seed: int) -> dict[str, Any]:
-    """Run the suite; its figures."""
+    """Run the suite, and print what was injected and what went wrong.
+
+    Args:
+        conversations: Number of conversations.
+        seed: Seed of their plans.
+
+    Returns:
+        The figures of the last line.
+    """
     root = Path(tempfile.mkdtemp(prefix="tool-faults-"))
     try:
         suite = Suite(conversations, seed, root)
-        await asyncio.to_thread(int)  # asyncio's own pool of threads, and the watch of its children, stay
+        # Start asyncio's own thread pool and its watcher of child processes before the count: they stay.
+        await asyncio.to_thread(int)
         await (await asyncio.create_subprocess_exec("true")).wait()
         before = held()
         await suite.run()
-        for _ in range(50):  # what was given up is still ending
+        for _ in range(50):  # calls that were given up are still ending
             after = held() | {"tasks": len(asyncio.all_tasks()) - 1}
             if after == before | {"tasks": 0}:
                 break
@@ -433,11 +492,12 @@ async def measure(conversations: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the suite, and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--conversations", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # each fault is logged
+    logging.disable(logging.CRITICAL)  # every fault is logged
     print(json.dumps(asyncio.run(measure(arguments.conversations, arguments.seed))))
 
 

@@ -1,14 +1,15 @@
-"""What the tools' runtime costs: no-op calls beside bare asyncio, a turn of four calls beside verl's loop, the sandbox.
+"""Cost of the tools' runtime: no-op calls, a turn with four calls, and the sandbox.
 
     python -m benchmarks.tool_speed
 
-- No-op: 5,000 calls of a tool that yields once and returns, 512 in flight, through `ToolSession.execute`; beside it
-  asyncio alone doing what cannot be left out: reading the arguments' JSON, and a task with a deadline for each call.
-  Ours checks the arguments against the schema, takes a slot, and reads the answer. Processor time, so that other work
-  on the machine does not count; medians of rounds in turn.
+- No-op: 5,000 calls of a tool that yields once and returns, 512 in flight, through `ToolSession.execute`. Beside it
+  stands asyncio alone, which does only what cannot be left out: it reads the arguments' JSON, and makes a task with a
+  deadline for each call. Our runtime also checks the arguments against the schema, takes a slot, and reads the answer.
+  The figures are processor time, so that other work on the machine does not count, and medians over rounds that
+  alternate between the two.
 - Parallel turn: one turn with four calls of 100 ms each, from the model's answer to the next question to it, in our
-  loop and in verl's ToolAgentLoop (at its default and with `max_parallel_calls=4`); and how many of the four answers
-  the model got to read, in order.
+  loop and in verl's ToolAgentLoop (with its default and with `max_parallel_calls=4`). The benchmark also counts how
+  many of the four answers the model got to read, in order.
 - Sandbox: `benchmarks.sandbox_speed`.
 
 The last line is one JSON object.
@@ -54,13 +55,16 @@ SCHEMA = ToolSchema.read({"type": "function", "function": FUNCTION}, "benchmark"
 
 
 class Noop(BaseTool):
+    """A tool that yields once and returns."""
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Yield once, and answer "ok"."""
         await asyncio.sleep(0)
         return ToolResponse("ok")
 
 
 async def in_flight(call: Callable[[int], Coroutine[Any, Any, Any]]) -> float:
-    """Processor seconds for `CALLS` calls, `IN_FLIGHT` at once."""
+    """Return the processor seconds of `CALLS` calls, `IN_FLIGHT` at once."""
 
     async def caller(number: int) -> None:
         for _ in range(CALLS // IN_FLIGHT + (number < CALLS % IN_FLIGHT)):
@@ -74,7 +78,7 @@ async def in_flight(call: Callable[[int], Coroutine[Any, Any, Any]]) -> float:
 
 
 async def noop_seconds() -> tuple[float, float]:
-    """Ours, and asyncio alone."""
+    """Return the median processor seconds of our runtime and of asyncio alone."""
     tool = Noop({}, SCHEMA)
     gates = Gates(60)
     sessions = [ToolSession(f"r{number}", {"noop": tool}, {}, gates, 1) for number in range(IN_FLIGHT)]
@@ -88,7 +92,8 @@ async def noop_seconds() -> tuple[float, float]:
 
     for session in sessions:
         await session.__aenter__()
-    # A collection of all that torch and transformers have made takes longer than the calls, and hits either at random.
+    # A garbage collection over all objects of torch and transformers takes longer than the calls, and hits either at
+    # random.
     gc.collect()
     gc.freeze()
     seconds: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -101,7 +106,10 @@ async def noop_seconds() -> tuple[float, float]:
 
 
 class Model:
-    """Calls four times in its first turn; notes when it answered, when it is asked again, and what it reads."""
+    """A scripted model that makes four calls in its first turn.
+
+    It notes when it answered and was asked again, and what it read. The subclasses serve our loop and verl's.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         calls = (f'<tool_call>\n{{"name": "noop", "arguments": {{"key": "{i}"}}}}\n</tool_call>' for i in range(4))
@@ -122,39 +130,52 @@ class Model:
         return said
 
     def answers_in_order(self) -> int:
-        """How many of the four answers it read; 0 when they were not in order."""
+        """Return how many of the four answers the model read; 0 when they were not in order."""
         at = [self.read.find(f"answer {i}") for i in range(4)]
         found = [place for place in at if place >= 0]
         return len(found) if found == sorted(found) else 0
 
 
 class OurModel(Model):
+    """The scripted model as an engine of our loop."""
+
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
     ) -> Generation:
+        """Return the next scripted turn."""
         said = self._turn(ids)
         return Generation(said, [-0.5] * len(said), [0] * len(said), "stop")
 
 
 class VerlModel(Model):
+    """The scripted model as a server manager of verl's loop."""
+
     async def generate(self, prompt_ids: list[int], **kwargs: Any) -> TokenOutput:
+        """Return the next scripted turn."""
         said = self._turn(prompt_ids)
         return TokenOutput(token_ids=said, log_probs=[-0.5] * len(said), stop_reason="completed")
 
 
 class OurSleep(BaseTool):
+    """A tool of our loop that takes 100 ms."""
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Sleep, then answer with the key."""
         await asyncio.sleep(SLEEP_S)
         return ToolResponse(f"answer {parameters['key']}")
 
 
 class VerlSleep(VerlBaseTool):
+    """A tool of verl's loop that takes 100 ms."""
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Sleep, then answer with the key."""
         await asyncio.sleep(SLEEP_S)
         return VerlToolResponse(text=f"answer {parameters['key']}"), 0.0, {}
 
 
 async def our_turn(tokenizer: Any) -> Model:
+    """Run a conversation with four parallel calls in our loop."""
     config = make_config(2000)
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = 4
     model = OurModel(tokenizer)
@@ -164,6 +185,7 @@ async def our_turn(tokenizer: Any) -> Model:
 
 
 async def verl_turn(tokenizer: Any, parallel: int) -> Model:
+    """Run the same conversation in verl's ToolAgentLoop, with `max_parallel_calls=parallel`."""
     config = make_config(2000)
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = parallel
     model = VerlModel(tokenizer)
@@ -182,13 +204,17 @@ async def verl_turn(tokenizer: Any, parallel: int) -> Model:
 
 
 async def median_turn(play: Callable[[], Coroutine[Any, Any, Model]]) -> tuple[float, int]:
-    """Milliseconds of the turn's tools, and the fewest answers the model read; the first time is not counted."""
+    """Repeat a conversation, and summarize its turn with tools; the first, cold run does not count.
+
+    Returns:
+        The median milliseconds from answer to next question, and the fewest answers that a model read.
+    """
     models = [await play() for _ in range(TURNS + 1)][1:]
     return 1000 * statistics.median(model.turn_s for model in models), min(m.answers_in_order() for m in models)
 
 
 async def measure() -> dict[str, Any]:
-    """All figures but the sandbox's."""
+    """Measure all figures except the sandbox's, and print their table."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     ours_s, bare_s = await noop_seconds()
     ours_ms, ours_answers = await median_turn(lambda: our_turn(tokenizer))
@@ -212,6 +238,7 @@ async def measure() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure everything, and print the figures."""
     figures = asyncio.run(measure())
     sandbox = sandbox_speed.measure()
     print(json.dumps({key: sandbox[key] for key in ("sandbox_p50_ms", "sandbox_calls_per_s")} | figures))

@@ -1,11 +1,13 @@
-"""What a turn costs beside the model, as a conversation grows: ours and verl's ToolAgentLoop, side by side.
+"""Cost of a turn beside the model, as a conversation grows: our loop and verl's ToolAgentLoop, side by side.
 
     python -m benchmarks.turn_cost
 
-One conversation at a time on a scripted engine: every turn calls a tool that does nothing, with the same text. Measured
-is the time from one answer of the engine to the next question to it: parsing, the tool, rendering, bookkeeping. The
-figure at turn N is the median over the ten turns before it. Then the same with tools whose schemas take 39 KB: they are
-in the prompt, and a turn must not pay for them again. The last line is one JSON object.
+One conversation at a time runs on a scripted engine. Every turn calls a tool that does nothing, with the same text. The
+measured time is that from one answer of the engine to the next question to it: parsing, the tool, rendering,
+bookkeeping. The figure at turn N is the median over the ten turns up to it.
+
+Then the same is measured with tools whose schemas take 39 KB. The schemas are in the prompt, and a turn must not pay
+for them again. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +44,13 @@ MESSAGES = [{"role": "system", "content": "You are a helpful assistant."}, {"rol
 
 
 class Clock:
-    """Notes when the engine is asked and when it has answered."""
+    """A script of turns that notes when the engine is asked and when it has answered.
+
+    Args:
+        turns: Number of turns.
+        said: Ids of every turn but the last.
+        last: Ids of the last turn.
+    """
 
     def __init__(self, turns: int, said: list[int], last: list[int]) -> None:
         self._turns, self._said, self._last = turns, said, last
@@ -50,19 +58,20 @@ class Clock:
         self.answered: list[float] = []
 
     def next_turn(self) -> list[int]:
+        """Return the ids of the next turn, and note the times."""
         self.asked.append(time.perf_counter())
         said = self._said if len(self.asked) < self._turns else self._last
         self.answered.append(time.perf_counter())
         return list(said)
 
     def milliseconds_at(self, turn: int) -> float:
-        """Median time between answer and next question over the ten turns up to `turn`."""
+        """Return the median milliseconds between an answer and the next question, over the ten turns up to `turn`."""
         gaps = [after - before for before, after in zip(self.answered, self.asked[1:], strict=False)]
         return 1000 * statistics.median(gaps[max(0, turn - 11) : turn - 1])
 
 
 class OurEngine:
-    """Scripted, for ours."""
+    """The scripted engine for our loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -70,33 +79,41 @@ class OurEngine:
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
     ) -> Generation:
+        """Return the next scripted turn."""
         said = self._clock.next_turn()
         return Generation(said, [-0.5] * len(said), [0] * len(said), "stop")
 
 
 class VerlClient:
-    """Scripted, for verl's."""
+    """The scripted client for verl's loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     async def generate(self, **kwargs: Any) -> TokenOutput:
+        """Return the next scripted turn."""
         said = self._clock.next_turn()
         return TokenOutput(token_ids=said, log_probs=[-0.5] * len(said), stop_reason="completed")
 
 
 class OurTool(BaseTool):
+    """A tool of our loop that does nothing."""
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
+        """Return the same text every time."""
         return ToolResponse(ANSWER)
 
 
 class VerlTool(VerlBaseTool):
+    """A tool of verl's loop that does nothing."""
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the same text every time."""
         return VerlToolResponse(text=ANSWER), 0.0, {}
 
 
 def large_schemas(size: int = 39_000) -> list[dict[str, Any]]:
-    """Schemas of tools, as MCP servers have them, that take `size` bytes of JSON or a little more."""
+    """Make schemas of tools, as MCP servers have them, that take `size` bytes of JSON or a little more."""
     schemas: list[dict[str, Any]] = []
     while len(json.dumps(schemas)) < size:
         described = {"type": "string", "description": f"What the tool needs to know. {ANSWER}"}
@@ -108,7 +125,12 @@ def large_schemas(size: int = 39_000) -> list[dict[str, Any]]:
 
 
 def make_config(tokens: int, prompt_tokens: int = 2048) -> Any:
-    """The part of verl's configuration that both loops read."""
+    """Make the part of verl's configuration that both loops read.
+
+    Args:
+        tokens: The most tokens of a response.
+        prompt_tokens: The most tokens of a prompt.
+    """
     multi_turn = {
         "max_assistant_turns": None,
         "max_user_turns": None,
@@ -124,10 +146,12 @@ def make_config(tokens: int, prompt_tokens: int = 2048) -> Any:
 
 
 async def run_ours(turns: int, tokenizer: Any, others: Sequence[dict[str, Any]] = ()) -> Clock:
-    """A conversation of ours.
+    """Run a conversation in our loop, and return its clock.
 
     Args:
-        others: schemas of further tools, which are never called.
+        turns: Number of turns.
+        tokenizer: The quickstart's tokenizer.
+        others: Schemas of further tools, which are never called.
     """
     clock = Clock(turns, tokenizer.encode(CALL), tokenizer.encode("Done.<|im_end|>"))
     rollout = make_config(turns * 200, 2048 + len(json.dumps(others))).actor_rollout_ref.rollout
@@ -139,6 +163,7 @@ async def run_ours(turns: int, tokenizer: Any, others: Sequence[dict[str, Any]] 
 
 
 async def run_verl(turns: int, tokenizer: Any) -> Clock:
+    """Run a conversation in verl's loop, and return its clock."""
     clock = Clock(turns, tokenizer.encode(CALL), tokenizer.encode("Done.<|im_end|>"))
     config = make_config(turns * 200)
     loop = ToolAgentLoop(
@@ -157,7 +182,7 @@ async def run_verl(turns: int, tokenizer: Any) -> Clock:
 
 
 def schemas_ratio(tokenizer: Any, turns: int = 64, runs: int = 5) -> float:
-    """How many times as long a turn takes with 39 KB of schemas: the median of runs side by side."""
+    """Return how many times as long a turn takes with 39 KB of schemas: the median of several pairs of runs."""
 
     def milliseconds(others: Sequence[dict[str, Any]]) -> float:
         return asyncio.run(run_ours(turns, tokenizer, others)).milliseconds_at(turns)
@@ -167,6 +192,7 @@ def schemas_ratio(tokenizer: Any, turns: int = 64, runs: int = 5) -> float:
 
 
 def main() -> None:
+    """Measure everything, and print the table and the figures."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     asyncio.run(run_ours(8, tokenizer))
     asyncio.run(run_verl(8, tokenizer))

@@ -1,11 +1,11 @@
-"""Tools out of verl's own older wheels, through the runtime: each is loaded from its YAML entry, and called.
+"""Tools out of verl's own older wheels, loaded from a YAML entry and called through our runtime.
 
     pip download --no-deps --dest WHEELS verl==0.4.1
     python -m benchmarks.verl_tools WHEELS
 
-Each wheel is unpacked and imported in a process of its own, in the place of the installed verl. The services that the
-tools ask are a server of ours that answers all of them. What a wheel does not have, or what needs a package that is not
-installed, is counted apart. The last line is one JSON object.
+Each wheel is unpacked and imported in a process of its own, in place of the installed verl. One server of ours stands
+for all services that the tools ask. A tool that a wheel does not have, or that needs a package that is not installed,
+is counted apart. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ TOOLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 
 class Services(BaseHTTPRequestHandler):
-    """Answers every request with what any of the tools looks for."""
+    """A server that answers every request with all that any of the tools looks for."""
 
     def do_POST(self) -> None:
+        """Read the request and answer it."""
         self.rfile.read(int(self.headers["Content-Length"]))
         body = json.dumps(ANSWER).encode()
         self.send_response(200)
@@ -52,11 +53,20 @@ class Services(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 async def converse(name: str, url: str) -> str:
-    """One conversation with a tool; what is wrong with it, or nothing."""
+    """Run one conversation with a tool.
+
+    Args:
+        name: Key of `TOOLS`.
+        url: Address of the server that stands for the services.
+
+    Returns:
+        What went wrong, empty when nothing did. "not loaded: …" means that the wheel lacks the tool or a package is
+        missing.
+    """
     from verl_multiturn.chat.parsing.turns import ToolCall
     from verl_multiturn.errors import MultiTurnError
     from verl_multiturn.tools.calls.session import ToolSession
@@ -83,7 +93,7 @@ async def converse(name: str, url: str) -> str:
 
 
 def one(folder: str) -> None:
-    """Try the tools of one unpacked wheel."""
+    """Try the tools of one unpacked wheel, and print what went wrong with each as one JSON object."""
     sys.path.insert(0, folder)
     import ray
 
@@ -96,6 +106,7 @@ def one(folder: str) -> None:
 
 
 def main() -> None:
+    """Try the tools of all wheels in a folder, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheels", type=Path)
     parser.add_argument("--one", action="store_true", help="WHEELS is one unpacked wheel")

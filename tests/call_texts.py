@@ -1,4 +1,4 @@
-"""How each call format writes a call of a tool: good ones for any arguments, and some that are none."""
+"""Calls of a tool as each call format writes them, with any arguments, and texts that cannot be read as a call."""
 
 import json
 from collections.abc import Callable
@@ -210,7 +210,7 @@ TABLE = [
         ],
         between="",
     ),
-    # One call in a turn.
+    # A format that allows one call in a turn.
     Format(
         "gigachat3",
         as_json("<|function_call|>", ""),
@@ -226,8 +226,8 @@ def write(name: str, *calls: Arguments, tool: str = "f") -> str:
     return one.around.replace("{}", one.between.join(one.write(tool, given) for given in calls))
 
 
-# Formats whose arguments stand between tags as they are, so that none can say that a tag in it is text. What begins an
-# argument there, and what ends it.
+# Formats whose arguments stand unchanged between tags, so that a call cannot say that a tag in an argument is text.
+# Each has the tag that begins an argument, and the tag that ends it.
 _PARAMETER = ("<parameter=", "</parameter>")
 PLAIN_TAGS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(["qwen3_coder", "step3p5", "mimo", "seed"], _PARAMETER),

@@ -1,4 +1,4 @@
-"""Shared pieces: a tokenizer-free chat for unit tests, and tools that remember what was done to them."""
+"""Shared pieces: a chat without a real tokenizer for unit tests, and tools that remember what was done to them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 ROOT = Path(__file__).resolve().parents[1]
 _OF_THE_STACK = re.compile(r"^pytestmark = .*pytest\.mark\.(stack|engine)\b", re.MULTILINE)
 END = 0x110000
-"""Id that ends a turn in `CharTokenizer`; no character has it."""
+"""Id of the token that ends a turn in `CharTokenizer`; no character has it."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files and folders that are all of verl's stack out of a run without it: to read them takes its imports."""
+    """Leave tests of verl's stack out of a run with `-m "not stack"`.
+
+    A file or folder is left out when all of its tests need the stack: reading the file would import the stack.
+    """
     if "not stack" not in config.option.markexpr:
         return None
     files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
@@ -30,14 +33,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let no test import verl's stack that is not marked so."""
+    """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
     found = {"verl", "ray", "sglang"} & set(sys.modules)
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
 
 
 class CharTokenizer:
-    """One id for each character; `END` is the only control token."""
+    """A tokenizer with one id for each character; `END` is its only control token."""
 
     eos_token_id = END
     pad_token_id = END
@@ -49,7 +52,7 @@ class CharTokenizer:
         return "".join("" if i == END and skip_special_tokens else "¶" if i == END else chr(i) for i in token_ids)
 
     def turn(self, text: str) -> list[int]:
-        """What an engine samples for a turn that says `text`."""
+        """Return the ids that an engine samples for a turn with this text."""
         return [*self.encode(text), END]
 
 
@@ -75,7 +78,10 @@ class CharBuilder:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Also as a zombie, which pid 1 of a container may leave for ever."""
+    """Return whether a process has ended.
+
+    A zombie counts as ended, since process 1 of a container may never reap it.
+    """
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -93,7 +99,7 @@ def make_schema(name: str, **properties: str) -> ToolSchema:
 
 
 class EchoTool(BaseTool):
-    """Answers with its argument `text`; counts every call of every method; can be told to misbehave."""
+    """A tool that answers with its argument `text`, counts the calls of its methods, and misbehaves when told to."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema or make_schema("echo", text="string"))
@@ -102,7 +108,7 @@ class EchoTool(BaseTool):
         self.running = 0
         self.most_running = 0
         self.started = asyncio.Event()
-        """Set when an `execute` has begun."""
+        """Event that is set when an `execute` has begun."""
 
     def _note(self, method: str, *details: Any) -> None:
         self.counts[method] += 1

@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
     ]
 )
 
-# A command is not run where the comment at its end, on the line above it, or (`<!-- … -->`) above its block says so.
+# A command is not run where a comment says so: at its end, on the line above it, or (`<!-- … -->`) above its block.
 _NOT_RUN = re.compile(r"\bGPUs\b|\bGPU environment\b|\bminutes\b|\bhours\b|\btests\b")
 _FENCE = re.compile(r"( *)(`{3,})(\w*) *")
 _FILE = re.compile(r"# ([\w-]+\.\w+)")
@@ -31,16 +31,16 @@ _SHELL = ("bash", "sh", "shell", "console")
 
 @dataclass
 class Block:
-    """A fenced block."""
+    """A fenced block of a document."""
 
     language: str
     lines: list[str]
     number: int
-    """Of its first line in the document."""
+    """Number of its first line in the document."""
     before: str
-    """The line above it that is not empty."""
+    """The last line above the block that is not empty."""
     output: list[str] | None = None
-    """What the `text` block right beneath a block of commands says that they print."""
+    """Lines that a block of commands prints, according to the `text` block right below it; None without one."""
 
     @property
     def is_shell(self) -> bool:
@@ -48,7 +48,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name of the file that it is."""
+        """Name of the file that the block shows, from its first line; "" if the block is no file."""
         found = _FILE.fullmatch(self.lines[0]) if self.lines else None
         return found[1] if found and not self.is_shell else ""
 
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass
 class Command:
-    """A command as it stands, without its comment."""
+    """A command of a document, without its comment."""
 
     text: str
     not_run: bool
@@ -67,7 +67,7 @@ class Command:
 
 
 def blocks(document: Path) -> list[Block]:
-    """The blocks of a document, in order."""
+    """Return the blocks of a document, in order."""
     found: list[Block] = []
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     before, after_block, index = "", False, 0
@@ -89,7 +89,7 @@ def blocks(document: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a block of shell, a continued one as one."""
+    """Return the commands of a shell block; a continued command is one command."""
     found: list[Command] = []
     marked = block.before.startswith("<!--") and bool(_NOT_RUN.search(block.before))
     above = ""
@@ -107,7 +107,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def _apart(line: str) -> tuple[str, str]:
-    """A line of shell without its comment, and the comment."""
+    """Split a shell line into the command and its comment."""
     quote = ""
     for index, character in enumerate(line):
         if quote:
@@ -120,7 +120,7 @@ def _apart(line: str) -> tuple[str, str]:
 
 
 def mentioned(document: Path) -> list[str]:
-    """Commands in running text and tables: those that begin so, in backticks."""
+    """Return the commands in running text and tables: texts in backticks that begin as a command does."""
     text = (ROOT / document).read_text(encoding="utf-8")
     outside = re.sub(r"^( *)(`{3,}).*?^\1\2 *$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [

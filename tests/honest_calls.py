@@ -1,4 +1,4 @@
-"""Calls as the test cases of SGLang and vLLM have them, rewritten here as data: each must be read, and as it says.
+"""Calls from the test cases of SGLang and vLLM, rewritten here as data: each must be read exactly.
 
 Sources: SGLang, `test/registered/function_call/test_function_call_parser.py`; vLLM, `tests/tool_parsers/`.
 """

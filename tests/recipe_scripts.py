@@ -1,4 +1,4 @@
-"""Recipes' scripts for tests: a module of one, what one writes, the flags that `run.sh` prints."""
+"""Recipes' scripts for tests: load a script as a module, run it for its rows, print the flags of `run.sh`."""
 
 import importlib.util
 import subprocess

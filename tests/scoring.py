@@ -1,4 +1,4 @@
-"""Scoring a text as verl's reward worker does."""
+"""Scoring of a text as verl's reward worker does it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = tuple[float, ...]
 
 
 async def score(data_source: str, text: str, ground_truth: Any, extra: Any = None, **options: Any) -> Numbers:
-    """The values of `KEYS`, for a conversation of one turn of our agent loop."""
+    """Return the values of `KEYS` for a conversation of one turn of our agent loop."""
     extra_info = {"assistant_texts": [text], "assistant_calls": [], "call_statuses": [], **(extra or {})}
     found = await compute_score(data_source, "what a tool said", ground_truth, extra_info, **options)
     assert list(found) == list(KEYS)
@@ -31,14 +31,14 @@ async def score(data_source: str, text: str, ground_truth: Any, extra: Any = Non
 
 
 def children(command: str) -> set[int]:
-    """The processes that this one started and that run `command`."""
+    """Return the processes that this one started and that run `command`."""
     found = set()
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             stat = Path("/proc", process, "stat").read_text()
             line = Path("/proc", process, "cmdline").read_text()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and command in line:
             found.add(int(process))
     return found

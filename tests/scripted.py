@@ -1,4 +1,4 @@
-"""Conversations of scripted turns for tests, one token for each character."""
+"""Conversations of scripted turns for tests, with one token for each character."""
 
 from typing import Any
 

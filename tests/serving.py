@@ -1,4 +1,4 @@
-"""For the tests of tools: a real HTTP server on loopback, and one conversation with one tool."""
+"""Helpers for the tests of tools: a real HTTP server on loopback, and a conversation with one tool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = Callable[..., Awaitable[tuple[ToolResponse, float, dict[str, Any]]]]
 
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """The address of an ASGI application that uvicorn serves in a thread."""
+    """Serve an ASGI application with uvicorn in a thread, and yield its address."""
     config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", loop="asyncio")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -32,7 +32,7 @@ def serving(app: Any) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def conversation(tool: BaseTool, name: str = "c1", **create_kwargs: Any) -> AsyncIterator[Call]:
-    """What executes a call in a conversation of `tool`; its keywords are the arguments."""
+    """Begin a conversation of `tool`, and yield a function that executes a call with its keywords as the arguments."""
 
     async def call(**parameters: Any) -> Any:
         return await tool.execute(name, parameters)

@@ -1,4 +1,4 @@
-"""Conversations in text mode for tests: a tool that takes code, tokens that are any pieces of text."""
+"""Conversations in text mode for tests: a tool that takes code, and tokens that are any pieces of text."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.tools.calls.slots import Gates
 
-PROMPT = [80, 81, 62]  # CharBuilder's: P, Q and >
+PROMPT = [80, 81, 62]  # P, Q and > of CharBuilder
 END = 2  # <|im_end|>
 BLOCK = "```python\nprint(6*7)\n```\n"
 CALL = f"{BLOCK}```output"
-# The same in the quickstart's tokens: ` 66, newline 201.
+# The same text in the quickstart's tokens: ` is 66, a newline is 201.
 CALL_IDS = [66, 66, 66, 82, 91, 268, 259, 201, 326, 295, 86, 10, 24, 12, 25, 11, 201,
             66, 66, 66, 201, 66, 66, 66, 81, 87, 86, 82, 87, 86]  # fmt: skip
 OUTPUT_IDS = [201, 22, 20, 201, 66, 66, 66, 201]  # "\n42\n```\n"
@@ -22,7 +22,7 @@ ANSWER_IDS = [43, 86, 223, 75, 85, 223, 62, 68, 81, 90, 71, 70, 93, 22, 20, 95, 
 
 
 class CodeTool(BaseTool):
-    """Answers every code with the same text, and remembers the codes."""
+    """A tool that answers every code with the same text, and remembers the codes."""
 
     def __init__(self, answer: str = "42") -> None:
         super().__init__({}, make_schema("run", code="string"))
@@ -35,7 +35,7 @@ class CodeTool(BaseTool):
 
 
 class Pieces:
-    """A tokenizer whose tokens are any pieces of text; what it encodes itself is one token for each character."""
+    """A tokenizer whose tokens are any pieces of text. Its `encode` makes one token for each character."""
 
     def __init__(self) -> None:
         self.texts = ["<end>", *map(chr, range(1, 128))]
@@ -72,7 +72,11 @@ async def run(
 
 
 async def pieces(*turns: list[str], tool: CodeTool | None = None, **limits: Any) -> tuple[Outcome, str]:
-    """A conversation whose turns are given piece by piece; and the text of its response. The last turn is ended."""
+    """Run a conversation whose turns are given piece by piece; an end token follows the last turn.
+
+    Returns:
+        The outcome, and the text of its response.
+    """
     tokenizer = Pieces()
     script = [tokenizer.ids(*turn) for turn in turns]
     script[-1].append(0)

@@ -1,5 +1,8 @@
-"""The cases of `benchmarks.reward_parity`: for each reward what ours says, beside the original's own code where it is
-installed (verl's, Math-Verify's, reasoning_gym's), and elsewhere beside a reimplementation of its published rule."""
+"""Cases of `benchmarks.reward_parity`: each reward of ours beside the original that it stands for.
+
+Where the original's own code is installed (verl's, Math-Verify's, reasoning_gym's), that code is run. Elsewhere a
+reimplementation of the original's published rule stands for it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from verl_multiturn.rewards import compute_score
 
 @dataclass(frozen=True)
 class Compared:
-    """One case.
+    """Two scores of one case.
 
     Attributes:
-        reward: its name in `docs/rewards.md`.
-        case: what was scored, in short.
-        ours, theirs: the two scores.
-        stated: of a difference that `docs/rewards.md` states: the first cell of its row there; else empty.
+        reward: The reward's name in `docs/rewards.md`.
+        case: Short text of what was scored.
+        ours: Our score.
+        theirs: The original's score.
+        stated: First cell of the row in `docs/rewards.md` that states a difference; empty where none is expected.
     """
 
     reward: str
@@ -32,6 +36,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
+        """True when the two scores are equal."""
         return abs(self.ours - self.theirs) < 1e-6
 
 
@@ -42,8 +47,18 @@ async def score(
     calls: Sequence[Sequence[tuple[str, str]]] = (),
     **options: Any,
 ) -> float:
-    """Our score of a conversation, as verl's reward worker asks for it. A verifier that failed or ran out of time is
-    told apart from a wrong answer: it gives -9."""
+    """Score a conversation with our reward, in the way that verl's reward worker asks for it.
+
+    Args:
+        data_source: The row's data source, which chooses the reward.
+        texts: Text of each assistant turn.
+        ground_truth: The row's ground truth.
+        calls: Name and arguments of each tool call, for each assistant turn.
+        options: Settings of the rewards, by name.
+
+    Returns:
+        The score; -9.0 for a verifier that failed or ran out of time, to tell it apart from a wrong answer.
+    """
     response = "".join(texts)
     extra_info = {
         "assistant_texts": list(texts),
@@ -55,7 +70,12 @@ async def score(
 
 
 def of_verl(path: str) -> Any:
-    """A module of verl's `utils/reward_score`, without importing verl, which takes a while and a GPU stack.
+    """Load a module of verl's `utils/reward_score` without importing verl.
+
+    The import of verl takes a while and needs a GPU stack.
+
+    Args:
+        path: Path of the module in that folder.
 
     Raises:
         ModuleNotFoundError: verl is not installed here.

@@ -1,6 +1,7 @@
-"""`judge` beside the rule of DeepEyes' released code (`vl_agent.py`, by its public re-implementations), over 0.8.
+"""`judge` beside the rule of DeepEyes' released code, divided by 0.8.
 
-Both have one judge, a server here that says what the table says.
+The rule is that of `vl_agent.py`, known through its public re-implementations. Both sides ask the same judge: a server
+here whose verdicts stand in a table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REPLIES = {
 }
 T = "<think>hm</think>"
 TAGS, UNASKED, NO_VERDICT = "one pair of answer tags", "the judge is not asked", "no verdict"
-# What was said, whether a tool was used, and the row of docs/rewards.md.
+# The text of the model, whether a tool was used, and the row of docs/rewards.md that states a difference.
 CASES: list[tuple[str, bool, str]] = [
     (f"{T}<answer>red</answer>", True, ""),
     (f"{T}<answer>red</answer>", False, ""),
@@ -70,7 +71,7 @@ def _serving() -> Iterator[str]:
 
 
 def deepeyes_says(text: str, used_tool: bool) -> float:
-    """(0.8 · accuracy + 0.2 · format + 1.2 · tool when right) / 0.8."""
+    """Compute (0.8 · accuracy + 0.2 · format + 1.2 · tool when right) / 0.8, as DeepEyes does."""
     answered = text.rpartition("</think>")[2]
     wrong_format = text.count("<think>") != text.count("</think>")
     wrong_format |= answered.count("<answer>") != answered.count("</answer>")
@@ -81,7 +82,7 @@ def deepeyes_says(text: str, used_tool: bool) -> float:
 
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
-    """Every case; `quick` changes nothing."""
+    """Compare every case; `quick` changes nothing."""
     with _serving() as url:
         options = {"url": url, "model": "judge", "format_weight": 0.25, "tool_use_bonus": 1.5, "attempts": 2}
         for text, used_tool, stated in CASES:

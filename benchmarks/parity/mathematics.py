@@ -1,7 +1,8 @@
 r"""`math` beside Math-Verify itself, which runs here without our guard, clock and limits.
 
-The pairs are those of Math-Verify's own tests, and algebra of ours; see `math_pairs.json`. Each stands in a box, as it
-does in an answer."""
+The pairs are those of Math-Verify's own tests, and algebra of ours; see `math_pairs.json`. Each stands in a box, as in
+an answer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PAIRS: dict[str, list[list[str]]] = json.loads(Path(__file__).with_name("math_pa
 
 
 def math_verify_says(gold: str, text: str) -> float:
-    """1.0 when plain Math-Verify calls the two equal."""
+    """Return 1.0 when plain Math-Verify calls the two equal, else 0.0."""
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that it has no clock
@@ -34,7 +35,7 @@ TEXTS = [
 
 
 VALUE, LONG = "equal, and written otherwise", "a long text after the answer"
-# ToRL's normaliser takes signs off before it compares texts.
+# ToRL's normalizer removes signs before it compares texts.
 TORL = [("5.", "5"), ("90°", "90"), (r"10\%", "10"), ("10", r"10\%"), (r"90^\circ", "90"), (r"\$5", "5"), ("5.1", "5")]
 # ReTool's reward is verl's `math_dapo.py`, which compares the text of the box.
 RETOOL = [
@@ -50,8 +51,11 @@ RETOOL = [
 
 
 def torl_says(answer: str, gold: str) -> float:
-    """1.0 when both are the same text without degrees, percent, dollar signs and a full stop at the end, or equal to
-    Math-Verify."""
+    """Score an answer by ToRL's rule.
+
+    The answer is right (1.0) when both texts are the same without degrees, percent and dollar signs, blanks and a full
+    stop at the end, or when Math-Verify calls them equal.
+    """
     signs = ("^{\\circ}", "^\\circ", "°", "\\%", "%", "\\$", "$", " ")
     stripped = []
     for text in (answer, gold):
@@ -62,7 +66,11 @@ def torl_says(answer: str, gold: str) -> float:
 
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
-    """Every pair, and what is read out of a text; `quick`: half of the algebra, where SymPy works hardest."""
+    """Compare every pair, and the texts that test how an answer is read out of a text.
+
+    Args:
+        quick: Compare half of the algebra alone instead of all pairs; SymPy works hardest there.
+    """
     pairs = PAIRS["algebra"][:20] if quick else PAIRS["math_verify"] + PAIRS["algebra"]
     for gold, answer in pairs:
         said = math_verify_says(rf"\boxed{{{gold}}}", rf"\boxed{{{answer}}}")

@@ -19,7 +19,7 @@ def _io(given: str, expected: str) -> dict[str, Any]:
     return {"inputs": [given], "outputs": [expected]}
 
 
-# The first ones are the short form.
+# `quick` compares the first five alone.
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("print(1 / 3)", _io("", "0.333333\n"), ""),
     ("print(1)", _io("", "1.0\n"), ""),
@@ -50,16 +50,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 def prime_code_says(program: str, tests: dict[str, Any]) -> float:
-    """1.0 when verl's `prime_code` passes it."""
+    """Return 1.0 when verl's `prime_code` passes the program, else 0.0."""
     original = of_verl("prime_code/__init__.py")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        # Not its `compute_score`, which raises UnboundLocalError for a program that fails (verl 0.9.1).
+        # This does not call `compute_score`, which raises UnboundLocalError for a program that fails (verl 0.9.1).
         results, _ = original.apps_check_correctness(copy.deepcopy(tests), program, timeout=10, debug=False)
     return float(all(result is True for result in results))
 
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
-    """Every program; `quick`: the first five."""
+    """Compare every program; with `quick` only the first five."""
     for program, tests, stated in CASES[: 5 if quick else None]:
         theirs = prime_code_says(program, tests)
         ours = await score("taco", [f"```python\n{program}\n```"], tests)

@@ -1,5 +1,8 @@
-"""`sql` in SkyRL-SQL's format beside the rule that SkyRL publishes (`skyrl_gym/envs/sql/utils.py` and its tests,
-NovaSky-AI/SkyRL), reimplemented here over a whole transcript, as SkyRL sees it."""
+"""`sql` in SkyRL-SQL's format beside the rule that SkyRL publishes.
+
+The rule (`skyrl_gym/envs/sql/utils.py` and its tests, NovaSky-AI/SkyRL) is reimplemented here over a whole transcript,
+as SkyRL sees it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ GOLD = "SELECT name FROM employees WHERE salary > 150"
 EMPTY = "SELECT name FROM employees WHERE salary > 1000"
 RIGHT = "SELECT name FROM employees WHERE id = 2;"
 T, OPENED = "<think>hm</think>\n", "a template opens the thought"
-# Turns, gold query, and the row of docs/rewards.md that states a difference.
+# Assistant turns, gold query, and the row of docs/rewards.md that states a difference.
 CASES: list[tuple[list[str], str, str]] = [
-    # Of SkyRL's own tests.
+    # Cases of SkyRL's own tests.
     ([f"{T}<sql>SELECT 1</sql>", f"{T}<solution>{RIGHT}</solution>"], GOLD, ""),
     ([f"{T}<sql>SELECT 1</sql>", f"{T}<solution>SELECT name FROM employees WHERE id = 1</solution>"], GOLD, ""),
     ([T, f"{T}<solution>{RIGHT}</solution>"], GOLD, ""),
@@ -43,7 +46,7 @@ CASES: list[tuple[list[str], str, str]] = [
     ([f"{T}<solution>SELECT 1 WHERE 0;</solution>"], EMPTY, ""),
     ([f"{T}<solution>SELECT name FROM employees</solution>"], EMPTY, ""),
     ([f"{T}<solution>SELECT 1 WHERE 0;</solution>"], GOLD, ""),
-    # Of ours.
+    # Cases of ours.
     ([T, f"{T}<solution>{RIGHT}</solution>", f"{T}<solution>{RIGHT}</solution>"], GOLD, ""),
     ([T, f"<solution>{RIGHT}</solution>"], GOLD, ""),
     ([T, "so", f"{T}<solution>{RIGHT}</solution>"], GOLD, ""),
@@ -59,7 +62,7 @@ CASES: list[tuple[list[str], str, str]] = [
 
 
 def skyrl_says(transcript: str, gold: str, database: Path) -> float:
-    """1 right, 0 wrong, -1 in another format."""
+    """Score a transcript by SkyRL's rule: 1.0 when right, 0.0 when wrong, -1.0 when in another format."""
     parts = re.fullmatch(
         r"((?:(?!<solution>).)*)<solution>((?:(?!</?solution>).)*)</solution>((?:(?!</?solution>).)*)",
         transcript,
@@ -84,7 +87,7 @@ def skyrl_says(transcript: str, gold: str, database: Path) -> float:
 
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
-    """Every case; `quick` changes nothing."""
+    """Compare every case; `quick` changes nothing."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "shop.sqlite"
         with sqlite3.connect(database) as connection:
@@ -96,6 +99,6 @@ async def compare(quick: bool) -> AsyncIterator[Compared]:
             transcript = "\n\n<observation>rows</observation>\n\n".join(turns)
             ours = await score("skyrl_sql", turns, {"sql": gold, "db_path": "shop.sqlite"}, sql=options)
             yield Compared("sql", repr(turns)[:120], ours, skyrl_says(transcript, gold, database), stated)
-    # Spider's evaluation keeps the order of rows where the gold query asks for one.
+    # Spider's evaluation compares the order of rows only where the gold query asks for one.
     for query, ordered in ((f"{GOLD} ORDER BY id", 1.0), (f"{GOLD} /* no ORDER BY here */", 0.0)):
         yield Compared("sql", f"ordered: {query}", float(is_ordered(query)), ordered)

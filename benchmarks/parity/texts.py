@@ -1,5 +1,8 @@
-"""Rewards that only read text: `gsm8k` and `qa` beside verl's own code, `tool_n1` beside the paper's published rule,
-`reasoning_gym` beside the package's own verifiers."""
+"""Rewards that only read text, each beside its original.
+
+`gsm8k` and `qa` stand beside verl's own code, `tool_n1` and `otc` beside the papers' published rules, `reasoning_gym`
+beside the package's own verifiers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ GSM8K = [
 
 
 async def gsm8k(quick: bool) -> AsyncIterator[Compared]:
-    """verl's `gsm8k.py`, strict."""
+    """Compare with verl's `gsm8k.py` in strict mode."""
     original = of_verl("gsm8k.py")
     for text, gold, stated in GSM8K:
         theirs = float(original.compute_score(text, gold))
@@ -67,7 +70,7 @@ QA = [
 
 
 async def qa(quick: bool) -> AsyncIterator[Compared]:
-    """verl's `search_r1_like_qa_em.py`, which is Search-R1's."""
+    """Compare with verl's `search_r1_like_qa_em.py`, which is Search-R1's."""
     original = of_verl("search_r1_like_qa_em.py")
     gold = {"target": ["Paris", "the City of Light"]}
 
@@ -114,8 +117,11 @@ N1: list[tuple[str, list[Any], str]] = [
 
 
 def tool_n1_says(text: str, gold: list[Any]) -> float:
-    """arXiv 2505.00024, section 3.2: 1 for the format (`<think>…</think>`, then one `<tool_call>…</tool_call>` with a
-    call or a list of them) and the same calls, in any order; else 0."""
+    """Score a text by the rule of arXiv 2505.00024, section 3.2.
+
+    The score is 1.0 for the right format (`<think>…</think>`, then one `<tool_call>…</tool_call>` with a call or a list
+    of calls) with the same calls in any order; else 0.0.
+    """
     parts = re.fullmatch(
         r"\s*<think>.*?</think>\s*<tool_call>((?:(?!</?tool_call>).)*)</tool_call>\s*", text, re.DOTALL
     )
@@ -129,7 +135,10 @@ def tool_n1_says(text: str, gold: list[Any]) -> float:
 
 
 async def tool_n1(quick: bool) -> AsyncIterator[Compared]:
-    """As the agent loop hands it over: the parser's calls beside what was written, arguments completed."""
+    """Compare with the rule of Tool-N1's paper.
+
+    Our reward gets what the agent loop hands over: the parser's calls, with their arguments completed, beside the text.
+    """
     for text, gold, stated in N1:
         parsed = [("weather", json.dumps(CALL["arguments"]))] if "<tool_call>" in text else []
         ours = await score("toolcall", [text], gold, [parsed])
@@ -140,7 +149,7 @@ GYM = ["basic_arithmetic", "chain_sum", "polynomial_multiplication", "sudoku", "
 
 
 async def reasoning_gym(quick: bool) -> AsyncIterator[Compared]:
-    """The verifiers of reasoning_gym, without our guard, on right and wrong answers."""
+    """Compare with the verifiers of reasoning_gym, run without our guard, on right and wrong answers."""
     import reasoning_gym as package
 
     for name in GYM:
@@ -154,7 +163,7 @@ async def reasoning_gym(quick: bool) -> AsyncIterator[Compared]:
 
 
 async def otc(quick: bool) -> AsyncIterator[Compared]:
-    """The coefficients as arXiv 2504.14870 writes them, section 3.2."""
+    """Compare with the coefficients of arXiv 2504.14870, section 3.2."""
     for calls in range(6):
         ours = r_tools([calls], "ppo", 4.0)[0]
         yield Compared("otc", f"ppo, {calls} calls", ours, math.cos(calls * math.pi / (2 * calls + 4.0)))

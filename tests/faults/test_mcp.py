@@ -1,4 +1,4 @@
-"""MCP tools against real servers, over stdio and HTTP, that die, hang, freeze, flood and lie."""
+"""MCP tools with real servers, over stdio and HTTP, that die, hang, freeze, flood and lie."""
 
 import asyncio
 import json
@@ -70,13 +70,13 @@ async def stdio(stdio_workshop: Tools) -> AsyncIterator[Tools]:
 
 
 async def in_session(tools: Tools, *calls: tuple[str, dict[str, Any]], timeout_s: float = 60) -> list[CallResult]:
-    """The calls of one turn, as a conversation makes them."""
+    """Execute the calls of one turn, as a conversation does."""
     asked = [ToolCall(name, json.dumps(arguments), f"c{i}") for i, (name, arguments) in enumerate(calls)]
     async with ToolSession("r1", tools, {}, Gates(timeout_s), 100) as session:
         return await session.execute(asked)
 
 
-# What servers answer.
+# Answers of servers.
 
 
 async def test_what_a_server_answers(tools: Tools) -> None:
@@ -255,7 +255,7 @@ async def test_a_frozen_server_is_replaced(stdio: Tools) -> None:
     await gone(before)
 
 
-# What is left behind.
+# Nothing is left behind.
 
 
 async def test_nothing_is_left_after_aclose(workshop: Tools) -> None:

@@ -1,4 +1,4 @@
-"""The script that stays beside the program of an MCP server: what ends it, and what it ends."""
+"""The guard script beside the program of an MCP server: the events that end it, and the processes that it ends."""
 
 import os
 import signal
@@ -26,7 +26,8 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 WITHOUT_PIDFD = [sys.executable, "-c", OLDER_KERNEL, mcp_guard.__file__]
-# Starts something in a session of its own by something that ends at once; ends with its input, and not when it is told.
+# A server that starts a program in a session of its own, through a shell that ends at once. The server ignores SIGTERM,
+# and ends when its input ends.
 SERVER = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -35,7 +36,7 @@ print(subprocess.run(["sh", "-c", shell], start_new_session=True, stdout=subproc
 sys.stdout.flush()
 sys.stdin.readline()
 """
-# Hands on its standard input and output.
+# A worker that hands on its standard input and output to the guard.
 WORKER = "import os, subprocess, sys; subprocess.run([*sys.argv[1:5], str(os.getpid()), *sys.argv[5:]])"
 
 

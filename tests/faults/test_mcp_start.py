@@ -1,4 +1,4 @@
-"""What is found when a YAML with an MCP server is read: its tools, or what is wrong with it."""
+"""Reading a YAML file with an MCP server: the tools that are found, and the errors."""
 
 import json
 from pathlib import Path

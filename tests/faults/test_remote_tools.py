@@ -1,4 +1,4 @@
-"""The tools that call a service, against services that hang, drip, fail, lie, flood, break off and die."""
+"""Tools that call a service, with services that hang, drip, fail, lie, flood, break off and die."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOOLS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
 
 
 class Service:
-    """A service whose next answers are as bad as `fault` says."""
+    """A service whose next answers misbehave as `fault` says."""
 
     def __init__(self) -> None:
         self.fault = ""
@@ -91,7 +91,7 @@ class Service:
             await asyncio.sleep(0.01)
 
     async def _flood(self) -> AsyncIterator[bytes]:
-        while True:  # whoever takes it all is never done
+        while True:  # a client that reads everything never ends
             yield b" " * 1_000_000
             await asyncio.sleep(0)
 
@@ -228,7 +228,7 @@ uvicorn.run(Service().app, host="127.0.0.1", port=int(sys.argv[1]), log_level="i
 
 @contextlib.contextmanager
 def own_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The service as a process, and its port."""
+    """Run the service as a process of its own, and yield the process and its port."""
     command = [sys.executable, "-c", SERVER, str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -289,7 +289,7 @@ async def test_the_connections_live_as_long_as_the_conversations(
         async with conversation(tool, "b") as b:
             await asyncio.gather(*(call(query="a") for call in (a, b) for _ in range(10)))
             shared = tool._connections.get()
-        await tool.release("d")  # its create was cancelled before it ran
+        await tool.release("d")  # the `create` was cancelled before it ran
         assert tool._connections.get() is shared
         clients = list(shared._idle)
         assert [client.is_closed for client in clients] == [False, False]

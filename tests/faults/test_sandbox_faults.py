@@ -160,7 +160,7 @@ async def test_children_that_were_waited_for_count_once(pool: SandboxPool) -> No
 
 
 async def _stopped(sandbox: Sandbox) -> psutil.Process:
-    """The worker of the only sandbox that ran a cell, once its supervisor has stopped it."""
+    """Wait until the supervisor of the only sandbox has stopped its worker, and return the worker."""
     worker = psutil.Process(await _named("worker"))
     async with asyncio.timeout(60):
         while worker.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
@@ -175,7 +175,7 @@ async def test_between_calls_nothing_runs_that_nobody_watches(pool: SandboxPool)
     sandbox = await pool.acquire()
     await sandbox.run(NAMED + "ran = []\nsignal.signal(14, lambda *_: ran.append(1))\nsignal.setitimer(0, 1)")
     worker = await _stopped(sandbox)
-    await asyncio.sleep(1.2)  # beyond the timer
+    await asyncio.sleep(1.2)  # longer than the timer
     assert worker.status() == psutil.STATUS_STOPPED
     assert (await sandbox.run("1 + 1")).output == "2\n"
     assert (await sandbox.run("ran")).output == "[1]\n"
@@ -196,7 +196,7 @@ while True: pass
 
 
 async def test_who_is_woken_is_watched_again(pool: SandboxPool) -> None:
-    """As by a timer of its own, which can send SIGCONT."""
+    """Wake a stopped worker with SIGCONT, as a timer of its own can do: its CPU time is limited again."""
     burn = "def burn(*_):\n    while True: pass\nfor number in (18, 24): signal.signal(number, burn)"  # SIGXCPU too
     sandbox = await pool.acquire()
     assert (await sandbox.run(NAMED + burn)).stopped is None
@@ -358,7 +358,7 @@ def test_attacks_are_blocked_for_a_user_without_rights(name: str) -> None:
     ],
 )
 async def test_the_checks_see_what_weaker_isolation_lets_through(name: str, seen: str) -> None:
-    """These do no harm where they succeed; most of the others may not be run without namespaces."""
+    """Run attacks without namespaces that do no harm when they succeed; most other attacks may not be run so."""
     attacks = [attack for attack in ATTACKS if attack.name == name]
     problems = (await run_attacks(attacks, "subprocess"))[name]
     assert any(seen in problem for problem in problems), problems

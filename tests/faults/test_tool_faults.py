@@ -1,4 +1,4 @@
-"""The fault suite of `benchmarks.tool_faults`, smaller; and that it finds what it looks for."""
+"""The fault suite of `benchmarks.tool_faults`, smaller; and a check that the suite finds leaks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.stack
 async def test_every_fault_ends_in_a_valid_conversation_and_leaves_nothing() -> None:
     from benchmarks.tool_faults import measure
 
-    # Conversations 392 to 399 have the tool whose author is mistaken.
+    # In conversations 392 to 399 the tool's author made a mistake.
     result = await measure(conversations=400, seed=1)
     assert result["faults"] > 2000
     wanted = {"invalid": 0, "leaks": 0, "over_budget": 0, "author_errors": 8, "groups_incomplete": 0}
@@ -25,7 +25,7 @@ async def test_the_suite_finds_what_is_left_behind(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tool_faults.FaultyTool, "release", forgets)
     result = await tool_faults.measure(conversations=8, seed=1)
-    assert result["leaks"] >= 3 * 16  # both folders of both tools, and a create without release for each
+    assert result["leaks"] >= 3 * 16  # both folders of both tools, and a `create` without `release` for each
 
 
 async def test_the_suite_finds_a_conversation_that_is_not_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def processors(models: Path) -> dict[str, Any]:
-    """As verl's workers load them."""
+    """Return a processor of each kind of model, loaded as verl's workers load it."""
     from verl.utils.tokenizer import hf_processor
 
     return {kind: hf_processor(str(models / kind)) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""One tensor-parallel rank of `test_spmd`: the real `AsyncSGLangRollout`, a scripted engine in the place of SGLang."""
+"""A tensor-parallel rank of `test_spmd`: the real `AsyncSGLangRollout` with a scripted engine in place of SGLang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
 
 
 class CountTool(BaseTool):
-    """Writes a line for each execution, so that executions in any process are seen."""
+    """A tool that writes a line for each execution, so that executions in every process are seen."""
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -83,7 +83,7 @@ def main(out: Path) -> None:
     with (out / f"rank{rank}.pkl").open("wb") as file:
         pickle.dump((tensors, {k: list(v) for k, v in batch.non_tensor_batch.items()}), file)
 
-    # An author's mistake on rank 0 must end both ranks, not hang one.
+    # An author's mistake on rank 0 must end both ranks instead of hanging one of them.
     broken = np.empty(1, dtype=object)
     broken[:] = [{"need_tools_kwargs": True}]
     bad = DataProto(batch=None, non_tensor_batch={"raw_prompt": rows[:1], "extra_info": broken}, meta_info={})
@@ -92,9 +92,11 @@ def main(out: Path) -> None:
     except ValueError as error:
         (out / f"error{rank}.txt").write_text(str(error))
 
-    # So must a batch that is not what the engine returned.
+    # With the mode `replace`, the batch has `rm_scores` and no `tool_scores`.
     config.custom["multiturn"]["tool_reward"] = {"mode": "replace"}
     (out / f"replaced{rank}.txt").write_text(str(sorted(rollout.generate_sequences(prompts).batch.keys())))
+
+    # A batch that differs from what the engine returned must end both ranks, too.
     to_output = agent_loop.to_output
 
     def spoiled(*args: Any, **kwargs: Any) -> Any:

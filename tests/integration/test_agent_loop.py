@@ -1,4 +1,4 @@
-"""What verl hands to our loop and gets from it: the engine behind verl's client, sampling parameters, the output."""
+"""The interface between verl and our loop: the engine behind verl's client, sampling parameters, the output."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def runner(engine: Any, tool_format: str = "hermes", tokenizer: Any = None, mode
 
 
 class Versions:
-    """Answers with a newer weight version at each turn."""
+    """An engine that answers with a newer weight version at each turn."""
 
     def __init__(self, turns: list[list[int]]) -> None:
         self.turns = turns
@@ -109,7 +109,7 @@ async def test_the_output_that_verl_gets() -> None:
     assert fields["assistant_texts"] == ["", "2"]
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (4, 5)
     assert fields["call_statuses"] == ["ok", "ok"]
-    assert output.num_turns == 4  # the prompt, a turn, the tools' answers, a turn
+    assert output.num_turns == 4  # prompt, turn, the tools' answers, turn
     mask = output.response_mask
     assert (mask[:first], mask[-last:], sum(mask)) == ([1] * first, [1] * last, first + last)
     assert output.versions[:first] + output.versions[-last:] == [4] * first + [5] * last
@@ -131,7 +131,7 @@ async def test_one_without_a_response() -> None:
     pad = AutoTokenizer.from_pretrained(MODEL).pad_token_id
     assert (output.response_ids, output.response_mask, output.response_logprobs) == ([pad], [0], [0.0])
     assert (len(output.prompt_ids), output.extra_fields["min_global_steps"]) == (600, 9)
-    # The end of it, where the template's header stands.
+    # The prompt's end is kept, where the template's header stands.
     assert output.prompt_ids == outcome.trajectory.ids[-600:] != outcome.trajectory.ids[:600]
     assert output.extra_fields["stop_reason"] == "prompt_too_long"
 

@@ -1,4 +1,4 @@
-"""The benchmarks run; what they measure is no test's matter."""
+"""The benchmarks run; their figures are not tested."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from benchmarks import certificate as benchmark
 from tests.conftest import ROOT
 from verl_multiturn import StopReason
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
@@ -67,7 +67,7 @@ def test_a_hard_conversation_that_was_changed_raises_one(
 
 
 def a_run(folder: Path, rolled: Any, rows: int, unverified: int = 0) -> Path:
-    """What a quickstart leaves behind of these conversations."""
+    """Write the files that a quickstart leaves behind for these conversations."""
     records = [json.dumps(each.record) for each in rolled if each.record["valid"]]
     (folder / "trajectories.jsonl").write_text("\n".join(records), encoding="utf-8")
     logged = {"rows": rows, "unverified": unverified, "violations": 0, "seconds": 0.1}
@@ -109,5 +109,5 @@ def test_a_run_whose_trainer_did_not_verify_its_rows_proves_nothing(
         (folder / "metrics.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(SystemExit, match=f"{unverified} unverified, where {valid} .* proves nothing") as ended:
         run(folder, monkeypatch)
-    assert isinstance(ended.value.code, str)  # printed, with status 1
+    assert isinstance(ended.value.code, str)  # a message, printed with exit status 1
     assert "{" not in capsys.readouterr().out

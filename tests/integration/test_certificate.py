@@ -1,4 +1,4 @@
-"""The certificate within verl: what reaches the trainer, and a batch that is not what the engine returned."""
+"""The certificate within verl: the batch of the trainer, and batches that differ from what the engine returned."""
 
 import dataclasses
 import time
@@ -12,14 +12,14 @@ import pytest
 
 from tests.conftest import ROOT
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
 
 
 def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
-    """What our agent loop hands verl for a conversation with a scripted engine."""
+    """Return the output of our agent loop for a conversation with a scripted engine."""
     import asyncio
 
     from omegaconf import OmegaConf
@@ -41,7 +41,7 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
 
 
 class Store:
-    """TransferQueue in this process: a column that one of the asked rows lacks is left out."""
+    """TransferQueue within this process; it leaves out a column that one of the requested rows lacks."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ class Store:
         self.calls = 0
 
     def add(self, uid: str, session_id: int, output: Any) -> dict[str, Any]:
-        """As `AgentLoopWorkerTQ` does it."""
+        """Write a row as `AgentLoopWorkerTQ` does."""
         import torch
 
         fields: dict[str, Any] = output.as_dict()
@@ -139,10 +139,10 @@ def test_an_honest_batch(store: Store) -> None:
     elapsed = time.perf_counter() - started
     seconds = metrics.pop("seconds")
     tokens = sum(int(row["response_mask"].sum()) for row in store.rows.values())
-    # Of the last one nothing was sampled.
+    # Nothing was sampled in the last one.
     assert metrics == {"rows": 4, "tokens": tokens, "unsampled": 1, "violations": 0, "unverified": 0}
     assert 0 < seconds <= elapsed
-    # Sums over the updates of a step.
+    # The metrics are sums over the updates of a step.
     assert step(trainer, store.batch(), store.batch())["rows"] == 8
 
 
@@ -179,7 +179,7 @@ def test_swapped_rows_end_the_run(store: Store) -> None:
         step(make_trainer(), store.batch())
 
 
-# The data names the loop of each row, and is not looked into: some rows may be of another loop.
+# The data names the loop of each row, and the check does not read the data: some rows may be of another loop.
 MIXED = {"custom_cls": {"path": "my_dataset.py"}}
 
 
@@ -199,7 +199,7 @@ def test_a_row_of_ours_without_receipts_ends_the_run(store: Store, data: dict[st
 
 
 def lose(store: Store, *keys: str) -> None:
-    """Rows without a trace of our agent loop."""
+    """Remove every trace of our agent loop from these rows."""
     for key in keys:
         for name in ("rollout_receipts", "rollout_versions"):
             del store.rows[key][name]
@@ -221,7 +221,7 @@ def test_rows_of_other_loops_are_counted_where_there_may_be_some(store: Store, t
         before = store.calls
         metrics = step(make_trainer(data=data), store.batch())
         assert (metrics["rows"], metrics["unverified"]) == (3, 1)
-        assert store.calls - before == 3  # however many rows the batch has
+        assert store.calls - before == 3  # the same for any number of rows
     for data in ({}, {"train_files": str(tmp_path / "ours.parquet"), "val_files": str(tmp_path / "both.parquet")}):
         with pytest.raises(CertificateError, match="row u_1_0: it came without rollout_log_probs and rollout_versions"):
             step(make_trainer(data=data), store.batch())
@@ -250,7 +250,7 @@ def test_a_row_twice_in_the_batch_ends_the_run(store: Store) -> None:
 
 
 def renamed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A row whose receipts were made anew with these changes."""
+    """Return a row whose receipts were made anew with these changes."""
     import torch
 
     from verl_multiturn.certificate.receipts import Receipts
@@ -267,7 +267,7 @@ def test_one_conversation_under_two_names_ends_the_run(store: Store) -> None:
         CertificateError, match=r"1 violations in 5 rows.*\n  request \w+: it is in the batch as 'u_1_0'"
     ):
         step(make_trainer(), store.batch())
-    # Its own request, and the same words: a short answer may well come twice.
+    # A request of its own with the same words is no violation: two short answers may well be equal.
     store.rows["u_7_0"] = renamed(store.rows["u_1_0"], session_id=7, request_id="another")
     assert step(make_trainer(), store.batch())["rows"] == 5
 
@@ -386,7 +386,7 @@ def test_rejection_sampling_may_mask_rows(store: Store) -> None:
     row = store.rows["u_1_0"]
     row["response_mask"] = row["response_mask"] * 0
     assert step(make_trainer(rollout_rs="token_k1"), store.batch())["violations"] == 0
-    # verl rejects within the loss then, and writes no mask.
+    # In bypass mode verl rejects within the loss, and writes no mask.
     bypass = make_trainer(rollout_rs="token_k1", bypass_mode=True)
     for trainer in (make_trainer(rollout_rs=None), bypass):
         with pytest.raises(CertificateError, match="mask is 0"):

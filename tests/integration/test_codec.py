@@ -1,4 +1,4 @@
-"""Turn by turn and at once: the same ids, with real templates, real tokenizers and verl's own builders."""
+"""Ids built turn by turn equal those rendered at once, with real templates, real tokenizers and verl's own builders."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def conversation() -> list[dict[str, Any]]:
     ]
 
 
-# "llama" has no builder of its own in verl, as SmolLM2 has none: there the codec restores the separator.
+# verl has no builder of its own for "llama", nor for SmolLM2: there the codec restores the separator.
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
 def test_increments_add_up_to_the_whole(tokenizer: Any, model_type: str) -> None:
     from verl.utils.tokenizer.chat_template import initialize_turn_separator

@@ -1,4 +1,4 @@
-"""Every family of the benchmarks is whole: its template renders, its end tokens are tokens, verl has a builder."""
+"""Each family of the benchmarks is complete: its template renders, its end tokens are tokens, verl has a builder."""
 
 import json
 from importlib.metadata import distribution

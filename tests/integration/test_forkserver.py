@@ -1,4 +1,4 @@
-"""The process that a CPU run's workers are forked from. What it forks has to be as good as a new Python."""
+"""The process that a CPU run's workers are forked from. Its forks have to be as good as a new Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.stack
 
 
 def environment_of_imports() -> dict[str, str]:
-    """What this process has of the variables that have to be the server's."""
+    """Return the variables of this process that must equal the server's, since they are read at import."""
     return {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
 
 
@@ -129,7 +129,7 @@ def test_a_client_that_says_nothing_holds_nobody_up(server: ForkServer, tmp_path
     alone = run(server, program).stdout
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(shlex.split(server.executable)[-1])
-        assert run(server, program).stdout == alone  # nor does a fork hold what is another's
+        assert run(server, program).stdout == alone  # nor does a fork keep another client's connection
         silent.send(b"no request")
         assert run(server, program).stdout == alone
 
@@ -161,7 +161,7 @@ def test_a_server_that_dies_while_it_imports_keeps_nobody_waiting(tmp_path: Path
 
 
 def wait_until_connected(server: ForkServer) -> None:
-    """Wait for a client in the server's queue: its connection has the server's address."""
+    """Wait until a client is in the server's queue: its connection has the server's address."""
     address = shlex.split(server.executable)[-1]
     while sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines()) < 2:
         time.sleep(0.05)
@@ -191,7 +191,7 @@ def test_the_server_ends_with_the_process_that_started_it() -> None:
 
 
 def test_what_it_imports_leaves_ray_to_the_workers() -> None:
-    # Ray's core keeps what the environment said when it was imported, and a worker's environment is its own.
+    # Ray's core keeps the environment as it was when Ray was imported, and each worker has an environment of its own.
     imports = "\n".join(f"import {name}" for name in SLOW_MODULES)
     check = f"import sys\n{imports}\nprint([name for name in ('ray', 'verl', 'transfer_queue') if name in sys.modules])"
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every call format: calls, several of them, any schema and any argument, and what cannot be read."""
+"""Every call format: single and several calls, any schema and any argument, and calls that cannot be read."""
 
 import json
 from typing import Any
@@ -79,7 +79,7 @@ async def test_a_call_that_cannot_be_read_does_not_vanish(name: str, text: str) 
 async def test_a_call_cut_short_after_a_good_one(name: str) -> None:
     one = FORMATS[name]
     if name in ("pythonic", "lfm2"):
-        return  # a list is read as a whole or not at all
+        return  # this format reads a list as a whole or not at all
     good, cut = one.write("f", {"x": 1}), one.write("f", {"x": 2})
     turn = await parse(name, one.around.partition("{}")[0] + good + one.between + cut[: cut.index("2")])
     first, second = turn.calls
@@ -115,7 +115,7 @@ def answer(name: str, text: str) -> str:
     return f"<|channel|>final<|message|>{text}<|return|>" if name == "gpt-oss" else text
 
 
-# What a schema may be, and an argument that it takes.
+# Schemas of an argument, each with a value that fits.
 SCHEMAS: dict[str, tuple[dict[str, Any], Any]] = {
     "string": (schema_of({"type": "string"}), "42"),
     "anyOf": (schema_of({"anyOf": [{"type": "string"}, {"type": "null"}]}), "red"),
@@ -247,7 +247,7 @@ def test_some_families_open_the_reasoning() -> None:
 
 @pytest.fixture
 def registered() -> Any:
-    """A format that a user has registered with verl."""
+    """Register a tool parser with verl, as a user may do, and yield the name of its format."""
     from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
     @ToolParser.register("of_a_user")
@@ -279,7 +279,7 @@ async def test_a_parser_that_is_registered_with_verl(
 
 
 class Text(CharTokenizer):
-    """What verl's parsers are given: they decode for themselves."""
+    """A tokenizer in the form that verl's parsers get: they decode by themselves."""
 
     pad_token = ""
 

@@ -1,4 +1,4 @@
-"""The image tool in a conversation with a real processor: what the model is shown, and that the tokens fit."""
+"""The image tool in a conversation with a real processor: the images that the model sees, and their tokens."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.integration.vision import image, make_runner, text
 from verl_multiturn.tools.image_zoom import ImageZoomTool
 
-# Importing verl's workers says which optional engines are not installed.
+# Importing verl's workers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.test_certificate import CALL, make_output
 from tests.integration.test_otc import WritableStore
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 MODES = ["sync", "colocate_async", "separate_async"]
@@ -34,7 +34,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
 
 
 def add(store: WritableStore, uid: str, scores: list[float | None], broken: float = 0.0) -> None:
-    """A group whose conversations have these scores; None: the engine failed after a turn, scored `broken`."""
+    """Add a group of conversations to the store.
+
+    Args:
+        store: TransferQueue within this process.
+        uid: The group's uid.
+        scores: Score of each conversation. With None, the engine fails after a turn.
+        broken: Score of the conversations in which the engine failed.
+    """
     for session, score in enumerate(scores):
         # Without a last turn the scripted engine fails.
         turns = [CALL] if score is None else [CALL] * (session % 2) + [ANSWER]
@@ -48,7 +55,13 @@ def add(store: WritableStore, uid: str, scores: list[float | None], broken: floa
 
 
 def base_of(verls: type) -> type:
-    """verl's trainer without its constructor and workers: what it samples is given, what it updates with is kept."""
+    """Make a trainer of verl without its constructor and workers.
+
+    It gets its batches from `batches`, and keeps the keys of each update in `updates`.
+
+    Args:
+        verls: The class of verl's trainer.
+    """
 
     class Base:
         batches: list[Any]
@@ -75,7 +88,7 @@ def base_of(verls: type) -> type:
 
 
 def make_trainer(mode: str = "sync", **changes: Any) -> Any:
-    """Our trainer of a mode, but for what needs workers."""
+    """Make our trainer of a mode, without the parts that need workers."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -108,17 +121,20 @@ def step(trainer: Any, *batches: Any) -> dict[str, Any]:
 
 
 def expected_of(estimator: str, std: bool, group: list[float | None], tokens: list[int]) -> list[float]:
-    """The advantages of a group in plain numpy; those of the batch are whitened elsewhere.
+    """Compute a group's advantages in plain numpy, before any whitening over the batch.
 
     Args:
-        tokens: trained ones of each conversation.
+        estimator: Name of verl's advantage estimator.
+        std: Whether to divide by the standard deviation.
+        group: Score of each conversation, None for an invalid one.
+        tokens: Number of trained tokens of each conversation.
     """
     valid = [i for i, score in enumerate(group) if score is not None]
     scores = np.array([group[i] for i in valid], np.float64)
     advantages = np.zeros(len(group))
     if len(valid) < 2:
         return advantages.tolist()
-    if estimator in ("grpo", "grpo_vectorized"):  # verl does not tell the second that `std` is off
+    if estimator in ("grpo", "grpo_vectorized"):  # verl does not tell the second one that `std` is off
         made = (scores - scores.mean()) / (scores.std(ddof=1) + EPSILON if std or "_" in estimator else 1.0)
     elif estimator in ("rloo", "rloo_vectorized"):
         made = scores - (scores.sum() - scores) / (len(scores) - 1)
@@ -160,7 +176,7 @@ def test_an_invalid_conversation_does_not_count_in_its_group(store: WritableStor
     rows = [f"{uid}_{i}_0" for uid in GROUPS for i in range(4)]
     made = dict(zip(rows, np.concatenate(expected), strict=True))
     compared = [f"{uid}_{i}_0" for uid in ("wins", "mixed", "whole") for i in range(4) if GROUPS[uid][i] is not None]
-    if estimator == "gpg":  # times the rows over those whose score is not 0
+    if estimator == "gpg":  # gpg multiplies by all rows over those with a score other than 0
         factor = len(compared) / sum(float(store.rows[key]["rm_scores"].sum()) != 0 for key in compared)
         made = {key: value * factor for key, value in made.items()}
     if estimator == "reinforce_plus_plus_baseline":
@@ -193,7 +209,10 @@ def test_three_wins_and_a_broken_one_in_every_trainer(store: WritableStore, mode
 
 
 def test_only_what_is_asked_is_changed(store: WritableStore) -> None:
-    """What was sampled, its logprobs and its reward stay; and a batch of valid rows is computed by verl alone."""
+    """Check that only the advantages change.
+
+    Sampled ids, logprobs and rewards stay, and verl alone computes a batch of valid rows.
+    """
     add(store, "u", [1.0, None], broken=-3.0)
     row = store.rows["u_1_0"]
     assert not row["response_mask"].any()
@@ -206,7 +225,7 @@ def test_only_what_is_asked_is_changed(store: WritableStore) -> None:
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
 def test_estimators_that_compare_nothing_within_a_group(store: WritableStore, estimator: str) -> None:
-    """They see trained tokens alone; the same with the invalid rows and without them."""
+    """These estimators read only trained tokens, so invalid rows change nothing."""
     add(store, "u", [1.0, 0.0, None, None], broken=-3.0)
     add(store, "single", [None, 1.0, None, None], broken=-3.0)
     for row in store.rows.values():
@@ -232,7 +251,7 @@ def test_a_single_valid_one_of_two(store: WritableStore) -> None:
 def test_as_few_trained_tokens_as_an_estimator_can_take(
     store: WritableStore, tokens: int, advantages: list[float]
 ) -> None:
-    """verl's whitening divides by the tokens less one, and raises where there is one alone."""
+    """The whitening in verl divides by the number of tokens less one, and raises for a single token."""
     add(store, "u", [1.0, 0.0, None])
     for key, kept in (("u_0_0", 1), ("u_1_0", tokens - 1)):
         row = store.rows[key]
@@ -251,7 +270,7 @@ def test_groups_of_one_that_are_meant(store: WritableStore) -> None:
 
 
 def test_rejection_sampling_and_a_kl_penalty(store: WritableStore) -> None:
-    """The second computation takes what verl's first one left: the mask, and the rewards less the penalty."""
+    """The second computation uses what verl's first one left: the mask, and the rewards less the penalty."""
     import torch
 
     add(store, "u", [1.0, 0.0, None, 0.0])
@@ -289,7 +308,7 @@ def test_rows_of_others_and_padding(store: WritableStore) -> None:
     row["old_log_probs"] = row["rollout_log_probs"]
     uid = f"pad{uuid4().hex}"
     store.rows[f"{uid}_0_0"], store.tags[f"{uid}_0_0"] = {**row, "uid": uid}, tag
-    # Another loop's, which says nothing of validity: two rows of one conversation, and a sibling.
+    # Rows of another loop, which say nothing of validity: two rows of one conversation, and a sibling.
     for key in ("x_0_0", "x_0_1", "x_1_0"):
         store.rows[key] = {**store.rows["u_0_0" if key.startswith("x_0") else "u_2_0"], "uid": "x"}
         store.rows[key]["metrics"] = {"generate_sequences": 0.1}
@@ -336,17 +355,17 @@ T, F = True, False
         ([T, F, F, T], 2, 1, False, [0, 1, 2, 3]),
         ([F, F, F, T], 2, 1, False, [2, 3]),
         ([F, F, F, F], 2, 1, False, []),
-        # Two ranks: the updates are rows 0 and 2, then rows 1 and 3.
+        # With two ranks, the updates are rows 0 and 2, then rows 1 and 3.
         ([F, F, F, T], 2, 2, False, [1, 3]),
         ([F, F, T, T], 2, 2, False, [0, 1, 2, 3]),
         ([F, T, F, F, T, T, F, F], 4, 2, False, [0, 1, 4, 5]),
         ([F, T, F, F, F, F, F, T], 4, 2, False, [0, 1, 2, 3, 4, 5, 6, 7]),
         ([F, F, T, F, F, F, F, F], 4, 2, False, [2, 3, 6, 7]),
-        # Any of them may come together.
+        # With shuffling, any of the rows may come together.
         ([F, T, F, F, T, F], 2, 1, True, [1, 4]),
         ([F, T, F, T, T, F], 2, 1, True, [1, 3, 4, 5]),
         ([F, T, T, T], 2, 1, True, [0, 1, 2, 3]),
-        # What verl refuses is left to it.
+        # Batches that verl refuses are left to verl.
         ([F, F, F], 2, 1, False, [0, 1, 2]),
         ([F, F, F, F], 2, 4, False, [0, 1, 2, 3]),
     ],

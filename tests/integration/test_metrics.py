@@ -1,4 +1,4 @@
-"""Tools' rewards and metrics within verl: what its worker makes of a conversation, and what the trainer logs."""
+"""Tools' rewards and metrics within verl: the columns that its worker writes, and the metrics that the trainer logs."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT, EchoTool
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "hi"}}\n</tool_call><|im_end|>'
@@ -17,7 +17,7 @@ ROW = {"raw_prompt": [{"role": "user", "content": "1+1"}], "data_source": "sums"
 
 
 class Store:
-    """TransferQueue in this process."""
+    """TransferQueue within this process."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -59,9 +59,15 @@ async def roll_out(
     session_id: int = 0,
     **multiturn: Any,
 ) -> None:
-    """A row through our agent loop and all that verl's worker does after it, its reward manager included.
+    """Send a row through our agent loop and all that verl's worker does after it, including its reward manager.
 
-    `seen` gets what `compute_score` sees; `returned` is what it returns.
+    Args:
+        tool: The tool `echo`.
+        turns: Texts that the engine says.
+        seen: Filled with the `extra_info` that `compute_score` gets.
+        returned: Result of `compute_score`; None means a score of 1.0.
+        session_id: Number of the conversation in its group.
+        multiturn: Settings of `custom.multiturn`.
     """
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
@@ -199,7 +205,7 @@ async def test_tool_rewards_are_added(store: Store) -> None:
     assert metrics["rollout/reward/compute_score/mean"] == 1.0
     assert metrics["rollout/reward/tools/mean"] == 1.25
     (fields,) = store.fields.values()
-    # What compute_score said stays as it is.
+    # The result of compute_score stays unchanged.
     assert fields["extra_fields"][0]["reward_extra_info"] == {"score": 1.0, "acc": 1.0}
 
 
@@ -232,10 +238,10 @@ async def test_only_rows_of_ours_count(store: Store) -> None:
     store.fields["other_0_0"], store.tags["other_0_0"] = store.fields[key].clone(), {}
     del store.fields["other_0_0"].get("metrics").tolist()[0]["rollout"]
     store.fields["padx_0_0"], store.tags["padx_0_0"] = store.fields[key], {"is_padding": True}
-    # verl's own loops write `metrics` without our part.
+    # The `metrics` of verl's own loops lack our part.
     metrics = step(store.batch())
     assert (metrics["rollout/trajectories"], metrics["rollout/calls/total"]) == (1, 1)
-    # A custom manager's may write none.
+    # A custom manager may write no `metrics` at all.
     store.fields["other_0_0"] = store.fields[key].exclude("metrics")
     assert step(store.batch()) == metrics
     del store.fields[key], store.tags[key]

@@ -1,4 +1,4 @@
-"""The OTC reward within verl: from rows as our agent loop writes them to the advantages that verl computes of them."""
+"""The OTC reward within verl: from rows that our agent loop writes to the advantages that verl computes from them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.test_certificate import CALL, Store, make_output
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 HALF_ROOT_3 = 0.8660254
@@ -19,7 +19,7 @@ class WritableStore(Store):
 
         data = super().kv_batch_get(keys, partition_id, select_fields)
         for name in ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"):
-            if name in data and not data[name].is_nested:  # nested also where all lengths are the same
+            if name in data and not data[name].is_nested:  # also nested when all lengths are equal
                 data[name] = torch.nested.as_nested_tensor(list(data[name].unbind()), layout=torch.jagged)
         return data
 
@@ -36,7 +36,7 @@ class WritableStore(Store):
         return KVBatchMeta(keys=keys, tags=[self.tags[key] for key in keys], partition_id="train")
 
     def scores(self) -> dict[str, list[float]]:
-        """What is not 0 in each row's `rm_scores`."""
+        """Return the values other than 0 in each row's `rm_scores`."""
         return {key: [float(x) for x in row["rm_scores"] if x] for key, row in self.rows.items()}
 
     def advantage(self, key: str) -> float:
@@ -59,7 +59,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
 
 
 def add(store: Store, uid: str, session: int, calls: int | list[str], score: float, **reported: float) -> None:
-    """A conversation with so many calls, and what `compute_score` made of it."""
+    """Add a conversation with calls (their number, or the turns with them) and the result of `compute_score`."""
     turns = calls if isinstance(calls, list) else [CALL] * calls
     output = make_output(uid, session, [*turns, "2<|im_end|>"])
     output.reward_score = score
@@ -103,7 +103,7 @@ def test_a_group_compared_with_its_fewest_calls(store: WritableStore) -> None:
     add(store, "u", 0, 1, 1.0, acc=1.0)
     add(store, "u", 1, 2, 1.0, acc=1.0)
     add(store, "u", 2, 2, 0.0, acc=0.0)
-    add(store, "u", 3, 0, 0.1, acc=0.0)  # wrong, and paid for its format
+    add(store, "u", 3, 0, 0.1, acc=0.0)  # wrong, but rewarded for its format
     metrics = step(make_trainer(form="grpo"), store.batch())
     assert store.scores() == {
         "u_0_0": [1.0],
@@ -111,7 +111,7 @@ def test_a_group_compared_with_its_fewest_calls(store: WritableStore) -> None:
         "u_2_0": [],
         "u_3_0": [pytest.approx(0.1)],
     }
-    # Less the mean, 0.4915064.
+    # The scores less their mean, 0.4915064.
     advantages = [store.advantage(f"u_{session}_0") for session in range(4)]
     assert advantages == pytest.approx([0.5084936, 0.3745190, -0.4915064, -0.3915064])
     assert metrics == {"rollout/otc/r_tool/mean": pytest.approx((1 + HALF_ROOT_3) / 2)}
@@ -121,10 +121,10 @@ def test_each_conversation_by_itself(store: WritableStore) -> None:
     add(store, "u", 0, 0, 1.0)
     add(store, "u", 1, 1, 1.0)
     add(store, "v", 0, 1, 0.8)
-    # Nobody executed the first call.
+    # The first call was not executed.
     add(store, "v", 1, [BAD_CALL, CALL], 0.8)
     metrics = step(make_trainer(form="ppo", c=1.0, alpha=2.0), store.batch())
-    # cos(π/3) = 0.5
+    # One call has the factor cos(π/3) = 0.5.
     assert store.scores() == {
         "u_0_0": [2.0],
         "u_1_0": [1.0],
@@ -142,7 +142,7 @@ def test_groups_are_apart_and_updates_of_a_step_are_counted_together(store: Writ
     keys = list(store.rows)
     halves = [store.batch(keys[:2]), store.batch(keys[2:])]
     metrics = step(make_trainer(form="grpo", c=1.0), *halves)
-    # Of u one needed no call, of v both needed one, of w nobody was right.
+    # In u, one conversation needed no call; in v, both needed one; in w, none was right.
     assert [sum(scores) for scores in store.scores().values()] == pytest.approx([1.0, 0.5, 1.0, 1.0, 0.0, 0.0])
     assert metrics == {"rollout/otc/r_tool/mean": pytest.approx(3.5 / 4)}
 
@@ -150,7 +150,7 @@ def test_groups_are_apart_and_updates_of_a_step_are_counted_together(store: Writ
 def test_other_rows_stay_as_they_are(store: WritableStore) -> None:
     for session in range(2):
         add(store, "u", session, 1, 1.0)
-    # Nothing was sampled: no answer that took no call.
+    # Nothing was sampled, so this is no answer without a call.
     empty = make_output("u", 2, [])
     empty.reward_score = 1.0
     store.add("u", 2, empty)
@@ -164,7 +164,7 @@ def test_other_rows_stay_as_they_are(store: WritableStore) -> None:
     assert [sum(scores) for scores in store.scores().values()] == pytest.approx([0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
     step(make_trainer(form="grpo"), store.batch())
     assert sum(store.scores()["u_2_0"]) == 1.0
-    # A batch in which nobody was right, and one without rows of ours.
+    # A batch in which no answer was right, then one without rows of ours.
     for key in ("u_0_0", "u_1_0", "u_2_0"):
         del store.rows[key], store.tags[key]
     assert step(trainer, store.batch()) == {}
@@ -199,7 +199,7 @@ def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None
 
     ours = get_trainer_cls(f"multiturn_{mode}")
     defining = [cls for cls in ours.__mro__ if "_compute_advantage" in vars(cls)]
-    # The certificate looks at the batch when all others are done with it.
+    # The certificate checks the batch after all others have changed it.
     assert defining == [CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, PPOTrainer]
 
 

@@ -1,4 +1,4 @@
-"""A wrong setting ends the trainer's command before Ray or an engine starts: one clear error, exit status not 0."""
+"""A wrong setting ends the trainer's command before Ray or an engine starts, with one clear error and status not 0."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_the_command_ends_at_once(tmp_path: Path) -> None:
 
 
 def composed(**changes: str) -> Any:
-    """verl's configuration with changes, composed in this process."""
+    """Compose verl's configuration with changes, in this process."""
     from verl_multiturn.verl_bridge.compose import compose_config
 
     return compose_config([f"{key}={value}" for key, value in {**RIGHT, **changes}.items()])
@@ -151,7 +151,7 @@ def test_a_vision_language_model_without_its_processor(tmp_path: Path) -> None:
 
 @pytest.fixture
 def wrong_model(tmp_path: Path) -> Path:
-    """The quickstart's model, told that `<|endoftext|>` ends a turn, as SmolLM2's GGUF is."""
+    """Copy the quickstart's model, with `<|endoftext|>` as the token that ends a turn, as in SmolLM2's GGUF."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "recipes" / "quickstart" / "model", model)
     for name, right, wrong in (
@@ -189,7 +189,7 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(configuration, "config_hooks", [])
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": [], "agent_name": "tool_agent"}))
     loop = f"{ROLLOUT}.agent.default_agent_loop"
-    # The data may name another loop than the default, and it is not looked into.
+    # The data may name another loop than the default, and the check does not read it.
     for changes in (
         {"data.train_files": str(tmp_path)},
         {"data.train_files": str(tmp_path / "rows.jsonl")},
@@ -256,4 +256,4 @@ def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPa
     assert ray_cpus.cluster_address(None) is None
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     assert ray_cpus.cluster_address("auto") == "ray://head:10001"
-    assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no other address
+    assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no address and "auto" alone

@@ -1,4 +1,4 @@
-"""The cold start's data in verl's own SFT data set."""
+"""The data of the cold start in verl's own SFT data set."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spans(ids: list[int], mask: list[int], tokenizer: Any) -> list[tuple[int, str]]:
-    """The text of each run of equal mask values."""
+    """Return each run of equal mask values with its text."""
     found: list[tuple[int, list[int]]] = []
     for token, value in zip(ids, mask, strict=True):
         if not found or found[-1][0] != value:
@@ -44,7 +44,7 @@ def test_verl_learns_exactly_what_the_assistant_says(rows: Path) -> None:
     item = data[0]
     messages, tools = (pyarrow.parquet.read_table(rows).to_pylist()[0][key] for key in ("messages", "tools"))
     whole = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    # Of the assistant's header nothing is learned; the line break after its end token is, which is verl's way.
+    # Nothing of the assistant's header is learned. The line break after its end token is, as always in verl.
     turns = [part.partition("<|im_end|>\n")[0] for part in whole.split("<|im_start|>assistant\n")[1:]]
     found = spans(item["input_ids"].tolist(), item["loss_mask"].tolist(), tokenizer)
     assert "".join(text for _, text in found) == whole

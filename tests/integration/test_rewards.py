@@ -1,4 +1,4 @@
-"""Rewards as verl calls them, and beside verl's own."""
+"""Rewards as verl calls them, and beside verl's own rewards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _closed() -> AsyncIterator[None]:
 
 
 def reward_function(*overrides: str) -> Any:
-    """What verl makes of a command line."""
+    """Return the reward function that verl makes of a command line."""
     settings = [f"{KEY}.path=pkg://verl_multiturn.rewards", f"{KEY}.name=compute_score", *overrides]
     config = OmegaConf.create({"reward": {"custom_reward_function": {"path": None, "name": None, "reward_kwargs": {}}}})
     for override in OverridesParser.create().parse_overrides(settings):
@@ -97,7 +97,7 @@ GSM8K = [
     "#### 41\n#### 42",
     "x",
 ]
-# verl compares texts, wants exactly one space, and reads the full stop as part of the number; ours compares values.
+# verl compares texts, requires exactly one space, and reads the full stop as part of the number; ours compares values.
 OURS_ALONE = {"####  42", "#### 42.0", "#### $42", "#### 42."}
 
 
@@ -127,7 +127,7 @@ async def test_questions_beside_verls() -> None:
         found: Numbers = await score("searchR1_nq", text, truth)
         assert found == expected, text
         assert found[0] == verl_qa.compute_score(text, truth), text
-    # In the reasoning too, and more than ten tags are worth a quarter.
+    # An answer within the reasoning counts, too; more than ten tags are worth a quarter.
     thought, many = "<think><answer>Paris</answer></think>", "<answer>Paris</answer>" * 11
     assert (verl_qa.compute_score(thought, truth), (await score("searchR1_nq", thought, truth))[0]) == (1.0, 1.0)
     assert (verl_qa.compute_score(many, truth), (await score("searchR1_nq", many, truth))[0]) == (0.25, 0.25)

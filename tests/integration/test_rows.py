@@ -1,4 +1,4 @@
-"""Which tools and which kwargs a data row gets."""
+"""The tools and kwargs that a data row gets."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_without_a_word_a_row_has_all_tools() -> None:
 
 
 def test_need_tools_kwargs_leaves_those_that_are_named() -> None:
-    # A file's rows may have the keys of other rows' tools, without a value.
+    # The rows of a file may have the keys of other rows' tools, without a value.
     kwargs = {"b": {"create_kwargs": {"x": 1}}, "c": None}
     made = request({"need_tools_kwargs": True, "tools_kwargs": kwargs})
     assert list(made.tools) == ["b"]

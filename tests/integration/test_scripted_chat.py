@@ -1,4 +1,4 @@
-"""The chat of `scripted_rollout` is what verl and transformers make of the same folder."""
+"""The chat of `scripted_rollout` equals the one that verl and transformers make from the same folder."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What workers of a real Ray do together: `concurrency_total`, its keeper's own rules, and the end of their tools."""
+"""Workers of a real Ray together: `concurrency_total`, the rules of its keeper, and the end of their tools."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
     assert await keeper.taken("t") == 2
 
     assert await keeper.acquire("x", 1, "dies", 0, 0.02)
-    assert await keeper.acquire("x", 1, "next", 60, 60)  # once the lease has expired
+    assert await keeper.acquire("x", 1, "next", 60, 60)  # the lease has expired by then
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
     import ray
 
     class Worker:
-        """Takes slots as an agent loop worker does, and counts those that all workers hold."""
+        """A worker that takes slots as an agent loop worker does, and counts the slots that all workers hold."""
 
         def __init__(self) -> None:
             from verl_multiturn.verl_bridge.slots import RaySlots
@@ -82,7 +82,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
     assert ray.get(keeper.taken.remote("t")) == 0
 
     ray.kill(keeper)
-    async with asyncio.timeout(60):  # the dead keeper is found, and another one made
+    async with asyncio.timeout(60):  # the loss of the keeper is noticed, and another keeper is made
         while True:
             with contextlib.suppress(ray.exceptions.RayError):
                 if await workers[0].call.remote(1) == 1:
@@ -95,7 +95,7 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
     from verl_multiturn.verl_bridge.trainer.closing import ClosingMixin
 
     class Worker:
-        """Uses tools on its loop, as an agent loop worker does."""
+        """A worker that uses tools on its loop, as an agent loop worker does."""
 
         async def use(self, name: str, folder: Path) -> None:
             from verl_multiturn.verl_bridge.trainer.closing import close_at_end
@@ -128,11 +128,11 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
     with pytest.raises(KeyError, match="training failed"):
         Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["asked closes", "asked raises"]
-    del dropped  # Ray ends it, and its atexit functions run
+    del dropped  # Ray ends the worker, and its atexit functions run
     deadline = time.monotonic() + 60
     while len(list(tmp_path.iterdir())) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     ray.kill(asked)
     with pytest.raises(KeyError):
-        Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))  # a worker that is dead hides no failure
+        Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))  # a dead worker hides no failure

@@ -26,7 +26,10 @@ tools:
 
 
 def free_port() -> int:
-    """Below those that the kernel hands out: Ray and SGLang of other tests take many of them before ours is used."""
+    """Return a free port below those that the kernel hands out.
+
+    Ray and SGLang of other tests take many of the kernel's ports before this one would be used.
+    """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -58,7 +61,7 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     assert statuses == [0, 0], (tmp_path / "log").read_text()[-3000:]
 
     executions = [line.split() for line in (tmp_path / "count").read_text().splitlines()]
-    # Four requests with two calls and then one, in three batches: each executed once, all in one process.
+    # Four requests with two calls and then one, in three batches. Each was executed once, all in one process.
     assert sorted(Counter(request for request, _ in executions).values()) == [3] * 12
     assert len({process for _, process in executions}) == 1
 
@@ -73,10 +76,10 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     assert rows["max_global_steps"] == [5] * 4
     assert tensors["prompts"].shape == (4, 320)
     assert tensors["responses"].shape == (4, 256)
-    # The last is invalid: nothing of it is trained, whatever was sampled.
+    # The last conversation is invalid: nothing of it is trained, whatever was sampled.
     assert tensors["response_mask"].any(dim=1).tolist() == [True, True, True, False]
     assert bool(((tensors["rollout_versions"] == 5).any(dim=1)).all())
-    # Twice 0.25 for each of three calls, and twice 1 at the end, at sampled tokens.
+    # Rewards count twice (weight 2): 0.25 for each of three calls, and 1 at the end. They lie on sampled tokens.
     scores = tensors["tool_scores"]
     assert scores.sum(dim=1).tolist() == [3.5] * 3 + [0.0]
     assert [[float(x) for x in row if x] for row in scores] == [[1.0, 0.5, 2.0]] * 3 + [[]]
@@ -124,7 +127,7 @@ def test_the_error_that_the_other_ranks_get() -> None:
     assert _sendable(BaseExceptionGroup("two", [ExceptionGroup("one", [first]), ValueError("the second")])) is first
 
     class Local(Exception):
-        """Cannot be pickled."""
+        """An error that cannot be pickled."""
 
     found = _sendable(Local("of this test"))
     assert (type(found), str(found)) == (RuntimeError, "Local: of this test")

@@ -1,4 +1,4 @@
-"""Text mode and void turns within verl: what the engine is asked for, what reaches the trainer, what is refused."""
+"""Text mode and void turns within verl: requests to the engine, batches of the trainer, and refused settings."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from tests.conftest import ROOT
 from tests.text_mode import ANSWER, BLOCK, CALL, CodeTool
 
-# Importing verl's trainers says which optional engines are not installed.
+# Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 MODEL = ROOT / "recipes" / "quickstart" / "model"
@@ -49,7 +49,7 @@ def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None 
 
 
 async def roll(runner: Any, session: int = 0, uid: str = "u") -> Any:
-    """What our agent loop hands verl."""
+    """Run a conversation, and return the output that our agent loop gives verl."""
     from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
 
     loop = object.__new__(MultiTurnAgentLoop)
@@ -108,7 +108,7 @@ def test_an_engine_without_a_tokenizer_is_refused(tokenizer: Any) -> None:
 
 
 def the_record(runner: Any) -> dict[str, Any]:
-    """Of the one conversation that was had."""
+    """Return the record of the only conversation."""
     record: dict[str, Any] = json.loads(runner.records._path.read_text())
     return record
 
@@ -134,7 +134,7 @@ async def test_a_row_says_that_a_turn_is_void(
     runner = make_runner(tokenizer, turns, {**custom, "record_dir": str(tmp_path)})
     output = await roll(runner)
     assert (output.extra_fields["void"], output.stats.get("void")) == (void, void if custom else None)
-    # What is done about it is the trainer's: in validation nothing is.
+    # The trainer decides what to do about it; validation does nothing.
     assert any(output.response_mask) == bool(turns)
     fields = output.as_dict()
     assert Receipts.from_bytes(fields["rollout_receipts"].numpy().tobytes()).void is void
@@ -142,7 +142,7 @@ async def test_a_row_says_that_a_turn_is_void(
 
 
 class Batch:
-    """Rows as the trainer finds them in TransferQueue, and our trainer above one that computes no advantages."""
+    """Rows as the trainer finds them in TransferQueue, and our trainer on top of one that computes no advantages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str | None) -> None:
         from tests.integration.test_certificate import Store, make_trainer
@@ -166,7 +166,7 @@ class Batch:
         self.trainer = trainer(plain.config)
 
     async def add(self, tokenizer: Any, *answers: str, uid: str = "u") -> None:
-        """A conversation for each answer, after a call."""
+        """Add a conversation for each answer, with a call before the answer."""
         for session, answer in enumerate(answers):
             output = await roll(make_runner(tokenizer, [CALL, f"{answer}<|im_end|>"], VOID), session, uid)
             output.reward_score = 0.5
@@ -307,7 +307,10 @@ def test_what_the_start_up_check_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plain_model(tmp_path: Path) -> str:
-    """The quickstart's model with a template as a base model may have it: no tools, no tool role, another end token."""
+    """Copy the quickstart's model, with a template as a base model may have it.
+
+    The template has no tools and no tool role, and another end token.
+    """
     import shutil
 
     shutil.copytree(MODEL, tmp_path / "model")
@@ -351,7 +354,7 @@ def test_the_real_engine_stops_at_the_marker_and_keeps_it(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=580, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    # In more tokens than "```output" has: a stop string of SGLang's would have been missed.
+    # The marker has more tokens than "```output" by itself, so SGLang's stop strings would have missed it.
     first = ["```python\n", "print(6*7", ")\n```\n", "`", "``", "ou", "tp", "ut"]
     assert result["said"] == [first, ["Done", "<|im_end|>"]]
     assert result["reasons"] == ["stop", "stop"]

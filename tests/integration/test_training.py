@@ -1,4 +1,4 @@
-"""The real thing on the CPU: verl's trainer, SGLang, our rollout and a tool; and that nothing is left behind."""
+"""The real stack on the CPU: verl's trainer, SGLang, our rollout and a tool; and that nothing is left behind."""
 
 import json
 import os
@@ -23,8 +23,8 @@ MARK = "VERL_MULTITURN_TEST_RUN"
 
 
 def marked(out: Path) -> dict[str, str]:
-    """Variables by which the processes of a run are found."""
-    # Programs that set their title write over their environment otherwise, and the mark with it.
+    """Return the environment variables that mark the processes of a run."""
+    # Without SPT_NOENV, programs that set their title overwrite their environment, and the mark with it.
     return {"COLUMNS": "200", MARK: str(out), "SPT_NOENV": "1"}
 
 
@@ -38,12 +38,15 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _can_be_interrupted() -> None:
-    """Take back what a shell does to the commands that it starts in the background."""
+    """Restore the default of SIGINT, which a shell ignores in the commands that it starts in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_of(out: Path) -> set[str]:
-    """Whatever a run started, Ray's own processes too, by id and command line; they inherit what marks it."""
+    """Return id and command line of every process that a run started, Ray's own included.
+
+    They inherit the mark of the run.
+    """
     found = set()
     for process in psutil.process_iter():
         try:
@@ -59,7 +62,7 @@ def records_of(out: Path) -> list[dict[str, Any]]:
 
 
 def check_metrics(logged: list[dict[str, Any]], records: list[dict[str, Any]], prefix: str) -> None:
-    """The metrics of all batches together say what the records do."""
+    """Check that the metrics of all batches together agree with the records."""
     calls = [call for record in records for call in record["calls"]]
     assert sum(data[f"{prefix}trajectories"] for data in logged) == len(records)
     assert sum(data[f"{prefix}calls/total"] for data in logged) == len(calls)
@@ -75,7 +78,7 @@ def check_metrics(logged: list[dict[str, Any]], records: list[dict[str, Any]], p
 
 
 def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the code of `doctor --gpu`, with the CPU as its platform and one step more."""
+    """Run the code of `doctor --gpu`, with the CPU as its platform and one step more."""
     out = tmp_path / "out"
     for name, value in marked(out).items():
         monkeypatch.setenv(name, value)
@@ -95,7 +98,7 @@ def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.Monke
 
     trained = [record for record in records_of(out) if record["temperature"] > 0]
     assert len(trained) == 3 * 8 * 8
-    # Every row that was trained on was verified first, in the trainer.
+    # The trainer verified every row before it trained on it.
     logged = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     certified = [data for data in logged if "rollout/certificate/rows" in data]
     assert [data["rollout/certificate/rows"] for data in certified] == [8 * 8] * 3
@@ -132,7 +135,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
     out = tmp_path / "out"
     trainer = start(out, "--steps", "3")
     log = out / "train.log"
-    # SIGINT when the engine is starting; SIGTERM earlier, while Ray is.
+    # SIGINT comes while the engine is starting; SIGTERM comes earlier, while Ray is starting.
     sign = "SGLang http server" if signum is signal.SIGINT else "ray init kwargs"
     started = ["raylet", "ray::", "sglang::"] if signum is signal.SIGINT else ["raylet"]
     deadline = time.monotonic() + 240

@@ -1,4 +1,4 @@
-"""`verl-multiturn validate --model`: prompts that do not fit, their tools' schemas counted."""
+"""`verl-multiturn validate --model` with prompts that do not fit; the schemas of their tools count."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_prompt_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "row 1: the prompt has" in said
     assert "1 of 3 rows cannot work" in said
     assert validate(rows, 5000)[0] == 0
-    # The schemas alone do not fit.
+    # Not even the schemas fit.
     assert "3 of 3 rows cannot work" in validate(rows, 60)[1]
 
 

@@ -1,4 +1,4 @@
-"""Tools that derive from verl's own `BaseTool`, as they were written for verl 0.4 and for 0.9, through the YAML."""
+"""Tools derived from verl's own `BaseTool`, as written for verl 0.4 and for 0.9, loaded from YAML."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ SCHEMA = {
 
 
 class Tool04(verl_tools.BaseTool):  # type: ignore[misc, name-defined]
-    """As in verl 0.4: the id comes back, kwargs of the row one by one, plain text."""
+    """A tool as in verl 0.4: `create` returns the id, the row's kwargs come one by one, answers are plain text."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         super().__init__(config, tool_schema)
@@ -62,7 +62,11 @@ class Tool04(verl_tools.BaseTool):  # type: ignore[misc, name-defined]
 
 
 class Tool09(Tool04):
-    """As in verl 0.9: kwargs of the row in one piece, a response with the id, traced, an image beside the text."""
+    """A tool as in verl 0.9.
+
+    The row's kwargs come in one piece, `create` returns the id with a response, calls are traced, and an image comes
+    beside the text.
+    """
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
         return OpenAIFunctionToolSchema.model_validate(SCHEMA)
@@ -83,7 +87,10 @@ class Tool09(Tool04):
 
 
 class ToolWithAList(Tool04):
-    """As verl 0.4 to 0.7's search and sandbox tools: a list as the reward, and what is no reward beside the text."""
+    """A tool as verl 0.4 to 0.7's search and sandbox tools.
+
+    `calc_reward` returns a list, and `execute` returns a text in the place of the step reward.
+    """
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> str:  # type: ignore[override]
         assert instance_id is not None
@@ -100,7 +107,7 @@ class ToolWithAList(Tool04):
 
 
 class ToolWithAgentData(ToolWithAList):
-    """As tools of verl 0.9: all that belongs to a conversation lies in `agent_data`."""
+    """A tool as in verl 0.9 that finds all data of its conversation in `agent_data`."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         data = kwargs["agent_data"]
@@ -112,11 +119,11 @@ class ToolWithAgentData(ToolWithAList):
 
 
 class Empty(verl_tools.BaseTool):  # type: ignore[misc, name-defined]
-    """All four methods are verl's own."""
+    """A tool whose four methods are all verl's own."""
 
 
 class Bare(Empty):
-    """All methods but one are verl's own."""
+    """A tool whose methods are verl's own, except `execute`."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         return ToolResponse(text="x"), 0.0, {}
@@ -226,7 +233,7 @@ def helper():
 
 
 async def call_functions(tools: dict[str, Any], n: str) -> list[tuple[Any, ...]]:
-    """What each of `FUNCTIONS` answers, as the model and the trainer get it."""
+    """Call each of `FUNCTIONS`, and return the answers as the model and the trainer get them."""
     calls = [
         ToolCall(name, '{"answer": "a"}', f"c{index}")
         for index, name in enumerate([f"judge_{n}", f"renamed_{n}", f"given_{n}"])
@@ -304,7 +311,7 @@ async def test_verls_own_methods_work(tmp_path: Path) -> None:
 
 
 def test_a_tool_with_verls_own_execute_is_refused(tmp_path: Path) -> None:
-    """It answers "Updated the tool state." to whatever the model asks."""
+    """The `execute` of verl's class answers "Updated the tool state." to every call of the model."""
     with pytest.raises(ConfigError, match=r"Empty' does not define execute\(\)"):
         load(tmp_path, Empty, SCHEMA)
 

@@ -1,4 +1,4 @@
-"""Images from rows and tools, through codec, conversation and certificate: real processors, verl's own parts."""
+"""Images from rows and tools through codec, conversation and certificate, with real processors and verl's own parts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.integration.vision import CALL, KINDS, SCHEMA, image, make_runner, pi
 from verl_multiturn import ConfigError, ScriptedEngine, ToolContractError, ToolResponse
 from verl_multiturn.rollout.limits import StopReason
 
-# Importing verl's workers says which optional engines are not installed.
+# Importing verl's workers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 def whole_ids(processor: Any, outcome: Any) -> list[int]:
-    """What the processor itself makes of the finished conversation, all images at once."""
+    """Return the ids that the processor itself makes of the finished conversation, all images at once."""
     written = processor.apply_chat_template(outcome.messages, tools=[SCHEMA], tokenize=False)
     return list(processor(text=[written], images=outcome.images or None)["input_ids"][0])
 
@@ -44,14 +44,14 @@ async def test_built_turn_by_turn_as_the_processor_writes_it(processors: dict[st
     assert outcome.messages[4]["content"] == "no picture"
     assert outcome.messages[6]["content"] == [image(outcome.images[3])]
     ids = outcome.trajectory.ids
-    # The template goes on after the last turn's end.
+    # The template goes on after the end of the last turn.
     assert whole_ids(processor, outcome) == [*ids, *processor.tokenizer.encode("\n")]
     assert outcome.differences == []
     assert runner.vision.count(ids) == 4
     assert ids.count(processor.image_token_id) == 4 + 6 + 6 + 4
     assert output.multi_modal_data == {"images": outcome.images}
     assert output.mm_processor_kwargs == {}
-    # What the engine was shown, turn by turn.
+    # Number of images that the engine was shown, turn by turn.
     engine = runners[id(processor), 400, 2048][1].scripted
     assert [len(shown) for shown in engine.images] == [1, 3, 4]
     assert engine.images[2] == outcome.images
@@ -64,7 +64,7 @@ async def test_the_mask_around_an_image(processors: dict[str, Any]) -> None:
     called = len(processor.tokenizer.encode(f"{CALL}<|im_end|>"))
     tokens = processor.tokenizer.convert_ids_to_tokens(output.response_ids[called:])
     pad = "<|image_pad|>"
-    # Plain text to Qwen2.5's tokenizer, which has tokens of their own for the tags of calls only.
+    # Qwen2.5's tokenizer reads these tags as plain text; it has tokens only for the tags of calls.
     opened, closed = (processor.tokenizer.tokenize(tag) for tag in ("<tool_response>\n", "</tool_response>"))
     assert min(len(opened), len(closed)) > 1
     assert tokens == [
@@ -84,7 +84,7 @@ async def test_text_never_becomes_an_image(processors: dict[str, Any]) -> None:
         vision,
         "<|image_pad|>" * 3,
         "<|video_pad|>",
-        # What the processor itself counts an image's tokens with.
+        # The processor itself counts an image's tokens with this word.
         "<|placeholder|>",
         "<|vision_start|><|placeholder|><|vision_end|>",
         "<<|placeholder|>|image_pad|>",
@@ -114,7 +114,7 @@ async def test_a_system_message_cannot_have_one_either(processors: dict[str, Any
     ]
     ids = codec.initial(codec.trusted(messages), [])
     assert ids.count(processor.image_token_id) == 4
-    # Benign text is written as the template writes it.
+    # Benign text stays as the template writes it.
     benign = [{"role": "user", "content": [text("a < b | c >"), image(picture(32, 2, 2)), text("> <x>")]}]
     assert codec.trusted(benign) == benign
 
@@ -131,7 +131,7 @@ async def test_what_the_model_writes_is_no_image(processors: dict[str, Any]) -> 
         assert outcome.trajectory.mask[-3:] == [1, 1, 1]  # sampled, but nothing of an invalid conversation is trained
         assert (outcome.valid, set(output.response_mask)) == (False, {0})
         assert [len(receipt.ids) for receipt in receipts] == [len(processor.tokenizer.encode(f"{CALL}<|im_end|>")), 3]
-    # Up to the token that completes it.
+    # Cut after the token that completes the placeholder.
     assert runner.vision.usable(processor.tokenizer.encode("Well: ") + spelled + [13]) == 2 + len(spelled)
     runner = make_runner(processor, "qwen2_5_vl", ["<|image_pad|>"])
     outcome, receipts, output = await roll(runner, "Look.", [])

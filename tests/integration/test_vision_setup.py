@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.integration.vision import image, picture, text
 from verl_multiturn import ConfigError
 
-# Importing verl's workers says which optional engines are not installed.
+# Importing verl's workers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
@@ -41,14 +41,14 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
     rules = await examine(_template_text("qwen3_vl"))
     assert (rules[-1].name, rules[-1].found) == ("images in prompts and answers", "the same tokens")
     assert refusals(rules) == ""
-    # The increments cannot know how many pictures there were before.
+    # The increments cannot know how many pictures came before.
     numbered = await examine(_template_text("qwen3_vl"), add_vision_id=True)
     assert refusals(numbered) == "images in prompts and answers: unexplained difference: context"
-    # The template that Qwen2.5-VL is published with tells the model of no tools; images it writes in every role.
+    # The template that Qwen2.5-VL is published with shows the model no tools; it writes images in every role.
     published = _template_text("qwen2_5_vl")
     rules = await examine(published)
     assert (rules[-1].found, refusals(rules)) == ("the same tokens", "")
-    # One that leaves out what is no text in a tool's answer.
+    # A template that writes the images of user messages only.
     condition = "content['type'] == 'image' or 'image' in content or 'image_url' in content"
     assert condition in published
     blind = await examine(published.replace(condition, f"message['role'] == 'user' and ({condition})"))
@@ -108,7 +108,10 @@ async def test_batches_of_spmd_callers_have_no_images() -> None:
 
 
 async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
-    """SGLang's own class beside ours: its prompt of other tokens than the text's own becomes shorter."""
+    """Compare SGLang's own class with ours.
+
+    SGLang's class encodes the text anew, so a prompt in other tokens becomes shorter.
+    """
     from sglang.srt.multimodal.processors.qwen_vl import QwenVLImageProcessor
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
     from transformers import AutoConfig, AutoProcessor
@@ -137,7 +140,7 @@ async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
         assert all((a.feature == b.feature).all() for a, b in zip(ours.mm_items, theirs.mm_items, strict=True))
         assert ours.mrope_positions.shape == (3, len(ids))
         assert (ours.mrope_positions[:, : len(prompt)] == theirs.mrope_positions[:, : len(prompt)]).all()
-        # The day that this fails, SGLang keeps the ids by itself, and our class can go.
+        # When this line fails one day, SGLang keeps the ids by itself, and our class can go.
         assert (theirs.input_ids == ids) == (ids == prompt)
     with pytest.raises(ValueError, match=r"image placeholders of \[4\] tokens in the prompt, the images need \[6, 4\]"):
         await process(GivenIdsQwenVL, [*prompt[:4], *([processor.image_token_id] * 4), *prompt[-3:]])

@@ -1,9 +1,9 @@
-"""A conversation in text mode by the real SGLang on the CPU (a process for `test_tir`).
+"""A conversation in text mode with the real SGLang on the CPU (a process for `test_tir`).
 
     python -m tests.integration.tir_engine FOLDER
 
-The model says the same always: what comes next depends on the last token alone. The output marker is written in pieces,
-in more tokens than its own text has, and the model would go on after it. The last line is one JSON object.
+The model always says the same: each token depends on the token before it alone. It writes the output marker in pieces,
+in more tokens than the marker has by itself, and would go on after it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.conftest import ROOT
 
-# Each is one token; "\n" begins a message, "`\n" ends an output.
+# Each text is one token. "\n" begins a message, "`\n" ends an output.
 CALL = ["```python\n", "print(6*7", ")\n```\n", "`", "``", "ou", "tp", "ut"]
 BEYOND = ["never", "sampled"]
 ANSWER = ["Done"]
@@ -26,7 +26,7 @@ WHOLE = "```output"
 
 
 def save_model(path: Path) -> Any:
-    """A Qwen2 whose layers add nothing, and a tokenizer with the pieces above; the tokenizer."""
+    """Save a Qwen2 model whose layers add nothing, with a tokenizer that has the pieces above; return the tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
@@ -67,7 +67,7 @@ def save_model(path: Path) -> Any:
 
 
 class Server:
-    """SGLang as an `Engine`, as verl asks it."""
+    """SGLang as an `Engine`, asked in the same way as verl asks it."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -113,7 +113,7 @@ def main(path: Path) -> None:
         disable_overlap_schedule=True,
         disable_cuda_graph=True,
         max_total_tokens=4096,
-        mem_fraction_static=0.8,  # of what is free while it starts
+        mem_fraction_static=0.8,  # share of the memory that is free while the engine starts
         dtype="float32",
         skip_tokenizer_init=False,
     )

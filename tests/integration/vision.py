@@ -1,4 +1,4 @@
-"""Conversations with images for tests: real processors, a tool that shows pictures."""
+"""Conversations with images for tests: real processors, and a tool that shows pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
 class LookTool(BaseTool):
-    """Answers with what it was given, one after another."""
+    """A tool that gives its answers one after another."""
 
     def __init__(self, answers: list[Any]) -> None:
         super().__init__({}, ToolSchema.read(SCHEMA, "test"))
@@ -24,14 +24,14 @@ class LookTool(BaseTool):
 
 
 def picture(side: int, blocks_wide: int, blocks_high: int, seed: int = 0) -> Any:
-    """A picture of so many placeholders across and down."""
+    """Make a picture of `blocks_wide` by `blocks_high` placeholders."""
     from tests.integration.vision_models import picture as noise
 
     return noise(side * blocks_wide, side * blocks_high, seed)
 
 
 class Speaker:
-    """An engine whose script is changed between conversations: a runner takes seconds to build."""
+    """An engine whose script can be changed between conversations, because building a runner takes seconds."""
 
     def __init__(self) -> None:
         self.scripted = ScriptedEngine([])
@@ -41,7 +41,7 @@ class Speaker:
 
 
 runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
-"""By the processor's id, tokens and prompt length."""
+"""Runners by the processor's id, the number of tokens and the prompt length."""
 
 
 def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
@@ -60,7 +60,7 @@ def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, p
 
 
 async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any, Any]:
-    """A conversation of one row: what it became, the engine's receipts, and verl's form of it."""
+    """Run the conversation of one row; return its outcome, the engine's receipts, and verl's form of the outcome."""
     from dataclasses import replace
 
     from verl_multiturn.verl_bridge.agent_loop import to_output
@@ -80,7 +80,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def trainer_side(processor: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Ids, positions and features, by the code of verl's own worker."""
+    """Compute ids, positions and features with the code of verl's own worker."""
     import torch
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 

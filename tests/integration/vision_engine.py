@@ -1,8 +1,9 @@
-"""The second turn of a conversation with images, by the real SGLang on the CPU (a process for `test_vision_setup`).
+"""The second turn of a conversation with images, with the real SGLang on the CPU (a process for `test_vision_setup`).
 
     python -m tests.integration.vision_engine KIND FOLDER
 
-The first turn is given, and calls a tool in other tokens than the text's own. The last line is one JSON object.
+The first turn is given. It calls a tool, in other tokens than its text is tokenized to. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 
 class HalfReal:
-    """Says the first turn as it is told, and asks SGLang for the others."""
+    """An engine that says the given first turn, and asks SGLang for the others."""
 
     def __init__(self, server: Any, first: list[int]) -> None:
         self._server, self._first = server, first
@@ -42,7 +43,7 @@ class HalfReal:
 
 
 def main(kind: str, path: Path) -> None:
-    # Loads the plugin, which tells SGLang of its parts.
+    # This import loads the plugin, which registers its parts with SGLang.
     from verl.utils.tokenizer import hf_processor
 
     from tests.integration.vision import CALL, image, picture, roll, text, trainer_side
@@ -66,7 +67,7 @@ def main(kind: str, path: Path) -> None:
         disable_overlap_schedule=True,
         disable_cuda_graph=True,
         max_total_tokens=4096,
-        mem_fraction_static=0.8,  # of what is free while it starts
+        mem_fraction_static=0.8,  # share of the memory that is free while the engine starts
         dtype="float32",
         skip_tokenizer_init=True,
     )

@@ -15,14 +15,17 @@ _NAMES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3V
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Noise, so that two pictures are never the same."""
+    """Make a picture of noise, so that two pictures are never equal."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(pixels.numpy())
 
 
 def save_processor(path: Path, kind: str, template: str = "qwen3_vl") -> None:
-    """Processor, tokenizer and config.json. A picture has 4 to 16 placeholders, one for each `side` squared."""
+    """Save a processor, a tokenizer and config.json.
+
+    A picture has 4 to 16 placeholders, one for each `side` × `side` pixels.
+    """
     tokenizer = family("qwen2.5").tokenizer
     name = _NAMES[kind]
     patch = 16 if kind == "qwen3_vl" else 14
@@ -41,7 +44,7 @@ def save_processor(path: Path, kind: str, template: str = "qwen3_vl") -> None:
 
 
 def save_model(path: Path, kind: str) -> None:
-    """All of a model, with random weights."""
+    """Save a whole model, with random weights."""
     torch.manual_seed(0)
     getattr(transformers, f"{_NAMES[kind]}ForConditionalGeneration")(config_of(kind)).save_pretrained(path)
     save_processor(path, kind)
@@ -69,7 +72,7 @@ def config_of(kind: str) -> Any:
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2}
     small = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64}
     if kind == "qwen2_vl":
-        # SGLang reads `in_chans`, as the published config.json calls it.
+        # SGLang reads `in_chans`, the name in the published config.json.
         vision |= {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "in_chans": 3}
     elif kind == "qwen2_5_vl":
         vision |= {**small, "window_size": 56, "fullatt_block_indexes": [1]}

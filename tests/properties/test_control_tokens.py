@@ -1,4 +1,4 @@
-"""No text of a tool or a row becomes a control token; benign text is tokenized as the template alone would have it."""
+"""No text of a tool or a row becomes a control token; benign text is tokenized as with the template alone."""
 
 from functools import cache
 from typing import Any
@@ -49,7 +49,7 @@ def parts() -> tuple[Any, Any, Firewall]:
 
 
 def observe(text: str, role: str, guarded: bool) -> list[int]:
-    """The ids that a tool's or a user's message adds to a conversation."""
+    """Return the ids that a tool's or a user's message adds to a conversation."""
     _, builder, firewall = parts()
     codec = ChatCodec(builder, [2], [], firewall if guarded else None)
     before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -57,7 +57,7 @@ def observe(text: str, role: str, guarded: bool) -> list[int]:
 
 
 def controls(ids: list[int]) -> list[int]:
-    """The tokenizer's added tokens among the ids; all of the quickstart's are control tokens."""
+    """Return the tokenizer's added tokens among the ids; all those of the quickstart are control tokens."""
     return [index for index in ids if index in parts()[0].added_tokens_decoder]
 
 
@@ -100,14 +100,14 @@ def test_rows_are_guarded_too() -> None:
 
 
 class Added:
-    """As Hugging Face's AddedToken."""
+    """An added token like Hugging Face's AddedToken."""
 
     def __init__(self, content: str, special: bool = False) -> None:
         self.content, self.special = content, special
 
 
 class Folding:
-    """Folds full-width letters, as some tokenizers do before they look for tokens, and knows no emoji."""
+    """A tokenizer that folds full-width letters before it looks for tokens, as some do, and that knows no emoji."""
 
     all_special_tokens = ("<end>", "<unk>", "÷")
     unk_token, eos_token, bos_token, pad_token = "<unk>", "<end>", None, None
@@ -163,7 +163,7 @@ def test_text_that_the_template_completes() -> None:
             return Merged
 
     firewall = Firewall(Folding())
-    codec = ChatCodec(Joining(), firewall=firewall)  # type: ignore[arg-type]  # the half of a builder that is asked
+    codec = ChatCodec(Joining(), firewall=firewall)  # type: ignore[arg-type]  # the part of a builder that is used here
     (message,) = codec.trusted([{"role": "tool", "content": "<end"}])
     assert firewall.count(Folding().encode(message["content"] + ">")) == 0
     assert codec.trusted([{"role": "tool", "content": "<en"}]) == [{"role": "tool", "content": "<en"}]
@@ -191,7 +191,7 @@ def test_messages_that_join_and_those_that_do_not() -> None:
     firewall = Firewall(Folding())
     assert firewall.joins("a <e \n", " nd> b")
     assert firewall.joins("<end><", "end>")
-    # A system prompt may explain a tag, at its end too.
+    # A system prompt may explain a tag, even at its end.
     assert not firewall.joins("write <think>", "Hello")
     assert not firewall.joins("Hello", "<think> is a tag")
 

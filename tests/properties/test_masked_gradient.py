@@ -1,4 +1,4 @@
-"""verl's losses and aggregations: a masked position changes no gradient. The check is checked on leaky losses."""
+"""A masked position changes no gradient in verl's losses and aggregations; the check is tested on leaky losses."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ SUMS_ALL_REWARDS = {
 }  # fmt: skip
 
 
-# Their importance ratio has no bound. Where a masked token's old logprob lies some 88 below the new one it is infinite,
-# and 0 times infinity, the masked token's gradient, is NaN.
+# The importance ratio of these losses has no bound. Where a masked token's old logprob lies some 88 below the new one,
+# the ratio is infinite, and 0 times infinity makes the masked token's gradient NaN.
 UNBOUNDED_RATIO = {
     "clip_cov/token-mean: old_log_prob",
     "clip_cov/token-sum: old_log_prob",
@@ -37,7 +37,7 @@ def test_what_leaks_in_verl_is_known_by_name() -> None:
     result = measure()
     assert (result["losses"], result["aggregations"], len(result["terms"])) == (12, 5, 29)
     assert set(result["leaks"]) == UNBOUNDED_RATIO | {f"advantage {name}: rewards" for name in SUMS_ALL_REWARDS}
-    # inf and NaN are another matter: of the logits, every loss passes them on.
+    # Infinite numbers and NaN in the logits leak through every loss.
     assert all("logits" in leaking for leaking in result["non_finite"].values())
 
 
@@ -48,7 +48,7 @@ def test_every_kl_penalty_and_preset_of_verl_is_looked_at() -> None:
     from benchmarks.masked_gradient import BYPASS_PRESETS, KL_PENALTIES
 
     compared = [name for name in kl_penalty_forward.__code__.co_consts[1:] if isinstance(name, str | tuple)]
-    # Of the others, one has no formula, and one names the arguments of torch's clamp.
+    # Among the other constants, "full" has no formula, and one pair names the arguments of torch's clamp.
     assert compared == [("kl", "k1"), "abs", ("mse", "k2"), ("low_var_kl", "k3"), ("min", "max"), "full"]
     assert set(KL_PENALTIES) == {f"{name}{plus}" for name in ("kl", "abs", "mse", "low_var_kl") for plus in ("", "+")}
     presets = {name for name in vars(RolloutCorrectionConfig) if name.startswith("bypass_")}

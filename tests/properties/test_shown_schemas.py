@@ -1,4 +1,4 @@
-"""What the model is shown of tools: no text of theirs is a control token; names that it could not write are refused."""
+"""The tools that the model is shown: no text becomes a control token, and names that no model can write are refused."""
 
 import json
 from functools import cache
@@ -58,7 +58,7 @@ def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> No
     from verl_multiturn.verl_bridge.chat_setup import check_names
 
     class Tool(BaseTool):
-        """An author's."""
+        """A tool of an author."""
 
     tool = Tool({}, ToolSchema.read(made, "test"))
     with pytest.raises(ConfigError, match=r"tool 'f': .* is a control token"):

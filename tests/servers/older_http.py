@@ -1,4 +1,4 @@
-"""An MCP server of an older protocol over HTTP, without the SDK, that knows sessions and can forget them."""
+"""An MCP server of an older protocol over HTTP, without the SDK; it knows sessions and can forget them."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ TOOL = {"name": "session", "inputSchema": {"type": "object", "properties": {}}}
 
 
 class OlderHttpServer:
-    """Serves in threads of this process; its tool `session` answers with the id of the caller's session."""
+    """A server in threads of this process; its tool `session` answers with the id of the caller's session."""
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
@@ -46,7 +46,7 @@ class OlderHttpServer:
         self._thread.start()
 
     def answer(self, request: dict[str, Any], session: str | None) -> tuple[int, Any, dict[str, str]]:
-        """Status, content and headers."""
+        """Return status, content and headers of the response to a request."""
 
         def result(content: Any) -> dict[str, Any]:
             return {"jsonrpc": "2.0", "id": request["id"], "result": content}

@@ -1,9 +1,12 @@
 """An MCP server of an older protocol, without the SDK: `python plain.py MODE` over stdio.
 
-MODE: `exits` and `silent` before they answer anything; `bad_schema` lists a tool whose schema is none beside a good
-one; `bad_list` lists one that the protocol does not allow; `twins` lists two tools whose names differ in signs only;
-`asks` has one tool that asks the client for a sampling and for an elicitation, and answers with what it got; `endless`
-lists its tools page by page for ever.
+The modes:
+- `exits` and `silent` do so before they answer anything.
+- `bad_schema` lists a good tool beside one whose schema is not a schema.
+- `bad_list` lists a tool that the protocol does not allow.
+- `twins` lists two tools whose names differ only in punctuation.
+- `asks` has one tool that asks the client for a sampling and for an elicitation, and answers with the responses.
+- `endless` lists its tools page by page without end.
 """
 
 import json

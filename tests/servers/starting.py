@@ -1,4 +1,4 @@
-"""The servers of this folder, started, and what the tests ask of them."""
+"""Starting the servers of this folder, and helpers of their tests."""
 
 import asyncio
 import os

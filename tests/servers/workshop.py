@@ -34,7 +34,7 @@ async def echo(text: str, delay_s: float = 0) -> str:
 
 @server.tool()
 async def meet(count: int) -> str:
-    """Answer when so many calls are here at once."""
+    """Answer when `count` calls are waiting at the same time."""
     global present
     present += 1
     if present == count:
@@ -45,19 +45,19 @@ async def meet(count: int) -> str:
 
 @server.tool()
 def variable(name: str) -> str:
-    """An environment variable."""
+    """Return an environment variable."""
     return os.environ.get(name, "")
 
 
 @server.tool()
 def header(name: str, ctx: Context) -> str:
-    """A header of the request."""
+    """Return a header of the request."""
     return str(ctx.headers.get(name, "")) if ctx.headers else ""
 
 
 @server.tool()
 def pid() -> str:
-    """The process that answers."""
+    """Return the id of the process that answers."""
     return str(os.getpid())
 
 
@@ -88,7 +88,7 @@ async def hang(name: str = "") -> str:
 
 @server.tool()
 def cancellations() -> str:
-    """The calls of `hang` that were cancelled."""
+    """Return the names of the calls of `hang` that were cancelled."""
     return " ".join(cancelled)
 
 
@@ -101,13 +101,13 @@ async def freeze() -> str:
 
 @server.tool(structured_output=False)
 def flood(megabytes: int) -> str:
-    """A long answer."""
+    """Return a long answer."""
     return "x" * (megabytes * 1024 * 1024)
 
 
 @server.tool(structured_output=False)
 def picture() -> CallToolResult:
-    """A red square, and a word about it."""
+    """Return a red square, and a word about it."""
     from PIL import Image as Pillow
 
     data = io.BytesIO()
@@ -122,30 +122,30 @@ def picture() -> CallToolResult:
 
 @server.tool(structured_output=False)
 def broken_picture() -> Image:
-    """Bytes that are no picture."""
+    """Return bytes that are no picture."""
     return Image(data=b"no picture", format="png")
 
 
 @server.tool(structured_output=False)
 def structured() -> CallToolResult:
-    """An answer without a text."""
+    """Return an answer without a text."""
     return CallToolResult(content=[], structured_content={"answer": 42, "unit": "µm"})
 
 
 @server.tool(structured_output=False)
 def link() -> CallToolResult:
-    """Where to find more."""
+    """Return a link to more."""
     return CallToolResult(content=[ResourceLink(name="more", uri="https://example.org/more")])
 
 
 @server.tool(name="odd name/with:signs")
 def odd() -> str:
-    """A name that no chat template's schema allows."""
+    """Answer under a name that no chat template's schema allows."""
     return "odd"
 
 
 async def serve(port: int) -> None:
-    """Over HTTP; says its port on standard output."""
+    """Serve over HTTP, and print the port on standard output."""
     config = uvicorn.Config(server.streamable_http_app(), host="127.0.0.1", port=port, log_level="error")
     web = uvicorn.Server(config)
     serving = asyncio.create_task(web.serve())

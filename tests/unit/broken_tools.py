@@ -17,7 +17,7 @@ processes: list[subprocess.Popen[bytes]] = []
 
 
 class Sound(BaseTool):
-    """State under the instance_id, waits that may be cancelled, nothing left."""
+    """A sound tool: state under the instance_id, waits that may be cancelled, nothing left behind."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema)
@@ -102,7 +102,7 @@ class ReleaseRaises(Sound):
 
 class Blocks(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        time.sleep(0.15)  # noqa: ASYNC251 that is what is caught
+        time.sleep(0.15)  # noqa: ASYNC251  # the fault that the check must find
         return await super().execute(instance_id, parameters)
 
 
@@ -112,7 +112,7 @@ class BlocksForEver(Sound):
 
 
 class OneForAll(Sound):
-    """The last conversation to begin is the only one."""
+    """A tool that serves only the conversation that began last."""
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
         self.text = ""
@@ -140,7 +140,7 @@ class SharedCounter(Sound):
 
 
 class FewSeats(Sound):
-    """Waits in `create` for what others give back in `release`."""
+    """A tool that waits in `create` for a seat that others give back in `release`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class OneAfterTheOther(Sound):
 
 
 class LeavesTask(Sound):
-    """What it began goes on when it is cancelled."""
+    """A tool whose task stays behind when the call is cancelled."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         task = asyncio.create_task(asyncio.sleep(30), name="left behind")
@@ -178,7 +178,7 @@ class LeavesTask(Sound):
 
 class LeavesProcess(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        process = subprocess.Popen(["sleep", "20"])  # noqa: ASYNC220 quick enough here
+        process = subprocess.Popen(["sleep", "20"])  # noqa: ASYNC220  # quick enough here
         processes.append(process)
         await asyncio.sleep(0.02)
         process.kill()
@@ -201,7 +201,7 @@ class LeavesFolder(Sound):
 
 
 class LeavesDescriptor(Sound):
-    """Gives back after a wait in which it may be cancelled."""
+    """A tool whose `release` closes its descriptors only after a wait, in which it may be cancelled."""
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
         self.notes[instance_id] = [os.open(os.devnull, os.O_RDONLY)]  # type: ignore[list-item]
@@ -224,7 +224,7 @@ class LeavesThread(Sound):
 
 class LeavesZombie(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        processes.append(subprocess.Popen(["true"]))  # noqa: ASYNC220 quick enough here
+        processes.append(subprocess.Popen(["true"]))  # noqa: ASYNC220  # quick enough here
         return ToolResponse("ok")
 
 
@@ -243,7 +243,7 @@ class Stubborn(Sound):
 
 
 class Spoiled(Sound):
-    """A cancelled call takes what `release` needs."""
+    """A tool whose cancelled call takes away what `release` needs."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         notes = self.notes.pop(instance_id)
@@ -256,7 +256,7 @@ class Spoiled(Sound):
 
 
 class KeepsTheRow(Sound):
-    """Writes into the list that the row gave it."""
+    """A tool that writes into the list that the row gave it."""
 
     async def create(self, instance_id: str, notes: list[str] | None = None, **kwargs: Any) -> Any:
         self.notes[instance_id] = [] if notes is None else notes
@@ -268,7 +268,7 @@ class EatsItsArguments(Sound):
 
 
 class Demanding(Sound):
-    """Its schema does not say what it needs."""
+    """A tool whose schema does not say which argument it needs."""
 
     def get_schema(self) -> ToolSchema:
         schema = super().get_schema().as_dict()
@@ -282,7 +282,7 @@ class Chatty(Sound):
 
 
 class Unsure(Sound):
-    """Requires what it does not describe; says nothing of itself."""
+    """A tool that requires an argument without describing it, and has no description itself."""
 
     def get_schema(self) -> ToolSchema:
         schema = make_schema("no.tes", text="string").as_dict()

@@ -1,7 +1,7 @@
-"""What stands below the receipts: a fault of these three would be in a row and in its receipts alike, unseen.
+"""The layers below the receipts: a fault here would stand in a row and in its receipts alike, unseen.
 
-Each asks for exactly what it was asked for, and hands on a beginning of what it got: ids, logprobs and versions of the
-same tokens.
+Each of the three layers passes its request on unchanged, and returns a beginning of what it got: ids, logprobs and
+versions of the same tokens.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 pytestmark = pytest.mark.stack
 
-# The pieces of text that ids 0 … stand for; ids are positions.
+# Text of each id; the ids are positions in this list.
 TEXTS = ["x", "\n", "```", "out", "put", "```output", "`", "<image>", "<im", "age>", "A\n```outputB", " "]
 IMAGE, FILM = 20, 21
 
@@ -31,7 +31,7 @@ class Tokenizer:
 
 
 class Given:
-    """An engine that returns what it is given, no two numbers alike, and remembers what it was asked."""
+    """An engine that returns given ids with numbers that are all different, and remembers its requests."""
 
     def __init__(self, ids: Sequence[int], finish: Any = "length") -> None:
         count = len(ids)
@@ -54,7 +54,7 @@ def check_beginning(made: Generation, whole: Generation, count: int) -> None:
 
 
 def first(ids: Sequence[int], condition: Any) -> int | None:
-    """The fewest tokens of which the condition holds, by trying them all."""
+    """Return the fewest tokens for which the condition holds, found by trying all numbers."""
     return next((n for n in range(1, len(ids) + 1) if condition(Tokenizer().decode(ids[:n]))), None)
 
 
@@ -103,7 +103,7 @@ async def test_images_go_through_both(images: list[str]) -> None:
 
 
 class Client:
-    """verl's client for generation."""
+    """The part of verl's client that generates."""
 
     def __init__(self, output: Any) -> None:
         self.output = output
@@ -134,7 +134,7 @@ async def test_verls_tokens_become_a_generation(count: int, reason: str | None, 
         "prompt_ids": prompt,
         "sampling_params": {**sampling, "logprobs": True, "max_new_tokens": 9},
     }
-    # Nobody else's lists: a server in this process may keep or change what it is given.
+    # The lists must be copies: a server in this process may keep or change the lists that it gets.
     assert asked["prompt_ids"] is not prompt
     assert (made.ids is not ids, made.logprobs is not logprobs) == (True, True)
     assert sampling == {"temperature": 0.5, "stop_token_ids": [7]}

@@ -26,7 +26,7 @@ from verl_multiturn.cli import app
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 PROMPT = [1, 2, 3]
-# Three turns with two tokens of context after the first and three after the second.
+# Three turns, with two tokens of context after the first and three after the second.
 RESPONSE = [10, 11, 12, 4, 5, 20, 21, 6, 7, 8, 30, 31, 32]
 MASK = [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 LOGPROBS = [-0.1, -0.2, -0.3, 0.0, 0.0, -0.4, -0.5, 0.0, 0.0, 0.0, -0.6, -0.7, -0.8]
@@ -34,7 +34,7 @@ VERSIONS = [4, 4, 4, -1, -1, 4, 5, -1, -1, -1, 5, 5, 5]
 
 
 def receipt(start: int, end: int) -> Receipt:
-    """The receipt of the generation that the response holds from `start` to `end`."""
+    """Return the receipt of the generation that the response holds from `start` to `end`."""
     given = np.array(PROMPT + RESPONSE[:start], "<i4")
     return Receipt(
         prompt_tokens=len(given),
@@ -55,7 +55,7 @@ def literal(uid: str = "u", session_id: int = 0) -> Sample:
 
 
 def foreign() -> Sample:
-    """Another conversation of the same length."""
+    """Return another conversation of the same length."""
     sample = literal()
     ids = np.array(RESPONSE) + 100
     row = replace(sample.row, response_ids=ids, input_ids=np.concatenate([PROMPT, ids]))
@@ -122,7 +122,7 @@ def test_a_violation_names_request_turn_and_token(change: dict[str, Any], text: 
 
 
 def test_the_first_weights_have_the_version_0() -> None:
-    """-1 is what an engine says that does not know."""
+    """An engine that does not know its version says -1."""
     sample = literal()
     generations = [
         replace(g, versions=np.array([0 if i == 0 and not start else 1 for i in range(len(g.ids))]))
@@ -213,7 +213,7 @@ def test_what_a_column_of_the_loss_can_be(name: str, honest: tuple[float, ...], 
 
 
 def test_every_column_of_the_loss_is_looked_at() -> None:
-    """Also those after one that was compared elsewhere, or that is wrong itself."""
+    """Columns count even after one that was compared elsewhere, or that is wrong itself."""
     sample = literal()
     right, wrong, short = np.array(LOGPROBS, np.float32), np.full(len(MASK), np.nan), np.zeros(3)
     columns = {"old_log_probs": right, "ref_log_prob": short, "advantages": wrong, "values": wrong}
@@ -242,7 +242,7 @@ def test_rows_of_one_name() -> None:
 
 
 def test_generations_do_not_overlap() -> None:
-    """The second was sampled after a part of the first only: that row was never seen as a whole."""
+    """The second generation saw only a part of the first, so no model ever saw this row as a whole."""
     ids, ones = np.array(RESPONSE[:3]), np.ones(3, int)
     row = rebuilt(np.array(PROMPT), ids, ones, np.array(LOGPROBS[:3], np.float32), np.array(VERSIONS[:3]))
     assert verify(row, Receipts("r1", [receipt(0, 3)])) == []
@@ -258,7 +258,7 @@ def test_a_row_without_a_generation_is_masked() -> None:
 
 
 def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
-    """Neither it nor what it imports, whatever the package imports beside it."""
+    """Look through everything that the verifier imports, whatever the package imports beside it."""
     seen: set[str] = set()
     todo = ["verl_multiturn.certificate.check"]
     while todo:
@@ -272,7 +272,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
                 todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
-    allowed = {"observe.certificate", "rollout.receipts", "rollout.engine", "errors"}
+    allowed = {"certificate.check", "certificate.receipts", "rollout.engine", "errors"}
     assert seen == {f"verl_multiturn.{name}" for name in allowed}
 
 
@@ -282,7 +282,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
 async def converse(
     turns: list[str], tool: EchoTool | None = None, first_logprob: float | None = None, **limits: Any
 ) -> dict[str, Any]:
-    """The record of a conversation with a scripted engine."""
+    """Run a conversation with a scripted engine, and return its record."""
     tokenizer = CharTokenizer()
     rng = random.Random(0)
 

@@ -11,7 +11,7 @@ SIDES = ("left", "middle", "right")
 
 
 class Bytes:
-    """Three tokens for a letter with an accent: a tokenizer that splits characters, and cannot say where."""
+    """A tokenizer that splits characters into bytes, and cannot say where its tokens lie in the text."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -60,7 +60,7 @@ def test_with_a_real_tokenizer(real, text: str, tokens: int, side: Side) -> None
         assert mark
         assert text.startswith(head)
         assert text.endswith(tail)
-        # Little is lost beyond what has to be.
+        # The result loses little more than it has to.
         assert len(real.encode(clipped, add_special_tokens=False)) >= tokens - 8
 
 

@@ -1,4 +1,4 @@
-"""`check-tool`: tools that are broken in one way each, caught by the check that is meant for it; sound tools pass."""
+"""`check-tool`: a tool that is broken in one way is caught by the check for it; sound tools pass."""
 
 import asyncio
 import json
@@ -159,7 +159,7 @@ def test_a_loop_that_is_blocked_for_ever_is_found_from_outside(monkeypatch: pyte
     assert "in execute" in finding.found
 
 
-# Whatever may be checked.
+# All that can be checked: tools, functions, MCP servers, YAML files.
 
 
 def test_the_calculator_passes_with_guessed_and_with_given_arguments() -> None:
@@ -171,7 +171,7 @@ def test_the_calculator_passes_with_guessed_and_with_given_arguments() -> None:
     assert "is not of type" in check(tool, arguments={"expression": 3})["example"].found
 
 
-def double(number: int, *, unit: Annotated[str, FromRow] = "") -> str:
+def double(number: int, *, unit: Annotated[str, FromRow] = "") -> str:  # noqa: D417  # the docstring is data
     """Twice a number.
 
     Args:
@@ -263,7 +263,7 @@ def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
 
 
 def takes_rounds(rounds: int) -> str:
-    """Waits some rounds.
+    """Wait some rounds.
 
     Args:
         rounds: How many.
@@ -291,7 +291,7 @@ async def forgetful(text: str) -> str:
     Args:
         text: What to say.
     """
-    time.sleep(0.15)  # noqa: ASYNC251  # what is looked for
+    time.sleep(0.15)  # noqa: ASYNC251  # the fault that the check must find
     return text
 
 
@@ -309,7 +309,7 @@ def test_advice_for_a_function_is_the_functions_way() -> None:
 
 
 def test_a_yaml_is_checked_to_its_end(tmp_path: Path) -> None:
-    """Also after a tool that needs kwargs of a row, and one of its tools alone."""
+    """A tool that needs a row's kwargs does not stop the check; `--tool` checks one tool alone."""
     function = {"function": f"{__name__}.double"}
     needy = yaml.safe_load((ROOT / "tool_configs" / "gsm8k.yaml").read_text())["tools"][0]
     needy["class_name"] = f"{__name__}.Needy"

@@ -1,4 +1,4 @@
-"""The loop, on the scripted engine: literal ids and masks, calls, what the model reads."""
+"""The loop, on the scripted engine: literal ids and masks, calls, and the texts that the model reads."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the loop ends: every stop reason, the order of limits, cancellation, an engine or a tool that fails."""
+"""The ends of the loop: every stop reason, the order of limits, cancellation, an engine or a tool that fails."""
 
 import ast
 import asyncio
@@ -46,7 +46,7 @@ async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: St
     assert outcome.valid == (reason not in (StopReason.PROMPT_TOO_LONG, StopReason.ENGINE_ERROR))
 
 
-# Everything reached at once; each line takes away what decided before it.
+# All limits are reached at once; each line removes the one that decided before.
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -150,7 +150,7 @@ async def test_wall_clock_keeps_what_was_sampled() -> None:
 
 
 class LyingEngine:
-    """Answers with a generation that is none."""
+    """An engine that answers with a generation that is not valid."""
 
     def __init__(self, **changes: Any) -> None:
         self.generation = Generation(**{"ids": [65], "logprobs": [-0.5], "versions": [0], "finish": "stop", **changes})
@@ -236,7 +236,7 @@ async def test_a_tool_that_ends_the_conversation() -> None:
     assert outcome.trajectory.mask == [0] * 3 + [1] * (len(CALL) + 1)
     assert [call.text for call in outcome.calls] == ["hi"]
 
-    # One that refuses the answer does not end it.
+    # A tool that refuses the answer does not end the conversation.
     outcome = await run([CALL, "sorry"], Submit({"execute": ValueError("no number")}))
     assert outcome.messages[-1]["content"] == "sorry"
 

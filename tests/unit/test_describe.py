@@ -1,4 +1,4 @@
-"""Messages about objects of others, whatever these do when they are asked for text."""
+"""Messages about objects of others, whatever these objects do when they are asked for text."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Nameless(metaclass=Meta):
 
 
 class Text(str):
-    """Lies about itself."""
+    """A text whose own methods raise."""
 
     def __len__(self) -> int:
         raise RuntimeError

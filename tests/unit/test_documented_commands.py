@@ -1,8 +1,8 @@
 """Every command of the README, the docs and the recipes' READMEs is run as it stands there.
 
-It is run in a folder that looks like the repository, with the files that the document tells to write. A command that
-needs GPUs, takes minutes or runs the tests says so in a comment; of those it is looked whether what they name exists,
-and a recipe prints its flags.
+A command runs in a folder that looks like the repository, with the files that the document tells the reader to write. A
+command that needs GPUs, takes minutes or runs the tests says so in a comment. Such a command is not run: the test
+checks that what it names exists, and that a recipe prints its flags.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from verl_multiturn.cli import app
 
 _TREE = ("benchmarks", "docs", "recipes", "requirements", "scripts", "tests", "tool_configs", "verl_multiturn")
 _FILES = ("setup.py", "pyproject.toml", "README.md")
-# Stands for what a reader puts there.
+# Words that a reader replaces.
 _PLACEHOLDER = re.compile(r"\b(NAME|DIR|PATH|FILE|N|TOOLS)\b|…|\[--|\.\.\.|\*")
 _STACK = re.compile(r"verl-multiturn doctor|--model\b|python -m verl\b")
 
@@ -52,7 +52,7 @@ def to_run(document: Path, stack: bool) -> list[tuple[Block, list[Command]]]:
 
 
 def run_all(document: Path, folder: Path, stack: bool) -> list[str]:
-    """Run a document's commands in their order; what was wrong, with the line."""
+    """Run a document's commands in order, and return the failures with their lines."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"VERL_PLATFORM": "cpu", "COLUMNS": "200", "PYTHONWARNINGS": "ignore"}
     wrong = []
@@ -82,7 +82,10 @@ def run_all(document: Path, folder: Path, stack: bool) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The folder of a document, its files written and its commands run; and what was wrong."""
+    """Yield a function that returns a document's folder and the failures of its commands.
+
+    The folder has the document's files, and its commands have run there.
+    """
     import asyncio
 
     @cache
@@ -94,7 +97,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for block in blocks(document):
             if block.file:
                 (folder / block.file).write_text(block.text, encoding="utf-8")
-        (folder / "records").mkdir()  # what a run leaves
+        (folder / "records").mkdir()  # a run leaves this folder behind
         record = asyncio.run(converse(["hello"]))
         (folder / "records" / "host-1.jsonl").write_text(json.dumps(record) + "\n")
         return folder, run_all(document, folder, stack=False)
@@ -116,7 +119,7 @@ def test_every_command_of_the_stack_works_as_it_stands(document: Path, folders: 
 
 @pytest.mark.parametrize("document", WITH_COMMANDS, ids=named)
 def test_what_is_not_run_is_there(document: Path) -> None:
-    """Recipes print their flags, which takes their variants and options."""
+    """Check that their scripts exist. Recipes also print their flags, which reads their variants and options."""
     for block in blocks(document):
         for command in commands(block) if block.is_shell else []:
             if not command.not_run:
@@ -137,7 +140,7 @@ def test_what_is_mentioned_is_there(document: Path) -> None:
 
 
 def check_that_it_exists(text: str) -> None:
-    """The script, module or subcommand with its options."""
+    """Check that the script, the module or the subcommand with its options exists."""
     words = [word for word in shlex.split(text) if not re.fullmatch(r"\w+=.*", word) or word.startswith("-")]
     program, *rest = words
     if program.endswith("python") and rest[:1] == ["-m"]:
@@ -146,7 +149,7 @@ def check_that_it_exists(text: str) -> None:
         assert importlib.util.find_spec(module if ours else module.partition(".")[0]) is not None, text
     elif program in ("bash", "sh") or program.endswith("python"):
         script = next((word for word in rest if not word.startswith("-")), "")
-        # One without a folder is of another project.
+        # A script without a folder belongs to another project.
         assert "/" not in script or (ROOT / script).is_file() or _PLACEHOLDER.search(script), text
     elif program == "verl-multiturn":
         command: Any = typer.main.get_command(app)
@@ -166,7 +169,7 @@ def test_code_that_is_no_file_can_be_read(document: Path) -> None:
         elif block.language in ("yaml", "json"):
             yaml.safe_load(block.text)
         elif not block.is_shell:
-            # A command in a block that is not called one would not be run.
+            # A command in a block that is not marked as shell would not be run.
             for line in block.lines:
                 assert not COMMAND.match(line) or _PLACEHOLDER.search(line), f"{where}: {line!r}; call the block bash"
 

@@ -1,4 +1,4 @@
-"""The locks of the two environments, and what scripts/install_gpu.sh refuses before it installs anything."""
+"""The locks of the two environments, and the cases that scripts/install_gpu.sh refuses before it installs anything."""
 
 import os
 import re
@@ -16,7 +16,7 @@ INSTALL = ROOT / "scripts" / "install_gpu.sh"
 
 
 def pins(name: str) -> dict[str, str]:
-    """Versions by package, as a lock or an override file has them; what is left out has none."""
+    """Return the versions by package in a lock or an override file; "" for a package that is left out."""
     found = {}
     for line in (REQUIREMENTS / name).read_text().splitlines():
         if line := line.partition("#")[0].strip():
@@ -80,7 +80,7 @@ def test_another_python_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_build_of_flash_attn_needs_the_compiler_of_torchs_cuda(tmp_path: Path) -> None:
-    # A stand-in for Python 3.12, which a machine need not have: nothing but its version is looked at before.
+    # A stand-in for Python 3.12, which a machine need not have. The script reads only its version before the check.
     for name, said in (("python3.12", "exit 0"), ("bin/nvcc", "echo 'release 12.8, V12.8.93'")):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)

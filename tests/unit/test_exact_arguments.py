@@ -1,4 +1,4 @@
-"""What a model wrote as an argument is what the tool gets, character by character, or the call is malformed."""
+"""An argument reaches the tool as the model wrote it, character by character, or the call is malformed."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def calls_of(turn: AssistantTurn) -> list[tuple[str, Any]]:
 
 
 def check(name: str, value: str) -> bool:
-    """Whether a call with this argument is read; it is exact, or nothing is executed."""
+    """Return whether a call with this argument is read, after checking that it is exact or not executed."""
     turn = parse(name, write(name, {"x": value}))
     executed = calls_of(turn)
     assert executed in ([("f", {"x": value})], []), (name, value, turn)
@@ -47,7 +47,7 @@ def check(name: str, value: str) -> bool:
 
 
 def values_of(name: str) -> list[str]:
-    """Arguments that hold calls of the format, whole and in parts."""
+    """Return arguments that hold calls of the format, whole and in parts."""
     one = FORMATS[name]
     quoted = write(name, {"x": "1"}, tool="g")
     single = one.write("g", {"x": "1"})
@@ -102,7 +102,10 @@ def test_no_mixture_of_tags_is_cut(name: str) -> None:
 
 
 def forges(name: str, value: str) -> bool:
-    """Whether the format itself reads more than one argument in this one: it has no way to say that a tag is text."""
+    """Return whether the format itself reads more than one argument in this one.
+
+    Such a format cannot say that a tag is text.
+    """
     if name == "gemma4":
         return '<|"|>' in value
     if name not in PLAIN_TAGS:
@@ -330,7 +333,7 @@ def test_half_a_character_in_an_argument_that_was_not_read_here() -> None:
         ('{"name": "f", "age": 36}', 1),
         ('{"name": "f"', 1),
         ('{"name": "f', 1),
-        ('{"name": "ff", "parameters": {"x": "1"}}', 1),  # a tool that is not there, and nothing but a call
+        ('{"name": "ff", "parameters": {"x": "1"}}', 1),  # a tool that does not exist, but nothing but a call
         ('<|python_tag|>{"name": "Ada", "age": 36}', 1),
         ('{"name": "Ada", "age": 36}; {"name": "f", "parameters": {"x": "1"}}', 1),
     ],
@@ -340,7 +343,7 @@ def test_an_answer_of_llamas_that_begins_with_a_name(text: str, calls: int) -> N
     assert len(turn.calls) == calls
     if not calls:
         assert turn.content == text
-    # Without tools all of it is an answer.
+    # Without tools, the whole text is an answer.
     assert parse("llama3", text, []).calls == [] or text.startswith("<|python_tag|>")
 
 

@@ -1,4 +1,4 @@
-"""`doctor --gpu`: what it asks of the trainer, and its verdicts. test_training.py runs the same code on the CPU."""
+"""`doctor --gpu`: its requests to the trainer, and its verdicts. test_training.py runs the same code on the CPU."""
 
 import json
 from pathlib import Path

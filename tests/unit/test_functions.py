@@ -1,4 +1,4 @@
-"""Function tools: the schema from signature and docstring, conversion, results, what a row fills in, refusals."""
+"""Function tools: the schema from signature and docstring, conversion, results, values from the row, refusals."""
 
 import datetime
 import enum
@@ -40,7 +40,7 @@ class Tree(BaseModel):
     children: list["Tree"] = []
 
 
-def search(
+def search(  # noqa: D417  # the docstring is data
     query: str,
     kind: Literal["exact", "fuzzy"] = "fuzzy",
     limit: int | None = None,
@@ -65,7 +65,7 @@ def search(
 async def call(
     function: Any, arguments: dict[str, Any], row: dict[str, Any] | None = None, schema: ToolSchema | None = None
 ) -> CallResult:
-    """One call, as a conversation makes it."""
+    """Make one call, as a conversation does."""
     made = function_tool(function, schema)
     kwargs = {made.name: {"execute_kwargs": row or {}}}
     async with ToolSession("r1", {made.name: made}, kwargs, Gates(5.0), 8) as session:
@@ -170,7 +170,7 @@ async def test_what_the_model_gets_wrong_is_answered() -> None:
     unknown = await call(on, {"day": "2026-11-21", "night": 1})
     assert unknown.status is CallStatus.BAD_ARGUMENTS
     assert "night" in unknown.text
-    # JSON Schema does not look at the format of a date; the conversion does.
+    # JSON Schema does not check the format of a date; the conversion does.
     wrong = await call(on, {"day": "tomorrow"})
     assert wrong.status is CallStatus.ERROR
     assert wrong.text.startswith("Error: argument 'day': Input should be a valid date")
@@ -367,7 +367,7 @@ def test_functions_in_the_yaml(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_reads_as_a_reward_is_refused() -> None:
-    """It would be JSON, and the reward lost without a word."""
+    """The pair would be read as JSON, and the reward would be lost without a message."""
 
     def pair(n: int) -> tuple[str, float]:
         return "x", 0.5
@@ -395,7 +395,7 @@ class Strict(BaseTool):
 
 
 class Foreign:
-    """As written for verl: derived from nothing of ours."""
+    """A tool as written for verl, which derives from no class of ours."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name

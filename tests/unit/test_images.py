@@ -116,7 +116,7 @@ async def test_images_of_a_row() -> None:
 
 
 async def test_positions_of_a_row_with_an_image() -> None:
-    """Prompt: a word, an image of 2 by 2, a word. The turn: three tokens."""
+    """The prompt has a word, an image of 2 by 2 and a word; the turn has three tokens."""
     engine = ReceiptingEngine(ScriptedEngine([[5, 6, 7]]))
     prompt = [1, PAD, PAD, PAD, PAD, 2]
     await engine.generate("r", prompt, {}, 3)

@@ -37,7 +37,7 @@ def test_starts_are_read_in_order(tmp_path: Path) -> None:
 
 def test_a_resumed_run_loses_nothing(tmp_path: Path) -> None:
     write(tmp_path, "metrics.jsonl", validated(0, 0.1), *(trained(step, 0.1) for step in (1, 2, 3, 4)), torn='{"st')
-    # From the checkpoint of step 2: validated again, then 3 and 4 once more.
+    # The run resumes at the checkpoint of step 2: it validates again, then repeats steps 3 and 4.
     write(tmp_path, "metrics.2.jsonl", validated(2, 0.2), *(trained(step, 0.2) for step in (3, 4, 5)))
     write(tmp_path, "metrics.3.jsonl", trained(6, 0.3))
     assert scores(tmp_path) == {1: 0.1, 2: 0.1, 3: 0.2, 4: 0.2, 5: 0.2, 6: 0.3}

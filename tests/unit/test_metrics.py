@@ -1,4 +1,4 @@
-"""What a batch of conversations comes to, in literal numbers; and where the tools' rewards go."""
+"""Metrics of a batch of conversations, in literal numbers; and the tokens that get the tools' rewards."""
 
 import pickle
 import re
@@ -33,7 +33,7 @@ def call(tool: str = "search", status: CallStatus = CallStatus.OK, **details: An
 
 
 def outcome(*calls: CallResult, turns: int = 2, stop: StopReason = StopReason.FINISHED, **details: Any) -> Outcome:
-    """A conversation of `turns` assistant turns of two tokens each, one token of context between them."""
+    """Return a conversation of `turns` assistant turns of two tokens each, with one token of context between them."""
     trajectory = Trajectory()
     trajectory.append_prompt([1, 2, 3])
     for turn in range(turns):
@@ -45,7 +45,7 @@ def outcome(*calls: CallResult, turns: int = 2, stop: StopReason = StopReason.FI
 
 
 def metrics_of(*outcomes: Outcome, **extra: Any) -> dict[str, float]:
-    # As they travel: pickled.
+    # Workers send them pickled.
     stats: list[Stats] = [pickle.loads(pickle.dumps({**stats_of(each), **extra})) for each in outcomes]
     return aggregate(stats)
 
@@ -141,7 +141,7 @@ def test_calls_of_each_tool_and_of_all() -> None:
         "tools/search/retried_rate": 0.125,
         "tools/search/truncated_rate": 0.125,
         "tools/search/altered_rate": 0.125,
-        # Of the two that ran; the third that waited is the one that got no slot.
+        # The percentiles are over the two calls that ran; a third call waited, too, and got no slot.
         "tools/search/queue_s/p50": 0.5,
         "tools/search/queue_s/p95": pytest.approx(54.05),
         "tools/search/run_s/p50": 2.0,
@@ -186,7 +186,7 @@ def test_what_compute_score_reports() -> None:
     one["reported"] = {"acc": 1.0, "format": 0.5, "step": 9.0}
     other["reported"] = {"acc": 0.0}
     found = aggregate([one, other, stats_of(outcome())])
-    # Over those that report it; a name that is ours stays ours.
+    # The mean is over the rows that report a number; one of our own names keeps our own value.
     assert (found["reward/acc/mean"], found["reward/format/mean"], found["reward/step/mean"]) == (0.5, 0.5, 0)
     assert numbers_of({"acc": True, "pred": "7", "list": [1], "inf": float("inf"), "n": 3}) == {"acc": 1.0, "n": 3.0}
 
@@ -216,7 +216,7 @@ def test_tool_productivity() -> None:
     assert executed_calls(stats_of(several)) == 4
     assert metrics_of(several, several, outcome(), score=1.0)["tool_productivity"] == 3 / 8
     assert metrics_of(several, score=0.0)["tool_productivity"] == 0
-    # Nothing to divide by, or nothing that is known of the answers.
+    # There is nothing to divide by, or nothing is known of the answers.
     assert "tool_productivity" not in metrics_of(outcome(), score=1.0)
     assert "tool_productivity" not in metrics_of(several, score=None)
 

@@ -1,4 +1,4 @@
-"""The OTC reward: literal coefficients, what always holds of them, and its settings."""
+"""The OTC reward: literal coefficients, their invariants, and its settings."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Calls, malformed calls and the text around them; reasoning; what an argument's text means."""
+"""Calls, malformed calls and the text around them; reasoning; the values that an argument's text stands for."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         (f"{CALL}</think>{CALL}", "<think>", 1),
         (CALL, "<think>", 0),
         (f"{CALL}<think>{CALL}</think>{CALL}", None, 2),
-        # A mark inside a call is text of its arguments.
+        # A mark of reasoning inside a call is text of its arguments.
         ('<tool_call>{"name": "f", "arguments": {"code": "<think>"}}</tool_call>' + CALL, None, 2),
         ('<tool_call>{"name": "f", "arguments": {"code": "</think>"}}</tool_call>' + CALL, None, 2),
     ],
@@ -243,7 +243,7 @@ async def test_harmonys_answer_after_an_analysis_that_is_not_ended() -> None:
     assert [type(call) for call in turn.calls] == [MalformedCall]
 
 
-# So long that an expression with a cubic or a square cost would outlast the time limit of a test.
+# The texts are so long that a regular expression of quadratic or cubic cost would outlast a test's time limit.
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -1,4 +1,4 @@
-"""The code interpreter tool: what the model reads, state, settings."""
+"""The code interpreter tool: the texts that the model reads, state, settings."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -102,7 +102,7 @@ async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     await tool.release("c")
-    # What is left is the zygote, which waits for the next conversation, and bubblewrap.
+    # The zygote, which waits for the next conversation, and bubblewrap are left.
     left = set(psutil.Process().children(recursive=True)) - before
     assert len(left) == 2
     assert "bwrap" in [process.name() for process in left]

@@ -1,4 +1,4 @@
-"""The quickstart's rows and reward: what is asked, and how it is scored."""
+"""The quickstart's rows and reward: its questions, and their scores."""
 
 import subprocess
 import sys
@@ -40,13 +40,13 @@ def test_reward(texts: list[str], score: float, answered: float) -> None:
     import reward  # type: ignore[import-not-found]  # verl loads it by its path
 
     extra: dict[str, Any] = {"assistant_texts": texts}
-    # What the tools said is in `solution_str`, and must not count.
+    # The tools' answers are in `solution_str`, and must not count.
     found = reward.compute_score("d", "<tool_response>Answer: 42</tool_response>", "42", extra)
     assert found == {"score": score, "acc": score, "answered": answered}
 
 
 def command_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
-    """The trainer's command for a command line of the quickstart's."""
+    """Return the trainer's command for a command line of the quickstart."""
     monkeypatch.syspath_prepend(str(RECIPE))
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     run = script("quickstart", "run")

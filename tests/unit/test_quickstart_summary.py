@@ -1,4 +1,4 @@
-"""The quickstart's summary of runs that have nothing to say."""
+"""The quickstart's summary of a run in which no token was trained."""
 
 from __future__ import annotations
 

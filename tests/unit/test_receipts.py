@@ -1,4 +1,4 @@
-"""Receipts: what the engine was asked and returned, whatever happens to the lists later."""
+"""Receipts: requests to the engine and its answers, whatever happens to the lists later."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ class SlowEngine:
 
 
 class Scripted:
-    """Answers with the same lists each time, as an engine may."""
+    """An engine that answers with the same lists each time, as a real one may."""
 
     def __init__(self, **changes: Any) -> None:
         self.generation = Generation(
@@ -117,7 +117,7 @@ async def test_conversation_and_receipts_agree_on_what_float32_makes_of_a_logpro
     assert record["stop_reason"] == reason
     assert verify_record(record).violations == []
     sample = sample_of_record(record)
-    row = replace(sample.row, loss_inputs={})  # of what the trainer computes more is asked
+    row = replace(sample.row, loss_inputs={})  # the trainer's own columns have further conditions
     assert verify(row, sample.receipts, filtered=sample.receipts.invalid) == []
 
 

@@ -114,11 +114,12 @@ def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path) -> None:
     assert run(GSM8K, *words, "--data", str(source), PYTHON=sys.executable).returncode == 0
     second = train.stat().st_mtime_ns
     assert second != first
-    # Without the tool other rows are needed, which the hub does not give here: the old ones are not taken for them.
+    # Without the tool, other rows are needed, which the hub cannot give offline. The old rows must not stand in for
+    # them.
     offline = run(GSM8K, *words, "--variant", "no_tool", PYTHON=sys.executable, HF_HUB_OFFLINE="1")
     assert offline.returncode != 0
     assert "'openai/gsm8k' is no local file" in offline.stderr
-    # The user's own rows are used as they are.
+    # The user's own rows are used unchanged.
     (train.parent / ".prepared").unlink()
     assert run(GSM8K, *words, "--variant", "no_tool", PYTHON=sys.executable).returncode == 0
     assert train.stat().st_mtime_ns == second
@@ -131,7 +132,7 @@ def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").is_file()
 
 
-# Stands for the trainer: logs the step that STEP says as verl's logger does, which empties its file first.
+# A stand-in for the trainer. It logs the step STEP as verl's logger does, which empties its file first.
 TRAINER = """#!/usr/bin/env bash
 case " $* " in
     *" verl.trainer.main_ppo "*)
@@ -149,13 +150,13 @@ def test_a_resumed_run_keeps_its_curve(tmp_path: Path) -> None:
     python.chmod(0o755)
     out = tmp_path / "out"
     assert run(GSM8K, "--smoke", "--prepare", "--out", str(out), PYTHON=sys.executable).returncode == 0
-    (out / "data" / ".prepared").unlink()  # the user's own rows
+    (out / "data" / ".prepared").unlink()  # now they are the user's own rows
     for step in (1, 2, 3):
         ran = run(GSM8K, "--out", str(out), PYTHON=str(python), STEP=str(step))
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout.splitlines()[-1])["steps"] == step
     assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
-    # A smoke run without a checkpoint begins anew; with one it goes on.
+    # A smoke run without a checkpoint begins anew; with a checkpoint it continues.
     for step, steps in ((1, 1), (2, 2)):
         ran = run(GSM8K, "--smoke", "--out", str(out), PYTHON=str(python), STEP=str(step))
         assert json.loads(ran.stdout.splitlines()[-1])["steps"] == steps
@@ -198,7 +199,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
     source, wheels, installed = (tmp_path / name for name in ("source", "wheels", "installed"))
     source.mkdir()
     for name in ("verl_multiturn", "recipes", "tool_configs", "setup.py", "pyproject.toml", "README.md"):
-        # A build writes beside what it builds.
+        # A build writes into the folders that it builds from, so they are copied.
         kind = {"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
         (shutil.copytree if kind else shutil.copy)(ROOT / name, source / name, **kind)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -214,7 +215,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert ran.stdout.split() == list(list_recipes())
-    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # of `scripted_rollout`
+    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # files of `scripted_rollout`
     for path in [*chat.glob("*.json"), *chat.glob("*.jinja")]:
         assert (installed / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     shipped = installed / "verl_multiturn" / "shipped"

@@ -1,4 +1,4 @@
-"""The recipes tool_n1 and otc: their rows, what they make of public data, and what they run."""
+"""The recipes tool_n1 and otc: their rows, their conversion of public data, and their runs."""
 
 import json
 import subprocess
@@ -131,7 +131,7 @@ def test_calls_in_pythons_form_are_read(text: str, calls: list[tuple[str, dict[s
     assert found == (None if calls is None else [{"name": name, "arguments": given} for name, given in calls])
 
 
-# What is run.
+# Runs.
 
 
 def test_tool_n1_reads_calls_and_executes_none() -> None:

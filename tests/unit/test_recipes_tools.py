@@ -28,7 +28,7 @@ IN_TEXT = ["search_r1", "text2sql", "mixed"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smoke data of each recipe, as its script writes them."""
+    """Return the smoke data of each recipe, as its script writes them."""
     folder = tmp_path_factory.mktemp("made")
     for name in [*IN_TEXT, "image_zoom"]:
         command = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(folder / name), "--smoke"]
@@ -53,7 +53,7 @@ def tools_of(row: dict[str, Any]) -> list[str]:
 
 
 async def play(row: dict[str, Any], tools: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What the tools answer to a demonstration's calls, and their names."""
+    """Play a demonstration's calls, and return the tools' answers and names."""
     kwargs = read_tools_kwargs(row["extra_info"].get("tools_kwargs"), "row")
     answers, names = [], []
     for turn in row["extra_info"]["demonstration"]:
@@ -136,7 +136,7 @@ async def test_pictures_and_the_tool(made: Path) -> None:
     folder = made / "image_zoom"
     tool = load_tools(folder / "tools.yaml")["image_zoom"]
     prepare = script("image_zoom")
-    # Of four widths, three of each, so that no four rows are all of one.
+    # There are three pictures of each of four widths, so that no four rows have one width alone.
     widths = [read_image(row["images"][0]).size[0] for row in rows_of(folder)]
     assert sorted(widths) == [112] * 3 + [140] * 3 + [168] * 3 + [196] * 3
     for row in rows_of(folder):
@@ -153,7 +153,7 @@ async def test_pictures_and_the_tool(made: Path) -> None:
         answered = await tool.execute("one", call["arguments"])
         await tool.release("one")
         (shown,) = answered.image
-        # So many squares of 400 pixels that are not white, and all of them in the region.
+        # The picture shows as many squares of 400 colored pixels as the truth says, all of them in the region.
         colored = sum(count for count, color in shown.getcolors() if color != (255, 255, 255))
         assert (shown.size, colored) == ((112, 56), 400 * int(truth))
         assert await score(row, said, folder) == 1.0

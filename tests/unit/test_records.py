@@ -1,4 +1,4 @@
-"""Records of conversations: a full disk, a kill in mid-line, numbers and texts that JSON or UTF-8 has not."""
+"""Records of conversations: a full disk, a kill within a line, and numbers and texts that JSON or UTF-8 cannot hold."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ def file_of(folder: Path) -> Path:
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """Files grow no larger, as on a disk that is full."""
+    """Limit the size of files, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -80,7 +80,7 @@ def test_numbers_that_are_none_get_their_names() -> None:
 
 
 def test_the_quickstarts_readers(tmp_path: Path) -> None:
-    """A lone surrogate in the model's arguments, and a torn line."""
+    """Read a lone surrogate in the model's arguments, and a torn line."""
     sys.path.insert(0, str(ROOT / "recipes" / "quickstart"))
     from summary import StepRecords, merge_records  # type: ignore[import-not-found]
 

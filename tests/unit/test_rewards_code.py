@@ -1,4 +1,4 @@
-"""Programs against tests: what passes, what does not, and what a program might forge."""
+"""Programs against tests: programs that pass, that fail, and that try to forge a verdict."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ FUNCTIONS: list[tuple[str, Numbers]] = [
     ("import os; os._exit(0)", WRONG),
     ("import os\ndef add(a, b): os._exit(0)", WRONG),
     ("import sys\ndef add(a, b): sys.exit(0)", WRONG),
-    # Values that say they equal everything.
+    # Values that claim to equal everything.
     ("class A:\n    __eq__ = lambda *a: True\ndef add(a, b): return A()", WRONG),
     ("class A(int):\n    __eq__ = lambda *a: True\n    __hash__ = int.__hash__\ndef add(a, b): return A(7)", WRONG),
     ("class A(list):\n    __iter__ = lambda s: iter([3])\n    __eq__ = lambda *a: 1\ndef add(a, b): return A()", WRONG),
     ("class A(str):\n    __str__ = lambda s: '3'\n    __eq__ = lambda *a: True\ndef add(a, b): return A()", WRONG),
-    # The judge's own machinery.
+    # Attacks on the judge's own machinery.
     ("import builtins as b\nb.AssertionError = ValueError\nb.type = lambda a: tuple\ndef add(a, b): pass", WRONG),
     ("import sys\ndef add(a, b):\n    sys._getframe(1).f_globals['encode'] = lambda v, d=0: ['int', '0x3']", WRONG),
     ("import os\nfor f in range(9):\n    try: os.write(f, b'\\x00result [\"pass\"]')\n    except OSError: pass", WRONG),

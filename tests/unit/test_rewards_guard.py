@@ -1,4 +1,4 @@
-"""What runs while an answer is verified: SymPy's own code does, code from an answer does not."""
+"""Code that runs while an answer is verified: SymPy's own code may run, code from an answer may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from verl_multiturn.rewards import verifiers
 
 WORKER = Path(verifiers.__file__).with_name("verify_worker.py")
-# Audit hooks cannot be taken away again, so the guard is tried in a process of its own.
+# Audit hooks cannot be removed, so the guard is tried in a process of its own.
 HARNESS = """
 import importlib.util, json, sys
 
@@ -47,7 +47,7 @@ NO_VERDICT = {"error": "code that a library made was refused, so that there is n
 
 
 FORGED = [
-    # Whoever evaluates a text chooses its globals; the text itself calls `exec` by a name of one letter.
+    # The code that evaluates a text chooses its globals; the text itself calls `exec` under a name of one letter.
     "eval('x(\"import os\")', {'__name__': 'collections', 'x': exec})",
     "eval('x(\"import os\")', {'__name__': 'sympy.polys.monomials', 'x': exec})",
     "eval('x(\"import os\")', vars(sys.modules['sympy.polys.monomials']), {'x': exec})",
@@ -56,13 +56,13 @@ FORGED = [
     "eval('x(\"import os\")', globals_of('_frozen_importlib'))",
     "eval('x(\"import os\")', vars(sys.modules['_frozen_importlib']), {'x': exec})",
     "sys.modules['mine'] = type(sys)('mine'); eval('x(\"import os\")', vars(sys.modules['mine']), {'x': exec})",
-    # A function's name is printed as it is in the code that `lambdify` makes.
+    # `lambdify` writes a function's name unchanged into the code that it makes.
     "sympy.lambdify(x, sympy.Function('__import__(\"os\").getpid')(x))",
     "sympy.lambdify(x, sympy.Function('exit')(x))",
     "sympy.lambdify(x, sympy.Function('numpy.load')(x))",
     "sympy.lambdify(x, '__import__(\"os\")')",
     "exec(compile('import os', '<lambdifygenerated-1>', 'exec'))",
-    # Another file name than that of a text.
+    # Other file names than that of a text.
     "exec(compile('import os', '<mine>', 'exec'))",
     "exec(compile('import os', '', 'exec'))",
     "__import__('subprocess').run(['true'])",
@@ -97,7 +97,10 @@ MUCH = "bytearray(900 * 2**20)"
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
-    """What the worker answers where its verifier runs a case, and takes what the guard raises for a wrong answer."""
+    """Return the worker's answer to each case.
+
+    The worker's verifier runs the case as code, and counts a ValueError, which the guard raises, as a wrong answer.
+    """
     cases = [*FORGED, *OF_A_LIBRARY, *IN_AN_ANSWER, MUCH]
     command = [sys.executable, "-c", HARNESS, str(WORKER), json.dumps(cases)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

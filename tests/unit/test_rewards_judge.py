@@ -1,4 +1,4 @@
-"""The judge as a reward: verdicts of a server on loopback that is right, slow, full, broken, or lies."""
+"""The judge as a reward: verdicts of a server on loopback that is right, slow, full or broken, or that lies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _closed() -> AsyncIterator[None]:
 
 
 class Judge:
-    """A server that gives these replies in turn, the last one for ever: a status, a text, or "hang"."""
+    """A server that gives these replies in turn, and repeats the last one: a status, a text, or "hang"."""
 
     def __init__(self, *replies: Any) -> None:
         self._replies = list(replies)

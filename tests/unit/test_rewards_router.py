@@ -1,4 +1,4 @@
-"""`compute_score`: routing, the keys, what is scored, composition, and functions of a user's own."""
+"""`compute_score`: routing, the keys, the scored texts, composition, and functions of a user."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_calls_soften_a_wrong_answer_as_in_verls_retool(
     extra = {"assistant_calls": turns, "assistant_texts": [*["…"] * turns_with_calls, f"#### {42 if right else 41}"]}
     found = await score("gsm8k", "", "42", extra, gsm8k={"wrong_call_credit": 0.05})
     assert found[0] == pytest.approx(expected)
-    # verl's own rule, from -1 to 1.
+    # verl's own rule scores from -1 to 1.
     verls = 1.0 if right else min(-0.6, -1.0 + 0.1 * turns_with_calls)
     assert 2 * found[0] - 1 == pytest.approx(verls)
     late = compose(Score(timed_out=1.0), Solution("gsm8k", (), ((("f", "{}"),),)), RewardOptions(wrong_call_credit=1))
@@ -213,7 +213,7 @@ async def test_a_function_of_the_users_own(caplog: pytest.LogCaptureFixture) -> 
 
 
 class Container(dict):  # type: ignore[type-arg]
-    """Like a mapping of Hydra: no JSON."""
+    """A mapping like Hydra's, which JSON cannot write."""
 
 
 async def test_options_and_ground_truths_come_from_hydra_and_numpy() -> None:
@@ -290,7 +290,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Any]:
-    """Runs all examples in one loop, so that its processes stay warm."""
+    """Yield a function that runs every example in one loop, so that its processes stay warm."""
     with asyncio.Runner() as runner:
         yield runner.run
         runner.run(aclose())

@@ -113,7 +113,7 @@ async def test_as_sets(root: Path) -> None:
 
 @pytest.mark.parametrize("query", [ENDLESS, FOR_EVER_COMPILED], ids=["running", "compiling"])
 async def test_a_query_that_takes_for_ever_is_counted(root: Path, query: str) -> None:
-    # So much memory that the time is up first, also on a fast machine.
+    # With so much memory, the time is up first, even on a fast machine.
     memory = {"max_memory_mb": 16_384}
     options = {"sql": {"root": str(root), "timeout_s": 2.0, "processes": 1, "format_weight": 1.0, **memory}}
     assert await score("skyrl_sql", wrap(query), truth(PRICES), **options) == TIMED_OUT
@@ -133,16 +133,16 @@ SKYRL: list[tuple[list[str], float]] = [
     ([f"{THOUGHT}<solution>SELEC</solution>"], 0.0),
     ([f"{THOUGHT}<solution></solution>"], 0.0),
     ([f"{THOUGHT}<solution>```sql\nSELECT 1\n```</solution>"], 0.0),
-    # A right answer in another format.
+    # Right answers in another format.
     (["<solution>SELECT 1</solution>"], -1.0),
     ([f"{THOUGHT}<solution>SELECT 1"], -1.0),
     ([f"{THOUGHT}SELECT 1"], -1.0),
     ([f"{THOUGHT}<solution>SELECT 1</solution></solution>"], -1.0),
     ([f"{THOUGHT}<solution>SELECT 1<sql></sql></solution>"], -1.0),
-    # Two of them, in different turns and in a thought.
+    # Two solutions, in different turns and in a thought.
     ([f"{THOUGHT}<solution>SELECT 1</solution>", f"{THOUGHT}<solution>SELECT 1</solution>"], -1.0),
     (["<think><solution>SELECT 1</solution></think><solution>SELECT 1</solution>"], -1.0),
-    # Each turn after an observation begins with a thought, until the solution.
+    # Each turn after an observation must begin with a thought, until the solution.
     ([THOUGHT, "<solution>SELECT 1</solution>"], -1.0),
     ([THOUGHT, "well, <think>hm</think>", f"{THOUGHT}<solution>SELECT 1</solution>"], -1.0),
     ([f"{THOUGHT}<observation>1</observation> so <solution>SELECT 1</solution>"], -1.0),

@@ -75,7 +75,7 @@ ANSWERS: dict[str, Numbers] = {
     "<answer>Lyon</answer><answer>Paris</answer>": RIGHT_UNFORMATTED,
     "<answer><answer>Paris</answer>": WRONG_UNFORMATTED,
     "<answer>Paris</answer>" * 11: (0.25, 1.0, 0.0, 1.0, 0.0, 0.0),
-    # As in Search-R1, also in a thought, closed or not.
+    # An answer in a thought counts, closed or not, as in Search-R1.
     "<think>hm <answer>Paris</answer>": RIGHT_UNFORMATTED,
     "<think>hm <answer>Paris</answer></think>": RIGHT_UNFORMATTED,
     "<think><answer>Paris</answer></think>Lyon": RIGHT_UNFORMATTED,
@@ -133,7 +133,7 @@ OTHER = {"name": "time", "arguments": {}}
 
 
 def called(*calls: Any) -> list[list[dict[str, str]]]:
-    """Those of the first of two turns."""
+    """Return these calls as those of the first of two turns."""
     return [[{"name": name, "arguments": arguments} for name, arguments in calls], []]
 
 
@@ -191,7 +191,7 @@ async def test_tool_calls_that_nobody_parsed() -> None:
 
 
 async def test_what_is_written_counts_before_what_a_parser_makes_of_it() -> None:
-    """Missing arguments are `{}` to a parser, and a text of JSON is an object."""
+    """A parser reads missing arguments as `{}`, and a text of JSON as an object; the written text decides."""
     written = '<think>hm</think><tool_call>{"name": "weather", "arguments": %s}</tool_call>'
     arguments = json.dumps(CALL["arguments"])
     for text, expected in (

@@ -1,4 +1,4 @@
-"""Mathematics and reasoning_gym: other packages' verifiers, in processes that can be killed."""
+"""Mathematics and reasoning_gym: verifiers of other packages, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MATH: list[tuple[str, str, Numbers]] = [
 ]
 
 
-# With `ignore_signs`.
+# Cases with `ignore_signs`.
 SIGNS: list[tuple[str, str, Numbers]] = [
     (r"\boxed{5.}", "5", RIGHT),
     (r"\boxed{90°}", "90", RIGHT),
@@ -124,7 +124,7 @@ async def test_mathematics_needs_an_answer(truth: Any) -> None:
 
 
 async def test_many_at_once_share_few_processes() -> None:
-    # As large as a reward worker of verl may be: a process that is started begins with that peak.
+    # This process is as large as a reward worker of verl may be: a new process inherits that peak.
     large = bytearray(os.urandom(1)) * (1300 * 2**20)
     options = {"math": {"processes": 2}}
     scores = [score("math_dapo", rf"\boxed{{{i}}}", str(i - i % 2), **options) for i in range(100)]
@@ -192,7 +192,7 @@ async def test_reasoning_gym() -> None:
         assert await score("reasoning_gym/countdown", text, truth) == expected, text
 
 
-# countdown gives its answers to `parse_expr`, n_queens to `eval`.
+# countdown passes its answers to `parse_expr`, n_queens to `eval`.
 CODE = [
     "exec('import os; os._exit(0)')",
     "__import__('os').system('touch {path}')",
@@ -229,7 +229,7 @@ async def test_a_formula_in_an_answer_is_evaluated() -> None:
     numbers, target = [2, 3], 6
     truth = {"answer": "2*3", "metadata": {**entry["metadata"], "numbers": numbers, "target": target}}
     for formula in ("3*2", "(2)*(3)", "Abs(-2)*3", "sqrt(2)*3*sqrt(2)/sqrt(1)"):
-        expected = RIGHT if "sqrt" not in formula else WRONG  # its numbers are others
+        expected = RIGHT if "sqrt" not in formula else WRONG  # it uses other numbers
         assert await score("reasoning_gym/countdown", f"Answer: {formula}", truth) == expected, formula
 
 

@@ -1,6 +1,7 @@
-"""Control groups, on a made tree of files: cgroup v2 itself with its controllers is not to be had on every machine.
+"""Control groups, on a made tree of files: not every machine has cgroup v2 with its controllers.
 
-What the kernel does with the limits is not run here; what is written, read, joined and removed is.
+The kernel does not apply the limits here. The tests check the files that are written and read, and the groups that are
+joined and removed.
 """
 
 import asyncio
@@ -21,7 +22,12 @@ EVENTS = "low 0\nhigh 0\nmax 0\noom 0\noom_kill {}\noom_group_kill 0\n"
 
 
 def tree(root: Path, *delegated: str) -> Path:
-    """Of a user in `/user/scope`; the groups named have given memory and pids to those below."""
+    """Make the groups of a user in `/user/scope`, and return the file that names the process's group.
+
+    Args:
+        root: Folder of the groups.
+        delegated: Groups that give memory and pids to the groups below them.
+    """
     for name in (".", "user", "user/scope"):
         (root / name).mkdir(exist_ok=True)
         given = "cpu memory pids" if name in delegated else "cpu"
@@ -33,7 +39,7 @@ def tree(root: Path, *delegated: str) -> Path:
 
 @pytest.fixture
 def made_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """As the kernel does it: a new group has its files, and can be removed with them."""
+    """Let new groups have their files and be removed with them, as the kernel does."""
     make, remove = os.mkdir, os.rmdir
 
     def mkdir(folder: Path) -> None:
@@ -64,7 +70,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """In one write, as its reader may come in between."""
+    """Write the file in one write, as its reader may come in between."""
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, text.encode())
     os.close(fd)
@@ -92,7 +98,7 @@ def test_a_group_that_cannot_be_joined_is_not_used(tmp_path: Path, monkeypatch: 
     root.mkdir()
     membership = tree(root, "user")
     real = os.mkdir
-    # Its `cgroup.procs` is a folder here, which nobody can write to, root included.
+    # Its `cgroup.procs` is a folder here, which nobody can write to, not even root.
     monkeypatch.setattr(groups.os, "mkdir", lambda folder: (real(folder), real(folder / "cgroup.procs")))
     assert find_parent(root, membership) is None
 

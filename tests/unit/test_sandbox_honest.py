@@ -1,4 +1,4 @@
-"""What honest programs do, and a sandbox must let them do: processes, pipes, sockets, shared memory, copies, shells."""
+"""Honest programs that a sandbox must let run: processes, pipes, sockets, shared memory, copies, shells."""
 
 import asyncio
 
@@ -102,7 +102,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, str]:
-    """All of them at once, each in its own sandbox."""
+    """Run all programs at once, each in its own sandbox, and return their outputs."""
 
     async def run_all() -> list[str]:
         async with SandboxPool(SandboxSettings(timeout_s=120, memory_mb=256)) as pool:

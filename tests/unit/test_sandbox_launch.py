@@ -1,4 +1,4 @@
-"""Where the sandbox runs, and what it says where it does not: real bubblewrap, in namespaces that forbid things."""
+"""Places where the sandbox runs, and its errors where it does not: real bubblewrap in namespaces that forbid things."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ asyncio.run(main())
 
 
 def run_inside(arguments: list[str], isolation: str, code: str = "import os; os.getuid()") -> str:
-    """What `RUN_ONE` prints when it runs in a bubblewrap with the whole file system and `arguments`."""
+    """Return what `RUN_ONE` prints in a bubblewrap with the whole file system and `arguments`."""
     command = [find_bwrap(), *arguments, "--dev-bind", "/", "/", sys.executable, "-W", "error", "-c", RUN_ONE]
     done = subprocess.run([*command, isolation, code], capture_output=True, text=True, cwd=ROOT, timeout=250)
     assert done.returncode == 0, done.stderr
@@ -61,14 +61,17 @@ def test_the_weaker_mode_works_there() -> None:
 
 
 def test_with_one_user_only() -> None:
-    """Like a user who is not root: the namespace has that user alone, and the count of processes still holds."""
+    """The namespace has one user alone, as for a user who is not root; the limit of processes still holds."""
     said = run_inside(["--unshare-user"], "bwrap")
     assert said.splitlines()[0] == "1000"
     assert "more than 8 processes" in said or "BlockingIOError" in said
 
 
 def test_no_lease_on_files_that_belong_to_our_user() -> None:
-    """It would hold up for 45 s who opens the file to write. As root the sandbox has another user than the files."""
+    """A lease holds up everybody who opens the file to write, for 45 s.
+
+    For root, the sandbox runs as another user than the owner of the files.
+    """
     lease = (
         "import fcntl, os\n"
         "for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK):\n"

@@ -1,4 +1,4 @@
-"""What is kept of a cell's output."""
+"""The part of a cell's output that is kept."""
 
 import pytest
 

@@ -21,7 +21,7 @@ BOTH = pytest.mark.parametrize("isolation", ["bwrap", "subprocess"])
 
 
 OUR_DISK_MB = 100 + os.getpid()
-"""By it our processes are known, wherever they hang."""
+"""Disk limit that marks our processes, wherever they are in the process tree."""
 
 
 def settings(**changes: Any) -> SandboxSettings:
@@ -41,12 +41,12 @@ async def sandbox(pool: SandboxPool) -> Sandbox:
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other runs of this machine make folders of the same name."""
+    """Use a temporary folder of our own: other runs on this machine make folders with the same names."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def held() -> tuple[int, set[int], int]:
-    """Open descriptors, processes of sandboxes, temporary folders."""
+    """Count open descriptors and temporary folders, and return them with the processes of sandboxes between them."""
     mark = f'"disk": {OUR_DISK_MB * 2**20},'
     sandboxes = {process.pid for process in psutil.process_iter(["cmdline"]) if mark in str(process.info["cmdline"])}
     folders = list(Path(tempfile.gettempdir()).glob("verl-multiturn-sandbox-*"))
@@ -59,7 +59,7 @@ def descendants() -> set[psutil.Process]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - it looks at processes, which tell nobody
+        while not condition():  # noqa: ASYNC110  # processes do not announce their end
             await asyncio.sleep(0.01)
 
 
@@ -226,7 +226,7 @@ async def test_cancelled_anywhere_it_gives_back_what_it_has(isolation: str) -> N
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: not zygote._starting)
-            for spare in list(zygote._ready):  # what a cancelled `acquire` left to the next one
+            for spare in list(zygote._ready):  # a cancelled `acquire` left it to the next one
                 spare.kill()
             await until(lambda: not zygote._sandboxes)
             rest = rest or held()
@@ -237,7 +237,7 @@ async def test_cancelled_anywhere_it_gives_back_what_it_has(isolation: str) -> N
 @BOTH
 @pytest.mark.parametrize("close", [False, True])
 async def test_gone_means_that_no_process_is_left(isolation: str, close: bool) -> None:
-    # To give so much memory back takes the kernel a while, in which the process is still there.
+    # The kernel takes a while to take back so much memory, and the process still exists during that time.
     code = "import os, time\nblock = bytearray(300 * 2**20)\nif os.fork() == 0: time.sleep(1000)"
     async with SandboxPool(settings(isolation=isolation, pool=0, memory_mb=1024)) as pool:
         first = await pool.acquire()

@@ -1,4 +1,4 @@
-"""The system call filter, run by an interpreter of its own: what is refused, on both architectures."""
+"""The system call filter, run by an interpreter of its own: refused calls on both architectures."""
 
 import errno
 import struct
@@ -12,7 +12,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str | int:
-    """`allow`, `kill`, or the errno of a call under the filter of `machine`."""
+    """Return `allow`, `kill`, or the errno of a call under the filter of `machine`."""
     code = list(struct.iter_unpack("HBBI", program(machine)))
     data = struct.pack(
         "IIQ6Q", number, architecture or ARCHITECTURES[machine], 0, *arguments, *[0] * (6 - len(arguments))
@@ -30,7 +30,7 @@ def verdict(machine: str, number: int, *arguments: int, architecture: int | None
             position += when_true if holds else when_false
 
 
-# (name, x86_64, aarch64)
+# Name, number on x86_64, number on aarch64.
 REFUSED = [
     ("ptrace", 101, 117), ("process_vm_readv", 310, 270), ("mount", 165, 40), ("umount2", 166, 39),
     ("unshare", 272, 97), ("setns", 308, 268), ("pivot_root", 155, 41), ("chroot", 161, 51), ("bpf", 321, 280),

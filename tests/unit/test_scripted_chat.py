@@ -16,7 +16,7 @@ from verl_multiturn.tools.calls.session import CallStatus
 from verl_multiturn.tools.functions import FromRow
 
 
-def lookup(key: str, *, table: Annotated[dict[str, str], FromRow]) -> str:
+def lookup(key: str, *, table: Annotated[dict[str, str], FromRow]) -> str:  # noqa: D417  # the docstring is data
     """Look a key up.
 
     Args:

@@ -1,4 +1,4 @@
-"""The SmolLM2 recipe: its rows, its expressions, what the warm start learns, and the report."""
+"""The SmolLM2 recipe: its rows, its expressions, the tokens that the warm start learns, and the report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ sys.path.insert(0, str(RECIPE))
 
 
 def load(name: str) -> Any:
-    """A file of the recipe, under a name that other recipes' files do not have."""
+    """Load a file of the recipe, under a module name that no other recipe's file has."""
     spec = importlib.util.spec_from_file_location(f"smollm2_{name}", RECIPE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it there
+    sys.modules[spec.name] = module  # its dataclasses look the module up there
     spec.loader.exec_module(module)
     return module
 
@@ -102,7 +102,7 @@ def test_answer(text: str, answer: str | None) -> None:
 
 
 def test_what_the_warm_start_learns() -> None:
-    """Of a conversation, the assistant's words and end tokens, and nothing of what it is told."""
+    """The warm start learns the assistant's words and end tokens, and nothing of what the model is told."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
     tokenizer.chat_template = (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

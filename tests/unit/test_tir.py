@@ -1,4 +1,4 @@
-"""Text mode: literal ids and masks, markers in any split, what cannot be run, what a tool may answer."""
+"""Text mode: literal ids and masks, markers in any split, blocks that cannot be run, answers that a tool may give."""
 
 import itertools
 import re
@@ -133,11 +133,11 @@ async def test_ids_that_are_none_end_one_request(real: Any) -> None:
 
 
 async def test_a_marker_that_the_budget_allowed_for() -> None:
-    # The engine says `length`, though the turn is complete; there is no room for an answer, and nothing is run.
+    # The engine says `length`, though the turn is complete. There is no room for an answer, so nothing is run.
     tool = CodeTool()
     outcome, text = await pieces([BLOCK, "```output", "x"], ["done"], tool=tool, response_length=2)
     assert (outcome.stop_reason, text, tool.codes) == (StopReason.RESPONSE_LENGTH, CALL, [])
-    # One turn's budget is another matter: the call is complete.
+    # The budget of one turn is different: the call is complete.
     outcome, text = await pieces([BLOCK, "```output", "x"], ["done"], tool=tool, turn_length=2)
     assert (outcome.stop_reason, tool.codes) == (StopReason.FINISHED, ["print(6*7)"])
 
@@ -254,11 +254,11 @@ async def test_a_clipped_answer_stays_in_its_block(real: Any) -> None:
 
 
 class Joining(Pieces):
-    """Makes a control token, id 0, of an answer and the new line after it."""
+    """A tokenizer that makes a control token, id 0, of an answer and the new line after it."""
 
     all_special_tokens = ("<end>", "STOP\n")
     unk_token = None
-    added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012  # as of a tokenizer
+    added_tokens_decoder: dict[int, Any] = {}  # noqa: RUF012  # an attribute as real tokenizers have it
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         head, found, tail = text.partition("STOP\n")
@@ -275,7 +275,7 @@ async def test_an_answer_and_its_frame_make_no_control_token() -> None:
     assert tokenizer.decode(outcome.trajectory.ids[3:]) == f"{CALL}\n\u200bSTOP\u200b\n```\ndone<end>"
 
 
-# Everything that fences are made of, and what is beside them.
+# Everything that fences are made of, and other text.
 LINES = ["```python\n", "```output", "```\n", "```", "\n", "print(1)\n", "`", "x", " ", "é", "```output\n", "output"]
 
 
@@ -296,7 +296,7 @@ async def test_a_call_does_not_depend_on_the_tokens(parts: list[str], cuts: list
     tokenizer = Pieces()
     places = [0, *sorted({cut for cut in cuts if cut < len(text)}), len(text)]
     said = tokenizer.ids(*(text[start:end] for start, end in itertools.pairwise(places)))
-    # Whatever an engine goes on with, when it does not stop.
+    # Tokens that an engine may go on with when it does not stop.
     beyond = tokenizer.ids(*more) if found else []
     generation = await MarkerStop(ScriptedEngine([said + beyond]), tokenizer).generate("r", [], {}, 999)
     assert generation.ids == said

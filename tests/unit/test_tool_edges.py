@@ -1,4 +1,4 @@
-"""What tools' code can do to the worker and to the conversation besides answering."""
+"""Effects of a tool's code on the worker and the conversation, apart from its answers."""
 
 import asyncio
 import functools
@@ -19,7 +19,7 @@ from verl_multiturn.tools.calls.slots import Gates
 
 
 class Counted(list[Any]):
-    """How many of its items were looked at."""
+    """A list that counts how many of its items were looked at."""
 
     looked = 0
 
@@ -49,7 +49,7 @@ def test_what_a_tool_does_to_the_images_of_a_conversation_stays_with_it() -> Non
 
 
 class Closing(EchoTool):
-    """Raises in `aclose`."""
+    """A tool whose `aclose` raises."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()

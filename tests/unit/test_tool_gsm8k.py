@@ -1,4 +1,4 @@
-"""`Gsm8kTool`: scores, step rewards, and what they remember of a conversation."""
+"""`Gsm8kTool`: scores, step rewards, and its memory of a conversation."""
 
 from decimal import Decimal
 from pathlib import Path

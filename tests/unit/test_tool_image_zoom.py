@@ -1,4 +1,4 @@
-"""`ImageZoomTool`: which region it shows, how large, and what a model cannot do with it."""
+"""`ImageZoomTool`: the region that it shows, its size, and what a model cannot do with it."""
 
 import base64
 import io
@@ -26,7 +26,10 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def picture() -> Image.Image:
-    """400 by 200 pixels: green, with a red square of 100 pixels at the top left and a blue one at the bottom right."""
+    """Make a green picture of 400 by 200 pixels.
+
+    It has a red square of 100 pixels at the top left and a blue one at the bottom right.
+    """
     image = Image.new("RGB", (400, 200), GREEN)
     image.paste(RED, (0, 0, 100, 100))
     image.paste(BLUE, (300, 100, 400, 200))
@@ -75,7 +78,7 @@ async def test_what_lies_outside_is_left_out() -> None:
     shown, text = await zoomed([-1e300, -5, 100, 1e308], min_pixels=1)
     assert (shown.size, colours(shown)) == ((100, 200), {RED, GREEN})
     assert text.startswith("The region, 100 x 200 of")
-    # Whole pixels, around what was asked for.
+    # The region has whole pixels, all that the request touches.
     assert find_region([10.9, 10.1, 12.1, 11], (400, 200)) == (10, 10, 13, 11)
     assert find_region([399.5, 199.5, 400, 200], (400, 200)) == (399, 199, 400, 200)
 
@@ -129,7 +132,7 @@ def test_a_region_lies_in_the_image(bbox: list[float], size: tuple[int, int], sh
 
 
 async def ask(arguments: str) -> CallResult:
-    """A call as a model makes it, through the runtime."""
+    """Make a call as a model does, through the runtime."""
     (tool,) = load_tools(ROOT / "tool_configs" / "image_zoom.yaml").values()
     kwargs = {"image_zoom": {"create_kwargs": {"image": png(picture())}}}
     async with ToolSession("r1", {"image_zoom": tool}, kwargs, Gates(10.0), 1) as opened:
@@ -166,7 +169,7 @@ def test_how_a_row_may_give_its_image(tmp_path: Path) -> None:
     for form in (image, data, str(file), f"file://{file}", text, *mappings):
         assert read_image(form).tobytes() == image.tobytes()
     assert read_image(image.convert("P")).mode == "RGB"
-    # As a prompt's images: what is transparent is white.
+    # A transparent pixel becomes white, as in a prompt's images.
     assert colours(read_image(Image.new("RGBA", (4, 4), (0, 0, 0, 0)))) == {(255, 255, 255)}
 
 

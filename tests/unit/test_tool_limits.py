@@ -26,7 +26,7 @@ HI = ToolCall("echo", '{"text": "hi"}', "c1")
 
 
 class Flaky(EchoTool):
-    """Fails the first `failures` calls."""
+    """A tool whose first `failures` calls fail."""
 
     repeatable = True
     pure = True
@@ -88,7 +88,7 @@ async def test_the_deadline_holds_over_all_attempts() -> None:
     async with session(Gates(5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.attempts) == (CallStatus.ERROR, 1)
-    assert time.monotonic() - started < 20  # not the 25 s or more of the first wait
+    assert time.monotonic() - started < 20  # less than the 25 s or more of the first wait
 
 
 async def test_slots_of_all_conversations_and_the_queue_budget() -> None:
@@ -146,7 +146,7 @@ async def test_a_slot_that_comes_together_with_a_cancellation_is_handed_on() -> 
     assert gate.try_enter()
     first, second = (asyncio.create_task(gate.enter()) for _ in range(2))
     await asyncio.sleep(0)
-    gate.leave(None)  # the first one's turn
+    gate.leave(None)  # the first caller's turn
     first.cancel()
     assert await second is None
     with pytest.raises(asyncio.CancelledError):
@@ -157,7 +157,7 @@ async def test_a_slot_that_comes_together_with_a_cancellation_is_handed_on() -> 
 
 
 class Leases:
-    """Shared slots of one process, with a memory."""
+    """Shared slots of one process, which remember the requests and the leases."""
 
     def __init__(self, free: bool = True) -> None:
         self.free = free
@@ -281,7 +281,7 @@ async def test_a_forked_child_does_not_go_on_with_the_conversation() -> None:
 async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Blocks(EchoTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            time.sleep(2)  # noqa: ASYNC251  # what is tested
+            time.sleep(2)  # noqa: ASYNC251  # the fault under test
             return "x"
 
     with caplog.at_level(logging.ERROR), LoopWatch(blocked_s=0.2) as watch:
@@ -300,14 +300,14 @@ async def test_a_contract_error_of_the_tool_itself_raises() -> None:
 
 
 def hold_up(seconds: float) -> None:
-    """What a tool does that blocks: nothing else runs meanwhile."""
+    """Block, as a tool does that lets nothing else run meanwhile."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         pass
 
 
 class InSteps(EchoTool):
-    """Waits several times, some 0.05 s in all; once begun, another one holds up the loop."""
+    """A tool that waits several times, 0.05 s in all; once it has begun, another callback blocks the loop."""
 
     def __init__(self, blocked_s: float) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ async def test_a_call_that_hangs_is_late_though_the_loop_is_held_up() -> None:
 
 
 class HeldUpLoop(asyncio.SelectorEventLoop):
-    """Its time goes on only as far as its callbacks say that they hold it up."""
+    """A loop whose clock moves only when a callback says that it blocks the loop."""
 
     now = 0.0
 
@@ -366,7 +366,7 @@ def test_on_a_loop_that_is_always_busy_a_call_is_late_after_twice_its_limit(step
 
     with contextlib.closing(HeldUpLoop()) as loop:
         loop.run_until_complete(main())
-        # asyncio needs two turns for a timer, of which there are two, and one for a future.
+        # asyncio needs two turns of the loop for a timer, of which there are two, and one for a future.
         assert 1.0 <= loop.now <= 2.25 + 5 * 8 * step_s
 
 

@@ -1,4 +1,4 @@
-"""BM25 over a folder: what is found, in which order, and the index on disk."""
+"""BM25 over a folder: the passages that are found, their order, and the index on disk."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_several_processes_build_one_index(corpus: Path, tmp_path: Path) -> None
     assert sum("documents indexed" in errors for _, errors in said) == 1, "one builds, the others wait"
     (folder,) = [path for path in kept.iterdir() if path.is_dir()]
 
-    shutil.rmtree(folder)  # what a process that was killed leaves behind is cleared away by the next
+    shutil.rmtree(folder)  # the next process clears away what a killed process left
     left = kept / f"{folder.name}.new-dead"
     left.mkdir()
     Bm25Index.open(corpus, kept)
@@ -231,7 +231,7 @@ async def test_a_broken_corpus_is_told_to_everyone_who_asks(tmp_path: Path) -> N
     (corpus / "bad.jsonl").write_text("{")
     tool = tool_of(corpus)
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"bad.jsonl:1"):  # by `create`, if it is known by then
+        with pytest.raises(ConfigError, match=r"bad.jsonl:1"):  # raised by `create`, if the error is known by then
             async with conversation(tool) as call:
                 await call(query="tea")
     with pytest.raises(ConfigError, match=r"bad.jsonl:1"):

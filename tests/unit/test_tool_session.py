@@ -1,4 +1,4 @@
-"""`ToolSession`: the lifecycle, foreign tools, and what tools may do wrong."""
+"""`ToolSession`: the lifecycle, foreign tools, and faults of tools."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def test_kwargs_reach_each_method() -> None:
 
 
 class Greedy(EchoTool):
-    """Keeps what its row gave, and changes it with every call."""
+    """A tool that keeps what its row gave, and changes it with every call."""
 
     repeatable = True
     pure = True
@@ -170,7 +170,7 @@ async def test_a_synchronous_tool_does_not_hold_up_the_loop() -> None:
 
 
 class OldTool:
-    """As written for verl 0.4: `create` returns the id, `execute` a tuple with plain text."""
+    """A tool as written for verl 0.4: `create` returns the id, `execute` a tuple with plain text."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         self.tool_schema, self.name, self.seen = tool_schema, tool_schema.function.name, []  # type: ignore[var-annotated]
@@ -193,7 +193,7 @@ class OldTool:
 
 
 class NewTool(OldTool):
-    """As written for verl 0.9: `create_kwargs` in one piece, `(id, response)` back."""
+    """A tool as written for verl 0.9: `create` gets `create_kwargs` in one piece, and returns `(id, response)`."""
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         self.seen.append(("create", kwargs["create_kwargs"]["ground_truth"]))
@@ -287,11 +287,11 @@ async def test_synchronous_tools_that_hang_do_not_starve_the_others() -> None:
 
 
 class Number(float):
-    """A float, as numpy has its own."""
+    """A float of a class of its own, such as numpy's."""
 
 
 class Tensor:
-    """Holds one number, and is none; as torch's."""
+    """An object that holds one number without being one, such as torch's."""
 
     def item(self) -> float:
         return 0.5
@@ -335,7 +335,7 @@ async def test_a_reward_of_another_type_is_a_mistake_of_the_author(value: Any) -
 
 
 class Unspeakable(Exception):
-    """Of a library whose errors need what was not given."""
+    """An error of a library that needs an attribute which was not set."""
 
     def __str__(self) -> str:
         raise AttributeError("response")
@@ -344,7 +344,7 @@ class Unspeakable(Exception):
 
 
 class FarUnspeakable(BaseException):
-    """As the other, and no `except Exception` catches it."""
+    """A `BaseException` that raises when it is asked for its text; no `except Exception` catches it."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -409,7 +409,7 @@ async def test_metrics_have_a_limit(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class FarOut(BaseException):
-    """As libraries derive theirs, so that no `except Exception` catches them."""
+    """An error such as libraries derive so that no `except Exception` catches it."""
 
 
 @pytest.mark.parametrize("method", ["create", "execute", "calc_reward", "release"])

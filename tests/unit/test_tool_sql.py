@@ -1,4 +1,4 @@
-"""`SqlTool`: what it answers, what it refuses, and what it survives."""
+"""`SqlTool`: its answers, its refusals, and the attacks that it survives."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_nothing_but_reading_this_database(ask: Call, root: Path, queries:
 
 
 def nested(levels: int) -> str:
-    """A query that SQLite takes 2^levels steps to compile, without looking at its progress handler."""
+    """Return a query that SQLite needs 2^levels steps to compile, without a look at its progress handler."""
     tables = ["t0(x) AS (SELECT 1)"]
     tables += [f"t{i}(x) AS (SELECT a.x FROM t{i - 1} a, t{i - 1} b)" for i in range(1, levels)]
     return f"WITH {', '.join(tables)} SELECT * FROM t{levels - 1}"
@@ -234,7 +234,7 @@ def children_of_this_process() -> set[int]:
             stat = Path("/proc", process, "stat").read_text()
             command = Path("/proc", process, "cmdline").read_text()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and "sql_worker" in command:
             found.add(int(process))
     return found
@@ -253,9 +253,9 @@ async def test_processes_are_shared_kept_and_ended(root: Path) -> None:
             for limits in map(limits_of, kept):
                 assert re.search(r"Max file size +0 ", limits)
                 assert re.search(rf"Max address space +{256 * 2**20} ", limits)
-        await tool.release("c")  # its create was cancelled before it ran
+        await tool.release("c")  # the `create` was cancelled before it ran
         assert children_of_this_process() == kept
-        for process in kept:  # by the system, for example
+        for process in kept:  # killed by the system, for example
             kill(process)
         assert (await a(query="SELECT 1"))[0].text == "1\n1\n(1 row)"
     assert not children_of_this_process()

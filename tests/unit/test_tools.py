@@ -112,7 +112,7 @@ def test_settings() -> None:
 
 
 class Strict:
-    """A tool whose `create` takes one thing."""
+    """A tool whose `create` takes a single argument of the row."""
 
     name = "strict"
     tool_schema = make_schema("strict")

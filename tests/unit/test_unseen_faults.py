@@ -1,4 +1,4 @@
-"""Faults of a conversation that once no test saw: each of these fails when the line that it is about is taken away."""
+"""Faults of a conversation that no test saw once: each test here fails when the line of code for it is removed."""
 
 import asyncio
 from typing import Any
@@ -43,7 +43,7 @@ async def think(turns: list[str], tool: EchoTool) -> Outcome:
 
 
 async def test_a_call_in_a_thought_that_the_prompt_opened_is_not_run() -> None:
-    """The parser is shown the header before a turn, of the first turn and of a later one."""
+    """The parser sees the header before a turn, for the first turn and for later ones."""
     tool = EchoTool()
     outcome = await think([f"I could call {CALL} here.</think>No need."], tool)
     assert (outcome.stop_reason, outcome.calls, tool.counts["execute"]) == (StopReason.FINISHED, [], 0)
@@ -54,7 +54,7 @@ async def test_a_call_in_a_thought_that_the_prompt_opened_is_not_run() -> None:
 
 
 async def test_an_observation_fits_with_its_separator_or_not_at_all() -> None:
-    """The budget is filled to the token: the turn, a separator of 1, an observation of 5, and 1 to answer with."""
+    """The budget is filled to the last token: the turn, a separator of 1, an observation of 5, and 1 to answer with."""
     said = len(CALL) + 1
     outcome = await run([CALL, "x"], EchoTool(), response_length=said + 1 + 5 + 1)
     assert (outcome.stop_reason, outcome.trajectory.turns) == (StopReason.RESPONSE_LENGTH, 2)
@@ -66,7 +66,7 @@ async def test_an_observation_fits_with_its_separator_or_not_at_all() -> None:
 
 
 class Remembers(CharBuilder):
-    """Keeps what it is asked to render."""
+    """A builder that keeps what it is asked to render."""
 
     def __init__(self) -> None:
         self.before: list[list[Any]] = []
@@ -85,7 +85,7 @@ class Remembers(CharBuilder):
 
 
 def test_an_observation_is_rendered_after_the_calls_that_it_answers() -> None:
-    """Templates read a call's name or id to write its answer, and refuse an answer that no call is before."""
+    """Templates read a call's name or id to write its answer, and refuse an answer without a call before it."""
     builder = Remembers()
     calls = [{"id": f"c{i}", "type": "function", "function": {"name": f"f{i}", "arguments": {"a": 1}}} for i in (0, 1)]
     asked = [{"role": "user", "content": "long " * 99}, {"role": "assistant", "content": "text", "tool_calls": calls}]
@@ -101,7 +101,7 @@ def test_an_observation_is_rendered_after_the_calls_that_it_answers() -> None:
 
 @pytest.mark.parametrize("role", ["user", "system"])
 async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
-    """A row's messages, its tools' schemas, and what they answer."""
+    """The firewall sees a row's messages, its tools' schemas, and the tools' answers."""
     end = "<|im_end|>"
     tokenizer, builder = CharTokenizer(), Remembers()
     schema = make_schema("echo", text="string")
@@ -125,7 +125,7 @@ async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
 
 
 class Compared:
-    """Stands for the comparison with the template's rendering, and keeps what it is given."""
+    """A stand-in for the comparison with the template's rendering that keeps its arguments."""
 
     def __init__(self, *found: Difference) -> None:
         self.given: list[Any] = []
@@ -174,7 +174,7 @@ async def test_a_difference_of_one_kind_is_told_once(caplog: pytest.LogCaptureFi
 
 
 async def test_a_turn_that_was_not_read_is_not_compared() -> None:
-    """It has no message: the engine or the clock cut it off."""
+    """A turn that the engine or the clock cut off has no message."""
     outcome, given = await compare([CALL])
     assert (outcome.stop_reason, given) == (StopReason.ENGINE_ERROR, [])
     tokenizer = CharTokenizer()
@@ -184,7 +184,7 @@ async def test_a_turn_that_was_not_read_is_not_compared() -> None:
 
 
 class Slow(ScriptedEngine):
-    """Its second turn comes when the time is up."""
+    """An engine whose second turn comes when the time is up."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         made = await super().generate(*args, **kwargs)
@@ -194,14 +194,14 @@ class Slow(ScriptedEngine):
 
 
 async def test_the_name_of_an_answer_is_its_tools() -> None:
-    """Templates write it."""
+    """Some templates write the name."""
     outcome = await run([CALL, "<tool_call>{</tool_call>", "ok"], EchoTool())
     named = [message["name"] for message in outcome.messages if message["role"] == "tool"]
     assert named == ["echo", "error"]
 
 
 async def test_each_call_is_put_down_to_its_turn() -> None:
-    """Its step reward goes there."""
+    """The step reward of a call goes to its turn."""
     outcome = await run([CALL + CALL, CALL, "ok"], EchoTool(), response_length=900)
     assert outcome.call_turns == [0, 0, 1]
     assert set(outcome.trajectory.turn_ids) == {0, 1, 2}

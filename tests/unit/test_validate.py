@@ -1,4 +1,4 @@
-"""`verl-multiturn validate`: what it passes, the run takes; what the run refuses, it refuses with the row's number."""
+"""`verl-multiturn validate`: a run accepts what it passes; what a run refuses, it refuses with the row's number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = [{"role": "user", "content": "Q"}]
 
 
 class Strict(BaseTool):
-    """Needs a word of the row."""
+    """A tool whose `create` needs a value from the row."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema or make_schema("strict"))
@@ -34,14 +34,14 @@ class Strict(BaseTool):
 TOOLS = {"echo": EchoTool(), "strict": Strict()}
 GIVEN = {"strict": {"create_kwargs": {"ground_truth": "4"}}}
 
-# extra_info, and what both say of it; nothing where it can work.
+# `extra_info`, and the text that both `validate` and the run must say; "" where the row can work.
 ROWS: list[tuple[Any, str]] = [
     ({"tools_kwargs": GIVEN}, ""),
     ({"tools_kwargs": GIVEN, "tool_selection": ["strict"]}, ""),
     ({"tool_selection": ["echo"]}, ""),
     ({"need_tools_kwargs": True, "tools_kwargs": {"echo": {}}}, ""),
-    ({"tool_selection": ["echo"], "tools_kwargs": {"strict": {}}}, ""),  # a tool that the row has not
-    ({}, "tool 'strict': create"),  # the row has all tools, and one of them needs something
+    ({"tool_selection": ["echo"], "tools_kwargs": {"strict": {}}}, ""),  # the row does not select this tool
+    ({}, "tool 'strict': create"),  # the row has all tools, and one of them needs an argument
     (None, "tool 'strict': create"),
     ({"tools_kwargs": {"echo": {}}}, "tool 'strict': create"),
     ({"tool_selection": ["ecko"]}, "tool_selection names 'ecko', which is no tool of the YAML; did you mean 'echo'?"),
@@ -64,7 +64,7 @@ def write(tmp_path: Path, *rows: Any) -> Path:
 
 
 def as_verl_hands_it_over(extra_info: Any) -> dict[str, Any]:
-    """What verl's data set makes of a row."""
+    """Return a row as verl's data set hands it over."""
     given = {"raw_prompt": PROMPT, "extra_info": extra_info}
     if isinstance(extra_info, dict):
         given["tools_kwargs"] = extra_info.get("tools_kwargs") or {}
@@ -73,7 +73,7 @@ def as_verl_hands_it_over(extra_info: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("extra_info", "said"), ROWS)
 def test_validate_says_what_the_run_would(tmp_path: Path, extra_info: Any, said: str) -> None:
-    """Both ask `tools_of_row`; `test_rows` looks at the run."""
+    """Both call `tools_of_row`; `test_rows` tests the run."""
     _, problems = validate_dataset(write(tmp_path, {"prompt": PROMPT, "extra_info": extra_info}), TOOLS)
     given = as_verl_hands_it_over(extra_info)
     if not said:
@@ -89,7 +89,7 @@ def test_validate_says_what_the_run_would(tmp_path: Path, extra_info: Any, said:
 
 
 def test_kwargs_that_verls_data_set_does_not_read(tmp_path: Path) -> None:
-    """It puts those of `extra_info` into the column."""
+    """The data set puts the kwargs of `extra_info` into the column."""
     beside = {"prompt": PROMPT, "tools_kwargs": GIVEN}
     equal = {**beside, "extra_info": {"tools_kwargs": GIVEN}}
     other = {**beside, "extra_info": {"tools_kwargs": {"strict": {"create_kwargs": {"ground_truth": "5"}}}}}
@@ -100,7 +100,7 @@ def test_kwargs_that_verls_data_set_does_not_read(tmp_path: Path) -> None:
 
 
 def test_a_run_without_tools_takes_rows_that_name_some() -> None:
-    """A baseline on the same rows."""
+    """A run without tools is a baseline on the same rows."""
     row = {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": GIVEN, "tool_selection": ["strict"]}}
     assert tools_of_row(row, {}, "row") == ({}, GIVEN)
 
@@ -126,7 +126,7 @@ def test_messages_that_no_template_takes(tmp_path: Path, message: Any, said: str
 
 
 def test_every_way_to_make_rows_refuses_an_unknown_role(tmp_path: Path) -> None:
-    """A template leaves such a message out, and the model never sees the question."""
+    """A template leaves such a message out, so the model would never see the question."""
     prompt = [{"role": "system", "content": "S"}, {"role": "usr", "content": "Q"}]
     with pytest.raises(ConfigError, match=r"a row of 'qa': message 1 has the role 'usr', .*did you mean 'user'\?"):
         make_row("qa", prompt, "4")
@@ -143,7 +143,7 @@ def test_an_assistants_message_may_be_calls_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
 def test_all_files_that_verl_reads_are_read(tmp_path: Path, name: str) -> None:
-    """Also a text with a character that some take for the end of a line."""
+    """One text holds characters that some readers take for the end of a line."""
     rows = [{"prompt": [{"role": "user", "content": "one\u2028line\x85"}]}, {"prompt": PROMPT}]
     path = tmp_path / name
     if name == "rows.json":
@@ -231,7 +231,7 @@ def test_a_module_of_tools_that_is_broken_is_one_clear_error(
 
 
 class NoExecute(BaseTool):
-    """`execute` is misspelt."""
+    """A tool whose `execute` is misspelt."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema or make_schema("mute"))
@@ -241,7 +241,7 @@ class NoExecute(BaseTool):
 
 
 def test_a_class_without_execute_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
-    """In a run the model would be told of an error at every call."""
+    """A run would answer every call of the model with an error."""
     name = f"{__name__}.{NoExecute.__name__}"
     tools = tmp_path / "tools.yaml"
     tools.write_text(f"tools:\n  - class_name: {name}\n")
@@ -254,7 +254,7 @@ def test_a_class_without_execute_is_refused_when_it_is_loaded(tmp_path: Path) ->
 
 
 def test_no_tools_at_all_is_refused_where_a_row_is_made() -> None:
-    """verl takes an empty selection for none, so that such a row would have every tool."""
+    """An empty selection means none to verl, so such a row would get every tool."""
     with pytest.raises(ConfigError, match="leave `tools` out"):
         make_row("qa", "Who?", "Ada", tools=[])
 

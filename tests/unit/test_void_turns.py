@@ -1,4 +1,4 @@
-"""Void turns (SimpleTIR): which turns are void, and what becomes of their rows."""
+"""Void turns (SimpleTIR): which turns are void, and what happens to their rows."""
 
 import json
 import re
@@ -86,7 +86,7 @@ async def test_a_record_says_that_a_turn_is_void() -> None:
     assert verify_record(record).violations == []
     assert Receipts.from_bytes(receipts.to_bytes()).void is True
     assert Receipts.from_json(record["receipts"]).void is True
-    del record["receipts"]["void"]  # as records were before
+    del record["receipts"]["void"]  # older records lack it
     assert Receipts.from_json(record["receipts"]).void is False
 
 
