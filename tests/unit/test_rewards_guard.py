@@ -12,7 +12,7 @@ import pytest
 
 from verl_multiturn.rewards import verifiers
 
-WORKER = Path(verifiers.__file__).with_name("verify_worker.py")
+WORKER = verifiers._WORKER
 # Audit hooks cannot be removed, so the guard is tried in a process of its own.
 HARNESS = """
 import importlib.util, json, sys
