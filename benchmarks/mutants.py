@@ -285,7 +285,9 @@ def prepare() -> None:
     This package and verl, which imports it, are left out: each mutant has to be imported anew.
     """
     os.environ.setdefault("VERL_PLATFORM", "cpu")
-    for name in ("hypothesis", "pytest_asyncio", "pandas", "PIL.Image", "pydantic", "torch", "transformers", "typer"):
+    slow = "hypothesis pytest_asyncio pandas PIL.Image pydantic torch transformers typer"  # what most tests import
+    slow += " ray tensordict transfer_queue datasets hydra peft wandb sglang fastapi uvicorn"  # what verl imports
+    for name in slow.split():
         importlib.import_module(name)
 
 

@@ -183,6 +183,37 @@ def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: py
     preflight.prepare_config(composed(**{**ends, mode: "disable", "ray_kwargs.ray_init.num_cpus": "32"}))
 
 
+def test_a_template_is_examined_with_the_variables_that_the_run_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.setattr(preflight, "config_hooks", [])
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "recipes" / "quickstart" / "model", model)
+    template = model / "chat_template.jinja"
+    dropped = "{% set messages = messages if answers else messages | rejectattr('role', 'equalto', 'tool') | list %}"
+    template.write_text(dropped + template.read_text())
+    changes = {"actor_rollout_ref.model.path": str(model), "ray_kwargs.ray_init.num_cpus": "64"}
+    with pytest.raises(ConfigError, match="tool role rendered: "):
+        preflight.prepare_config(composed(**changes))
+    preflight.prepare_config(composed(**changes, **{"+data.apply_chat_template_kwargs.answers": "true"}))
+
+
+def test_cpus_are_counted_for_our_loop_and_for_our_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge import preflight
+
+    monkeypatch.setattr(preflight, "config_hooks", [])
+    loop = f"{ROLLOUT}.agent.default_agent_loop"
+    for changes in ({f"{ROLLOUT}.name": "sglang"}, {loop: "tool_agent"}):
+        with pytest.raises(ConfigError, match="Ray has 4 logical CPUs"):
+            preflight.prepare_config(composed(**changes, **{"ray_kwargs.ray_init.num_cpus": "4"}))
+    others = {f"{ROLLOUT}.name": "sglang", loop: "tool_agent"}
+    preflight.prepare_config(composed(**others, **{"ray_kwargs.ray_init.num_cpus": "4"}))
+
+
 def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge import preflight
 
