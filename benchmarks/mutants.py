@@ -76,10 +76,11 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/parsers": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
     "verl_bridge/preflight": [
         f"{STACK}refusals",
-        f"{STACK}tir",
-        f"{STACK}otc",
-        f"{STACK}certificate",
-        f"{STACK}plugin",
+        f"{STACK}tir::test_what_the_start_up_check_says",
+        f"{STACK}tir::test_a_template_without_a_place_for_tools",
+        f"{STACK}otc::test_settings_that_cannot_work",
+        f"{STACK}metrics::test_settings_that_cannot_work",
+        f"{STACK}certificate::test_cached_rollouts_are_refused_where_they_would_be_verified",
     ],
     "verl_bridge/ray_cpus": [f"{STACK}refusals"],
     "verl_bridge/rollout": [f"{STACK}spmd"],
@@ -220,14 +221,14 @@ def _mutant(module: str, change: Change, lot: str) -> Mutant:
 
 
 def tests_of(mutant: Mutant) -> list[str]:
-    """Return the test files that cover a mutant's module, the most sensitive first."""
+    """Return the test files, or single tests, that cover a mutant's module, the most sensitive first."""
     name = mutant.module.removeprefix("verl_multiturn/").removesuffix(".py")
-    return [f"{path}.py" for path in COVERED[name]]
+    return [f"{path}.py{colons}{test}" for path, colons, test in (each.partition("::") for each in COVERED[name])]
 
 
 def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
     """Return a digest of the mutant's module, and one of the tests that cover it."""
-    parts = ([mutant.module], tests_of(mutant))
+    parts = ([mutant.module], [test.partition("::")[0] for test in tests_of(mutant)])
     module, tests = (hashlib.sha1(b"".join((root / path).read_bytes() for path in part)).hexdigest() for part in parts)
     return module, tests
 

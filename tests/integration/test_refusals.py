@@ -231,6 +231,16 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
         preflight.prepare_config(composed(**{**few, **changes}))
 
 
+def test_other_programs_of_hydra_are_left_alone() -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.verl_bridge.preflight import StartUpCheck
+
+    for config in ({"model": 1}, {"trainer": {"use_v1": True}}, {"actor_rollout_ref": {"rollout": {"multi_turn": {}}}}):
+        StartUpCheck().on_run_start(OmegaConf.create(config))
+        StartUpCheck().on_multirun_start(OmegaConf.create(config))
+
+
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge import preflight
 
