@@ -136,6 +136,19 @@ async def test_one_without_a_response() -> None:
     assert output.extra_fields["stop_reason"] == "prompt_too_long"
 
 
+async def test_the_step_stands_for_versions_that_the_engine_does_not_know() -> None:
+    from verl_multiturn import ScriptedEngine
+    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+
+    loop = object.__new__(MultiTurnAgentLoop)
+    loop._runner = runner(ScriptedEngine([[5, 2]], version=-1))
+    for row, step in (({"global_steps": 4}, 4), ({"global_steps": None}, 0), ({}, 0)):
+        row = {"raw_prompt": [{"role": "user", "content": "1+1"}], "uid": "u", "session_id": 0, **row}
+        output = await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+        assert output.versions == [-1, -1]
+        assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (step, step)
+
+
 async def test_no_receipts_are_kept_of_a_conversation_that_raises() -> None:
     from transformers import AutoTokenizer
 
