@@ -87,6 +87,7 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}otc::test_settings_that_cannot_work",
         f"{STACK}metrics::test_settings_that_cannot_work",
         f"{STACK}certificate::test_cached_rollouts_are_refused_where_they_would_be_verified",
+        f"{STACK}vision_setup::test_the_engine_resizes_as_the_trainer_does",
     ],
     "verl_bridge/ray_cpus": [f"{STACK}refusals"],
     "verl_bridge/rollout": [f"{STACK}spmd"],
