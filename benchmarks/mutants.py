@@ -72,7 +72,13 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/text_parser": [*PARSING, f"{UNIT}conversation"],
     "chat/parsing/turns": [*PARSING, f"{UNIT}conversation"],
     "chat/tir": [f"{UNIT}tir"],
-    "verl_bridge/agent_loop": [f"{STACK}agent_loop", f"{STACK}tir", f"{STACK}metrics", f"{STACK}certificate"],
+    "verl_bridge/agent_loop": [
+        f"{STACK}agent_loop",
+        f"{STACK}tir",
+        f"{STACK}metrics",
+        f"{STACK}certificate",
+        f"{STACK}vision",
+    ],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
     "verl_bridge/chat_setup": [f"{STACK}codec", f"{STACK}agent_loop", f"{STACK}families", f"{STACK}vision"],
     "verl_bridge/verl_engine": [f"{UNIT}below_receipts", f"{STACK}agent_loop"],
@@ -83,10 +89,12 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
     "verl_bridge/startup/configuration": [
         f"{STACK}refusals",
-        f"{STACK}tir",
-        f"{STACK}otc",
-        f"{STACK}certificate",
-        f"{STACK}plugin",
+        f"{STACK}tir::test_what_the_start_up_check_says",
+        f"{STACK}tir::test_a_template_without_a_place_for_tools",
+        f"{STACK}otc::test_settings_that_cannot_work",
+        f"{STACK}metrics::test_settings_that_cannot_work",
+        f"{STACK}certificate::test_cached_rollouts_are_refused_where_they_would_be_verified",
+        f"{STACK}vision_setup::test_the_engine_resizes_as_the_trainer_does",
     ],
     "verl_bridge/startup/ray_cpus": [f"{STACK}refusals"],
     "verl_bridge/spmd": [f"{STACK}spmd"],
@@ -227,14 +235,14 @@ def _mutant(module: str, change: Change, lot: str) -> Mutant:
 
 
 def tests_of(mutant: Mutant) -> list[str]:
-    """Return the test files that cover a mutant's module, the most sensitive first."""
+    """Return the test files, or single tests, that cover a mutant's module, the most sensitive first."""
     name = mutant.module.removeprefix("verl_multiturn/").removesuffix(".py")
-    return [f"{path}.py" for path in COVERED[name]]
+    return [f"{path}.py{colons}{test}" for path, colons, test in (each.partition("::") for each in COVERED[name])]
 
 
 def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
     """Return a digest of the mutant's module, and one of the tests that cover it."""
-    parts = ([mutant.module], tests_of(mutant))
+    parts = ([mutant.module], [test.partition("::")[0] for test in tests_of(mutant)])
     module, tests = (hashlib.sha1(b"".join((root / path).read_bytes() for path in part)).hexdigest() for part in parts)
     return module, tests
 
@@ -292,7 +300,9 @@ def prepare() -> None:
     This package and verl, which imports it, are left out: each mutant has to be imported anew.
     """
     os.environ.setdefault("VERL_PLATFORM", "cpu")
-    for name in ("hypothesis", "pytest_asyncio", "pandas", "PIL.Image", "pydantic", "torch", "transformers", "typer"):
+    slow = "hypothesis pytest_asyncio pandas PIL.Image pydantic torch transformers typer"  # what most tests import
+    slow += " ray tensordict transfer_queue datasets hydra peft wandb sglang fastapi uvicorn"  # what verl imports
+    for name in slow.split():
         importlib.import_module(name)
 
 

@@ -136,6 +136,64 @@ async def test_one_without_a_response() -> None:
     assert output.extra_fields["stop_reason"] == "prompt_too_long"
 
 
+async def test_the_step_stands_for_versions_that_the_engine_does_not_know() -> None:
+    from verl_multiturn import ScriptedEngine
+    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+
+    loop = object.__new__(MultiTurnAgentLoop)
+    loop._runner = runner(ScriptedEngine([[5, 2]], version=-1))
+    for row, step in (({"global_steps": 4}, 4), ({"global_steps": None}, 0), ({}, 0)):
+        row = {"raw_prompt": [{"role": "user", "content": "1+1"}], "uid": "u", "session_id": 0, **row}
+        output = await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+        assert output.versions == [-1, -1]
+        assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (step, step)
+
+
+def test_every_limit_of_the_configuration_is_the_conversations() -> None:
+    from transformers import AutoTokenizer
+
+    from verl_multiturn import Limits, ScriptedEngine
+    from verl_multiturn.verl_bridge.agent_loop import build_runner
+
+    multi_turn = {
+        "max_assistant_turns": 5,
+        "max_user_turns": 6,
+        "max_parallel_calls": 2,
+        "max_tool_response_length": 100,
+        "tool_response_truncate_side": "left",
+        "tool_config_path": str(ROOT / "tool_configs" / "calculator.yaml"),
+        "format": "hermes",
+        "tokenization_sanity_check_mode": "disable",
+    }
+    ours = {
+        "turn_length": 30,
+        "max_tool_calls": 4,
+        "max_malformed_turns": 3,
+        "observation_length": 50,
+        "turns_reminder": True,
+        "request_timeout_s": 7.5,
+    }
+    rollout = OmegaConf.create(
+        {"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn, "custom": {"multiturn": ours}}
+    )
+    made = build_runner(rollout, AutoTokenizer.from_pretrained(MODEL), ScriptedEngine([]), "qwen2", {})
+    assert made.conversation._limits == Limits(
+        prompt_length=600,
+        response_length=400,
+        turn_length=30,
+        max_assistant_turns=5,
+        max_user_turns=6,
+        max_parallel_calls=2,
+        max_tool_calls=4,
+        max_malformed_turns=3,
+        observation_length=50,
+        max_tool_response_length=100,
+        tool_response_truncate_side="left",
+        turns_reminder=True,
+        wall_clock_s=7.5,
+    )
+
+
 async def test_no_receipts_are_kept_of_a_conversation_that_raises() -> None:
     from transformers import AutoTokenizer
 

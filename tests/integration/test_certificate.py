@@ -157,6 +157,21 @@ def test_a_corrupted_batch_ends_the_run(store: Store) -> None:
         step(make_trainer(), store.batch())
 
 
+def test_only_rows_with_void_turns_may_be_masked_for_them(store: Store) -> None:
+    import torch
+
+    from verl_multiturn import CertificateError
+
+    trainer = make_trainer()
+    trainer.filters_void_rows = True
+    assert step(trainer, store.batch())["violations"] == 0
+    row = store.rows["u_1_0"]
+    nothing = torch.zeros_like(row["response_mask"])
+    row.update(response_mask=nothing, loss_mask=nothing)
+    with pytest.raises(CertificateError, match=r"row u_1_0\W.*mask"):
+        step(trainer, store.batch())
+
+
 @pytest.mark.parametrize("rows", [2, 3, 4])
 def test_as_many_violations_are_told_as_can_be_read(store: Store, rows: int) -> None:
     from verl_multiturn import CertificateError

@@ -183,6 +183,37 @@ def test_a_template_that_cannot_be_trained_on(wrong_model: Path, monkeypatch: py
     configuration.prepare_config(composed(**{**ends, mode: "disable", "ray_kwargs.ray_init.num_cpus": "32"}))
 
 
+def test_a_template_is_examined_with_the_variables_that_the_run_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "recipes" / "quickstart" / "model", model)
+    template = model / "chat_template.jinja"
+    dropped = "{% set messages = messages if answers else messages | rejectattr('role', 'equalto', 'tool') | list %}"
+    template.write_text(dropped + template.read_text())
+    changes = {"actor_rollout_ref.model.path": str(model), "ray_kwargs.ray_init.num_cpus": "64"}
+    with pytest.raises(ConfigError, match="tool role rendered: "):
+        configuration.prepare_config(composed(**changes))
+    configuration.prepare_config(composed(**changes, **{"+data.apply_chat_template_kwargs.answers": "true"}))
+
+
+def test_cpus_are_counted_for_our_loop_and_for_our_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    loop = f"{ROLLOUT}.agent.default_agent_loop"
+    for changes in ({f"{ROLLOUT}.name": "sglang"}, {loop: "tool_agent"}):
+        with pytest.raises(ConfigError, match="Ray has 4 logical CPUs"):
+            configuration.prepare_config(composed(**changes, **{"ray_kwargs.ray_init.num_cpus": "4"}))
+    others = {f"{ROLLOUT}.name": "sglang", loop: "tool_agent"}
+    configuration.prepare_config(composed(**others, **{"ray_kwargs.ray_init.num_cpus": "4"}))
+
+
 def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.startup import configuration
 
@@ -198,6 +229,16 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
     ):
         few = {f"{ROLLOUT}.name": "vllm", loop: "single_turn_agent", "ray_kwargs.ray_init.num_cpus": "4"}
         configuration.prepare_config(composed(**{**few, **changes}))
+
+
+def test_other_programs_of_hydra_are_left_alone() -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.verl_bridge.startup.configuration import StartUpCheck
+
+    for config in ({"model": 1}, {"trainer": {"use_v1": True}}, {"actor_rollout_ref": {"rollout": {"multi_turn": {}}}}):
+        StartUpCheck().on_run_start(OmegaConf.create(config))
+        StartUpCheck().on_multirun_start(OmegaConf.create(config))
 
 
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

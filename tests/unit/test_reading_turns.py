@@ -87,3 +87,10 @@ async def test_a_list_of_calls_that_is_not_closed(name: str, text: str) -> None:
     (call,) = (await read(name, text)).calls
     assert isinstance(call, MalformedCall)
     assert "not closed" in call.problem
+
+
+@pytest.mark.parametrize("call", ["f(1)", "f(1, x=2)", 'f(**{"x": 1})', "f", "'f'", "f(x=1), f(2)"])
+async def test_calls_in_python_whose_arguments_have_no_names(call: str) -> None:
+    (found,) = (await read("lfm2", f"<|tool_call_start|>[{call}]<|tool_call_end|>")).calls
+    assert isinstance(found, MalformedCall)
+    assert "not a call whose arguments are named" in found.problem
