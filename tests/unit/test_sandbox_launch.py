@@ -111,7 +111,7 @@ def test_only_what_python_needs_is_bound_and_nothing_writable() -> None:
     assert "--bind" not in arguments
     assert "--share-net" not in arguments
     bound = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--ro-bind"]
-    own = {str(path) for path in (ROOT / "verl_multiturn" / "sandbox").iterdir()}
+    own = {str(path) for path in (ROOT / "verl_multiturn" / "sandbox" / "guest").iterdir()}
     assert [path for path in bound if Path(path).is_relative_to(ROOT) and path not in own] == []
     assert not {"/", "/etc", "/home", str(Path.home()), "/var", "/run"} & set(bound)
     devices = {arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--dev-bind"}
