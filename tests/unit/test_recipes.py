@@ -5,16 +5,19 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 from tests.recipe_scripts import composed, run_script
 from verl_multiturn.cli import app
 from verl_multiturn.launch.compose import compose_launch, resolved
@@ -307,3 +310,34 @@ def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
     assert config.trainer.log_val_generations > 0
     assert config.trainer.validation_data_dir.endswith(f"outputs/{recipe}/validation")
     assert config.data.filter_overlong_prompts_workers > 1
+
+
+SLEEPER = """
+import signal, subprocess, sys, time
+from pathlib import Path
+from verl_multiturn.launch.processes import run_watched
+
+if sys.argv[2] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+program = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(2)"
+
+
+def watch(runs):
+    while runs():
+        time.sleep(0.1)
+
+
+run_watched([sys.executable, "-c", program], {}, Path(sys.argv[1]), watch)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("", 1), ("nohup", 0)])
+def test_a_closed_terminal_ends_what_was_started_unless_told_otherwise(tmp_path: Path, how: str, status: int) -> None:
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", SLEEPER, str(log), how], stderr=subprocess.DEVNULL) as launcher:
+        while not (log.is_file() and log.read_text().endswith("\n")):
+            time.sleep(0.05)
+        launcher.send_signal(signal.SIGHUP)
+        assert (launcher.wait(60) != 0) == bool(status)
+    grandchild = int(log.read_text())
+    assert not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))

@@ -38,7 +38,9 @@ def run_watched(
     def interrupted(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {signum: signal.signal(signum, interrupted) for signum in _SIGNALS}
+    # What the caller ignores stays ignored: nohup's run outlives its terminal.
+    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, interrupted) for signum in heard}
     process: subprocess.Popen[bytes] | None = None
     try:
         with log.open("ab") as output:
@@ -53,7 +55,7 @@ def run_watched(
         watch(lambda: started.poll() is None)
     finally:
         # A second Ctrl-C must not cut the cleaning short.
-        for signum in _SIGNALS:
+        for signum in heard:
             signal.signal(signum, signal.SIG_IGN)
         stop_everything(mark, process)
         for signum, handler in before.items():

@@ -178,7 +178,7 @@ def _train(command: list[str], config: Mapping[str, Any], environment: dict[str,
         return 130
     if status != 0:
         lines = log.read_text(errors="replace").splitlines()
-        console.print("\n".join(lines[-_TAIL:]), markup=False, highlight=False)
+        console.print("\n".join(lines[-_TAIL:]), markup=False, highlight=False, soft_wrap=True)
         doing = "training" if start_up is None else start_up.doing
         print(f"the trainer ended with exit status {status} while {doing}; whole log: {log}")
         return status if status > 0 else 1
