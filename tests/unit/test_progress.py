@@ -67,9 +67,7 @@ def show(folder: Path, start_up: StartUp | None, total: int | None = None) -> st
 
 
 def test_a_run_is_shown_from_its_files(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text(
-        "ray init kwargs: {}\nTotal training steps: 3\nstep:1 - reward:0.5\n"
-    )
+    (tmp_path / "train.log").write_text("ray init kwargs: {}\nTotal training steps: 3\nstep:1 - reward:0.5\n")
     entries = [{"step": 0, "data": {"val-core/a/acc/mean@1": 0.5}}, {"step": 1, "data": trained(0.5)}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     start_up = StartUp(0.0)

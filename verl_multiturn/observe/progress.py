@@ -52,13 +52,14 @@ def follow(path: Path, begin: int = 0) -> Iterator[str]:
 
 
 class StepLines:
-    """The lines that are shown of logged metrics.
-
-    Args:
-        total: steps of the whole run; None until it is known.
-    """
+    """The lines that are shown of logged metrics."""
 
     def __init__(self, total: int | None) -> None:
+        """Begin a run.
+
+        Args:
+            total: steps of the whole run; None until it is known.
+        """
         self.total = total
         self._seconds: list[float] = []
 
@@ -97,16 +98,7 @@ class StepLines:
 
 
 class Display:
-    """The display of one run.
-
-    Args:
-        log: what the trainer prints.
-        metrics: the file of verl's file logger.
-        records: the folder of the conversations' records; None without them.
-        total: training steps; None where the log has to tell.
-        console: where it is shown.
-        start_up: the run's start-up; None for a run without conversations.
-    """
+    """The display of one run."""
 
     def __init__(
         self,
@@ -117,6 +109,16 @@ class Display:
         console: Console,
         start_up: StartUp | None,
     ) -> None:
+        """Begin at the end of the log, and at the beginning of the metrics.
+
+        Args:
+            log: what the trainer prints.
+            metrics: the file of verl's file logger.
+            records: the folder of the conversations' records; None without them.
+            total: training steps; None where the log has to tell.
+            console: where it is shown.
+            start_up: the run's start-up; None for a run without conversations.
+        """
         # A start that resumes writes on in the log of the earlier ones.
         self._log = follow(log, log.stat().st_size if log.exists() else 0)
         self._metrics = follow(metrics)

@@ -20,12 +20,14 @@ class StartUp:
 
     Attributes:
         seconds: of each phase that is over.
-
-    Args:
-        started: when the command was given, in seconds of the epoch.
     """
 
     def __init__(self, started: float) -> None:
+        """Begin with the first phase.
+
+        Args:
+            started: when the command was given, in seconds of the epoch.
+        """
         self.seconds: dict[str, float] = {}
         self._since = started
 
