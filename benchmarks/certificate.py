@@ -52,7 +52,7 @@ def run_quickstart(out: Path, steps: int) -> None:
         out: Folder that the run writes to.
         steps: Number of training steps.
     """
-    command = [sys.executable, str(ROOT / "recipes" / "quickstart" / "run.py"), "--out", str(out)]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--out", str(out)]
     environment = {**os.environ, "VERL_PLATFORM": os.environ.get("VERL_PLATFORM", "cpu")}
     subprocess.run([*command, "--steps", str(steps)], check=True, env=environment)
 

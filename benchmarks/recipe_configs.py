@@ -1,11 +1,13 @@
-"""Every recipe's full GPU configuration, composed by Hydra and checked by verl's checks and ours.
+"""Every recipe's full GPU configuration, composed by Hydra and judged by verl's checks and ours.
+
+Judged is, too, whether it trains for as many steps as its curve takes.
 
     python -m benchmarks.recipe_configs [--short]
 
-It also checks whether each recipe trains for as many steps as its curve takes.
-
-Each recipe is composed as it is, with each of its own variants, and with each shared variant on top. (With `--short`,
-the shared variants are put on top of the first recipe alone.) Nothing is started. The last line is one JSON object.
+For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
+first recipe alone). Nothing is started. The last line is one JSON object. Its `equal_to_before` says whether each of
+those (and without `--short` each case of the snapshot), and its smoke run, composes what it did before: see
+recipe_snapshot.py.
 """
 
 from __future__ import annotations
@@ -15,69 +17,63 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import recipe_snapshot
 from benchmarks.recipe_steps import count_steps
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.compose import compose_launch
+from verl_multiturn.launch.plan import plan_launch
 
 # A configuration for GPUs must not get the defaults that a CPU needs.
 os.environ["VERL_PLATFORM"] = "nvidia"
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
-COMMON = RECIPES / "common" / "variants"
-# The machine that the recipes are meant for has as many CPUs as verl reserves, and the models; this machine need not
-# have them. (verl reads the critic's model when it checks its settings.)
+COMMON = RECIPES / "common" / "config" / "variant"
+# The box that the recipes are for has as many CPUs as verl reserves, and the models; this machine need not. (verl reads
+# the critic's when it checks its settings.)
 BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'common' / 'model'}"]
 # Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes that run through the shared launcher."""
-    return [path.parent.name for path in sorted(RECIPES.glob("*/run.sh"))]
+    """Return the names of the recipes, apart from the quickstart, which has no curve of others to reach."""
+    return [path.parent.name for path in sorted(RECIPES.glob("*/config.yaml")) if path.parent.name != "quickstart"]
 
 
-def is_for_gpus(recipe: str) -> bool:
+def is_for_gpus(config: Any) -> bool:
     """Return whether a recipe's full run is one on GPUs."""
-    return "on_cpu=1" not in (RECIPES / recipe / "run.sh").read_text()
+    return not config.recipe.on_cpu
 
 
 def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield each recipe with the variants to check: none, then one at a time.
-
-    Args:
-        short: Put the shared variants on top of the first recipe alone.
-    """
-    shared = sorted(path.stem for path in COMMON.glob("*.flags"))
+    """Yield each recipe with the variants that are judged."""
+    shared = _names(COMMON)
     for number, recipe in enumerate(recipes()):
-        own = sorted(path.stem for path in (RECIPES / recipe / "variants").glob("*.flags"))
-        further = [name for name in shared if name not in own] if is_for_gpus(recipe) else []
+        own = _names(RECIPES / recipe / "variant")
+        further = [] if recipe == "smollm2" else [name for name in shared if name not in own]
         yield recipe, []
         for variant in [*own, *(further if number == 0 or not short else [])]:
             yield recipe, [variant]
 
 
-def flags_of(recipe: str, variants: list[str], *more: str) -> list[str]:
-    """Return the lines that `run.sh --print` prints: the recipe's configuration overrides.
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name.removesuffix(".yaml") for path in folder.glob("*.yaml"))
 
-    Raises:
-        RuntimeError: The script fails; the message is its first line of errors.
-    """
-    chosen = [word for variant in variants for word in ("--variant", variant)]
-    command = ["bash", str(RECIPES / recipe / "run.sh"), "--print", *chosen, *more]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise RuntimeError(ran.stderr.strip().splitlines()[0] if ran.stderr.strip() else f"exit {ran.returncode}")
-    return ran.stdout.splitlines()
+
+def composed(recipe: str, variants: list[str], *overrides: str) -> Any:
+    """Return the configuration that `verl-multiturn run` starts verl's trainer with."""
+    return compose_launch(plan_launch(recipe, variants=variants, overrides=overrides))
 
 
 def judge(config: Any) -> None:
-    """Run verl's checks and ours on a configuration; what they raise is passed on."""
+    """Let verl's checks and ours judge a configuration; raise what they raise."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -91,14 +87,12 @@ def judge(config: Any) -> None:
 
 
 def verdict(recipe: str, variants: list[str]) -> int:
-    """Print the verdict on a recipe, and return the number of its training steps, 0 when a check failed."""
-    from verl_multiturn.verl_bridge.compose import compose_config
-
+    """Print the verdict on a recipe; return the steps that it trains for, 0 when it failed."""
     name = "+".join([recipe, *variants])
     try:
-        config = compose_config([*flags_of(recipe, variants), *BOX])
+        config = composed(recipe, variants, *BOX)
         steps = count_steps(config, recipe, variants)
-        if is_for_gpus(recipe):
+        if is_for_gpus(config):
             with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
                 judge(config)
         problem = steps.complaint((RECIPES / recipe / "README.md").read_text(encoding="utf-8"))
@@ -111,19 +105,39 @@ def verdict(recipe: str, variants: list[str]) -> int:
     return steps.trained
 
 
+def compare(judged: list[tuple[str, list[str]]], short: bool) -> bool:
+    """Print what differs from the snapshot; return whether nothing does."""
+    chosen = {"+".join([recipe, *variants]) for recipe, variants in judged}
+    equal = True
+    for name, before in recipe_snapshot.cases().items():
+        if short and name.removesuffix("+smoke") not in chosen:
+            continue
+        try:
+            found = recipe_snapshot.differences(name, before)
+        except ConfigError as error:
+            found = [str(error)]
+        for difference in found:
+            print(f"no  {name}: {difference}")
+        equal = equal and not found
+    return equal
+
+
 def main() -> int:
-    """Check all recipes, print the verdicts and the figures, and return the exit status."""
+    """Judge and compare the configurations; return 1 when one is not well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="the shared variants on top of one recipe alone")
-    judged = list(cases(parser.parse_args().short))
+    short = parser.parse_args().short
+    judged = list(cases(short))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for needed in DATABASES:
             Path(needed).mkdir(parents=True)
         steps = {"+".join([recipe, *variants]): verdict(recipe, variants) for recipe, variants in judged}
     failed = [name for name, count in steps.items() if not count]
-    summary = {"recipes": len(recipes()), "variants": len(judged) - len(recipes()), "failed": failed, "steps": steps}
-    print(json.dumps(summary))
-    return 1 if failed else 0
+    equal = compare(judged, short)
+    variants = len(judged) - len(recipes())
+    summary = {"recipes": len(recipes()), "variants": variants, "failed": failed, "steps": steps}
+    print(json.dumps(summary | {"equal_to_before": equal}))
+    return 0 if equal and not failed else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,4 @@
 #   bash scripts/quickstart.sh [--seed N] [--steps N] [--out DIR] [any.verl.override=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bash scripts/environment.sh
-export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
-exec .venv/bin/python recipes/quickstart/run.py "$@"
+exec bash recipes/quickstart/run.sh "$@"

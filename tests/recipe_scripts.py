@@ -1,15 +1,20 @@
-"""Recipes' scripts for tests: load a script as a module, run it for its rows, print the flags of `run.sh`."""
+"""Recipes for tests: a module of one, what its script writes, the configuration that its trainer gets."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet
+from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
+from verl_multiturn.launch.compose import compose_launch, resolved
+from verl_multiturn.launch.plan import plan_launch
 
 RECIPES = ROOT / "recipes"
 
@@ -30,10 +35,12 @@ def prepared(recipe: str, folder: Path, *words: str) -> dict[str, list[dict[str,
     return {split: pyarrow.parquet.read_table(folder / f"{split}.parquet").to_pylist() for split in ("train", "test")}
 
 
-def printed(recipe: str, *words: str) -> list[str]:
-    command = ["bash", str(RECIPES / recipe / "run.sh"), "--print", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+def composed(recipe: str, *variants: str, overrides: Sequence[str] = (), **options: Any) -> Any:
+    """Return the configuration of a recipe, resolved."""
+    launch = plan_launch(recipe, variants=variants, overrides=overrides, **options)
+    return OmegaConf.create(resolved(compose_launch(launch)))
 
 
-def last(flags: list[str], key: str) -> str:
-    return [flag.partition("=")[2] for flag in flags if flag.startswith(f"{key}=")][-1]
+def run_script(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, **variables}
+    return subprocess.run(["bash", str(script), *words], capture_output=True, text=True, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""The command line: `verl-multiturn doctor`, `validate`, `check-tool`, `recipe` and `verify`."""
+"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-tool`, `recipe` and `verify`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.table import Table
 from verl_multiturn.certificate.verification import verify_file
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.launch.plan import plan_launch
+from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
@@ -184,6 +186,51 @@ def _json(text: str | None) -> Any:
     return value
 
 
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="As `recipe list` shows it, or the path of a recipe's folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra's: key=value, +key=value, ++key=value, ~key; they come last.")
+    ] = None,
+    variants: Annotated[list[str] | None, typer.Option("--variant", help="Of `variant/*.yaml`; repeatable.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model and made data, on a CPU, in minutes.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of the data's order, the mini-batches and the sampling.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps (trainer.total_training_steps).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A local file or a hub name in the place of the recipe's own data.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where everything is written (outputs/NAME).")] = None,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Print the trainer's command, and start nothing.")
+    ] = False,
+    only_prepare: Annotated[bool, typer.Option("--prepare", help="Write the data, and stop.")] = False,
+) -> None:
+    """Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up.
+
+    The last line is a JSON object.
+    """
+    try:
+        launch = plan_launch(
+            recipe,
+            variants=variants or [],
+            smoke=smoke,
+            data=data,
+            out=out,
+            seed=seed,
+            steps=steps,
+            overrides=overrides or [],
+        )
+        if only_print:
+            print(shown_command(launch))
+            return
+        status = run_recipe(launch, only_prepare=only_prepare)
+    except MultiTurnError as error:
+        print(f"verl-multiturn: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if status:
+        raise typer.Exit(status)
+
+
 @recipes_app.command("list")
 def list_them() -> None:
     """List the recipes that come with this package."""
@@ -254,3 +301,7 @@ def main() -> None:
     """
     sys.path.insert(0, os.getcwd())
     app()
+
+
+if __name__ == "__main__":
+    main()

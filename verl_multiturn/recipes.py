@@ -27,6 +27,11 @@ def shipped_folder() -> Path:
     raise ConfigError(f"no recipes beside {str(_PACKAGE)!r}; install the package from its wheel or a checkout")
 
 
+def is_in_wheel(folder: Path) -> bool:
+    """Return whether a folder is that of the recipes within the installed package, where no run may write."""
+    return folder == _PACKAGE / "shipped"
+
+
 def list_recipes() -> dict[str, str]:
     """Return the names of the recipes, each with the first line of its README.
 
@@ -42,10 +47,9 @@ def list_recipes() -> dict[str, str]:
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copy a recipe, and everything that it uses, into a folder.
+    """Copy a recipe into a folder, with `tool_configs` and all other recipes, from which it may take some of its parts.
 
-    The copies are `recipes/NAME`, `recipes/common`, other recipes that it uses, and `tool_configs`. A folder that
-    exists already (except `recipes/NAME`) stays as it is: the user may have changed it.
+    A folder that exists already (except `recipes/NAME`) stays as it is: the user may have changed it.
 
     Args:
         name: Name of the recipe.
@@ -62,9 +66,9 @@ def copy_recipe(name: str, target: Path) -> Path:
         raise ConfigError(f"unknown recipe {name!r}; known are {', '.join(known)}")
     source, copied = shipped_folder() / "recipes", target / "recipes" / name
     if copied.exists():
-        raise ConfigError(f"{str(copied)!r} exists; move it away, or name another folder")
-    for needed in _needed(source, name):
-        _copy(source / needed, target / "recipes" / needed)
+        raise ConfigError(f"{str(copied)!r} exists (a copy brings all recipes); move it away, or name another folder")
+    for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+        _copy(folder, target / "recipes" / folder.name)
     _copy(source.parent / "tool_configs", target / "tool_configs")
     return copied
 
@@ -72,23 +76,3 @@ def copy_recipe(name: str, target: Path) -> Path:
 def _copy(source: Path, target: Path) -> None:
     if not target.exists():
         shutil.copytree(source, target, ignore=_LEFT)
-
-
-def _needed(source: Path, name: str) -> set[str]:
-    """Return the folders of recipes that a recipe uses, directly or through another one.
-
-    A recipe uses a folder if one of its files names the folder in a path or a string.
-    """
-    needed: set[str] = set()
-    waiting = {name, _SHARED}
-    while waiting:
-        folder = waiting.pop()
-        needed.add(folder)
-        texts = [
-            path.read_text(encoding="utf-8")
-            for path in (source / folder).rglob("*")
-            if path.suffix in (".sh", ".py", ".flags", ".yaml")
-        ]
-        others = {path.name for path in source.iterdir() if path.is_dir()} - needed
-        waiting |= {other for other in others if any(re.search(rf"[/\"']{other}\b", text) for text in texts)}
-    return needed

@@ -18,6 +18,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ import torch
 from sft import batch_of
 from tiny_tokenizer import make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from verl_multiturn.launch.compose import compose_launch
+from verl_multiturn.launch.plan import plan_launch
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent
@@ -39,22 +43,19 @@ Example = tuple[list[int], list[int]]
 def smoke_recipes() -> list[str]:
     """Recipes that are smoked with the model that is made here."""
     recipes = sorted(path.parent.name for path in RECIPES.glob("*/run.sh"))
-    return [recipe for recipe in recipes if value(recipe, "actor_rollout_ref.model.path") == str(MODEL_DIR)]
+    return [recipe for recipe in recipes if smoke_config(recipe).actor_rollout_ref.model.path == str(MODEL_DIR)]
 
 
-def value(recipe: str, key: str) -> str:
-    """What a recipe's smoke run sets; the last flag counts."""
-    return [flag.partition("=")[2] for flag in run_script(recipe, "--print") if flag.startswith(f"{key}=")][-1]
-
-
-def run_script(recipe: str, *options: str) -> list[str]:
-    script = ["bash", str(RECIPES / recipe / "run.sh"), "--smoke", "--out", str(WORK / recipe), *options]
-    return subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+@cache
+def smoke_config(recipe: str) -> Any:
+    """The configuration of a recipe's smoke run."""
+    return compose_launch(plan_launch(str(RECIPES / recipe), smoke=True, out=WORK / recipe))
 
 
 def read_rows(recipe: str) -> list[dict[str, Any]]:
     """The rows of a recipe's smoke data that have a demonstration."""
-    run_script(recipe, "--prepare")
+    script = ["bash", str(RECIPES / recipe / "run.sh"), "--smoke", "--out", str(WORK / recipe), "--prepare"]
+    subprocess.run(script, check=True)
     rows = []
     for split in ("train", "test"):
         rows += pyarrow.parquet.read_table(WORK / recipe / "data" / f"{split}.parquet").to_pylist()
@@ -65,8 +66,8 @@ def spoken(recipe: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What the tokenizer learns from: prompts, demonstrations, and the schemas of the tools once for each row."""
     from verl_multiturn.tools.registry import load_tools, schema_of
 
-    path = value(recipe, "actor_rollout_ref.rollout.multi_turn.tool_config_path")
-    tools = load_tools(path) if path != "null" else {}
+    path = smoke_config(recipe).actor_rollout_ref.rollout.multi_turn.tool_config_path
+    tools = load_tools(path) if path is not None else {}
     schemas = "\n".join(json.dumps(schema_of(tool).as_dict()) for tool in tools.values())
     for row in rows:
         yield schemas
@@ -169,14 +170,13 @@ def main() -> None:
     tokenizer.save_pretrained(MODEL_DIR)
     config.save_pretrained(MODEL_DIR)
 
-    from verl_multiturn.verl_bridge.compose import compose_config
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
     loaded = PreTrainedTokenizerFast.from_pretrained(MODEL_DIR)
     examples: list[Example] = []
     for recipe, each in rows.items():
         if each:
-            trainer = compose_config(run_script(recipe, "--print"))
+            trainer = smoke_config(recipe)
             prepare_config(trainer)
             examples += asyncio.run(roll_out(recipe, trainer, each, loaded))
     examples = list({tuple(ids): (ids, mask) for ids, mask in examples}.values())  # recipes share rows

@@ -1,13 +1,13 @@
-"""Write the quickstart's rows as verl's parquet: `python recipes/quickstart/prepare_data.py OUT_DIR --seed 0`."""
+"""Write the quickstart's rows as verl's parquet: `python recipes/quickstart/prepare_data.py --out DIR [--seed 0]`."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from task import DATA_SOURCE, make_entries, make_examples, make_messages
+
+from verl_multiturn.data import arguments, prepare
 
 # The warm start was made with seeds from 10_000_000 on; test rows are the same for every training seed.
 _TEST_SEED = 9_000_000
@@ -29,8 +29,8 @@ def make_rows(split: str, size: int, seed: int, examples: list[dict[str, str]]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
+    """Write `train.parquet` and `test.parquet`."""
+    parser = arguments(__doc__ or "", "reasoning_gym")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(main)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.recipe_scripts import composed, run_script
 
 pytestmark = pytest.mark.stack
 
@@ -16,8 +17,7 @@ pytestmark = pytest.mark.stack
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", ["torl", "mixed", "gsm8k_multiturn"])
 def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) -> None:
-    command = ["bash", str(ROOT / "recipes" / recipe / "run.sh"), "--smoke", "--out", str(tmp_path / recipe)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=590)
+    ran = run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(tmp_path / recipe))
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["recipe"] == recipe
@@ -30,11 +30,9 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
 
 
 def test_torls_prompt_without_turns_can_be_trained_on() -> None:
-    from benchmarks.recipe_configs import flags_of
     from verl_multiturn.verl_bridge.chat_setup import examine_model
-    from verl_multiturn.verl_bridge.compose import compose_config
 
-    template = compose_config(flags_of("torl", [])).actor_rollout_ref.model.custom_chat_template
+    template = composed("torl").actor_rollout_ref.model.custom_chat_template
     model = str(ROOT / "recipes" / "common" / "model")
     found = {rule.name: rule for rule in examine_model(model, "tir", custom_chat_template=template)}
     assert {str(rule.verdict) for rule in found.values()} == {"kept", "known"}
@@ -53,14 +51,12 @@ def test_torls_prompt_without_turns_can_be_trained_on() -> None:
     ],
 )
 def test_a_recipe_that_is_over_too_soon_is_refused(recipe: str, variants: list[str], change: str, said: str) -> None:
-    from benchmarks.recipe_configs import flags_of
     from benchmarks.recipe_steps import count_steps
-    from verl_multiturn.verl_bridge.compose import compose_config
 
-    flags = flags_of(recipe, variants)
     readme = (ROOT / "recipes" / recipe / "README.md").read_text()
-    assert count_steps(compose_config(flags), recipe, variants).complaint(readme) == ""
-    assert count_steps(compose_config([*flags, change]), recipe, variants).complaint(readme).startswith(said)
+    changed = composed(recipe, *variants, overrides=[change])
+    assert count_steps(composed(recipe, *variants), recipe, variants).complaint(readme) == ""
+    assert count_steps(changed, recipe, variants).complaint(readme).startswith(said)
 
 
 def test_every_gpu_configuration_is_accepted() -> None:
@@ -69,6 +65,7 @@ def test_every_gpu_configuration_is_accepted() -> None:
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["failed"] == []
+    assert found["equal_to_before"] is True
     assert found["recipes"] >= 10
     assert found["variants"] >= found["recipes"] * 2
     assert {name: found["steps"][name] for name in ("retool", "retool+ppo", "search_r1", "smollm2")} == {

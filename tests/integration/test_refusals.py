@@ -65,7 +65,7 @@ def test_the_command_ends_at_once(tmp_path: Path) -> None:
 
 def composed(**changes: str) -> Any:
     """Compose verl's configuration with changes, in this process."""
-    from verl_multiturn.verl_bridge.compose import compose_config
+    from tests.trainer_config import compose_config
 
     return compose_config([f"{key}={value}" for key, value in {**RIGHT, **changes}.items()])
 

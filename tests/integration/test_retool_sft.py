@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import ROOT
+from tests.recipe_scripts import composed
 
 pytestmark = pytest.mark.stack
 
@@ -75,16 +76,10 @@ def test_the_cold_start_has_the_prompt_of_the_recipes_own_rows(rows: Path, tmp_p
 
 
 def test_the_cold_starts_gpu_configuration_is_composed() -> None:
-    from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    from verl_multiturn.verl_bridge.compose import compose_config
-
-    for words, nodes in (([], 2), (["--variant", "qwen2.5_7b"], 1)):
-        script = ["bash", str(RETOOL / "sft.sh"), "--print", *words]
-        flags = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
-        config = compose_config(["--config-name=sft_trainer_engine", *flags])
-        OmegaConf.resolve(config)
+    for variants, nodes in (([], 2), (["qwen2.5_7b"], 1)):
+        config = composed("retool/sft", *variants)
         for part in ("engine", "optim", "checkpoint"):
             omega_conf_to_dataclass(config[part])
         assert config.trainer.nnodes == nodes

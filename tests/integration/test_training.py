@@ -12,13 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ROOT
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.observe.first_run import run_whole_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-RUN = ROOT / "recipes" / "quickstart" / "run.py"
 MARK = "VERL_MULTITURN_TEST_RUN"
 
 
@@ -29,7 +27,7 @@ def marked(out: Path) -> dict[str, str]:
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(RUN), "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--out", str(out), *arguments]
     environment = {**os.environ, "VERL_PLATFORM": "cpu", **marked(out)}
     with (out.parent / "console.log").open("wb") as log:
         return subprocess.Popen(

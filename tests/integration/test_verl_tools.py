@@ -282,7 +282,7 @@ async def test_the_functions_of_function_tool_path(tmp_path: Path) -> None:
 
 
 def test_the_start_up_check_accepts_function_tool_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.compose import compose_config
+    from tests.trainer_config import compose_config
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
     (tmp_path / "functions.py").write_text(FUNCTIONS.format(n="w"))

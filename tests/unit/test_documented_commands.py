@@ -1,8 +1,8 @@
 """Every command of the README, the docs and the recipes' READMEs is run as it stands there.
 
-A command runs in a folder that looks like the repository, with the files that the document tells the reader to write. A
-command that needs GPUs, takes minutes or runs the tests says so in a comment. Such a command is not run: the test
-checks that what it names exists, and that a recipe prints its flags.
+It is run in a folder that looks like the repository, with the files that the document tells to write. A command that
+needs GPUs, takes minutes or runs the tests says so in a comment; of those it is looked whether what they name exists,
+and a recipe prints its trainer's command.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_every_command_of_the_stack_works_as_it_stands(document: Path, folders: 
 
 @pytest.mark.parametrize("document", WITH_COMMANDS, ids=named)
 def test_what_is_not_run_is_there(document: Path) -> None:
-    """Check that their scripts exist. Recipes also print their flags, which reads their variants and options."""
+    """Recipes print their trainer's command, which takes their variants and options."""
     for block in blocks(document):
         for command in commands(block) if block.is_shell else []:
             if not command.not_run:
@@ -128,7 +128,12 @@ def test_what_is_not_run_is_there(document: Path) -> None:
                 check_that_it_exists(part)
                 if re.search(r"bash recipes/\S+\.sh", part):
                     printed = subprocess.run(
-                        ["bash", "-c", f"{part} --print"], cwd=ROOT, capture_output=True, text=True, check=False
+                        ["bash", "-c", f"{part} --print"],
+                        cwd=ROOT,
+                        env={**os.environ, "PYTHON": sys.executable},
+                        capture_output=True,
+                        text=True,
+                        check=False,
                     )
                     assert printed.returncode == 0, f"{document}:{command.number}: {part}: {printed.stderr}"
 

@@ -98,4 +98,4 @@ def test_the_script_and_the_doctor_agree() -> None:
     assert doctor.install_command(gpu=True).startswith(f"bash {INSTALL}")
     assert doctor.install_command(gpu=False) == f"bash {ROOT / 'scripts' / 'environment.sh'}"
     variant = doctor.WITHOUT_FLASH_ATTN.removeprefix("--variant ")
-    assert (ROOT / "recipes" / "common" / "variants" / f"{variant}.flags").is_file()
+    assert (ROOT / "recipes" / "common" / "config" / "variant" / f"{variant}.yaml").is_file()

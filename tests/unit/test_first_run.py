@@ -1,5 +1,6 @@
 """`doctor --gpu`: its requests to the trainer, and its verdicts. test_training.py runs the same code on the CPU."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def test_a_run_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     broken = tmp_path / "verl"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise SystemExit('RuntimeError: NCCL error in communicator.cpp')\n")
+    real = importlib.util.find_spec("verl")
+    assert real is not None
+    (broken / "trainer").symlink_to(Path(next(iter(real.submodule_search_locations or []))) / "trainer")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lines: list[str] = []
     (finding,) = run_whole_path(tmp_path / "out", "cpu", lines.append)

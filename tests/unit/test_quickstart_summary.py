@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.conftest import ROOT
+from tests.recipe_scripts import script
 
 RECIPE = ROOT / "recipes" / "quickstart"
 
 
 def test_a_run_without_a_trained_token_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPE))
-    sys.modules.pop("summary", None)
-    import summary
+    summary = script("quickstart", "report")
 
     (tmp_path / "records").mkdir()
     data = {"critic/score/mean": 0.0, "timing_s/step": 2.0, "rollout/certificate/rows": 8}

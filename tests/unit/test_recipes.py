@@ -1,20 +1,28 @@
-"""The launcher that recipes share, and `verl-multiturn recipe`."""
+"""`verl-multiturn run`, by each recipe's run.sh, and `verl-multiturn recipe`."""
 
 import itertools
 import json
-import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
+from tests.recipe_scripts import composed, run_script
 from verl_multiturn.cli import app
+from verl_multiturn.launch.compose import compose_launch, resolved
+from verl_multiturn.launch.plan import Launch, plan_launch
+from verl_multiturn.launch.run import prepare_words
 from verl_multiturn.recipes import list_recipes
 
 RECIPES = ROOT / "recipes"
@@ -22,83 +30,120 @@ GSM8K = RECIPES / "gsm8k_multiturn" / "run.sh"
 LR = "actor_rollout_ref.actor.optim.lr="
 
 
-def run(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(["bash", str(script), *words], capture_output=True, text=True, env=environment, check=False)
+def words_of(printed: str) -> list[str]:
+    return shlex.split(printed.replace("\\\n", ""))
 
 
-def values(flags: str, key: str) -> list[str]:
-    return [flag.removeprefix(key) for flag in flags.splitlines() if flag.startswith(key)]
+def test_later_settings_win() -> None:
+    config = composed("gsm8k_multiturn", "qwen3", smoke=True, overrides=[f"{LR}6", f"{LR}7"])
+    assert config.actor_rollout_ref.actor.optim.lr == 7
+    assert config.actor_rollout_ref.model.path == str(RECIPES / "common" / "model")
+    assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert config.trainer.experiment_name == "gsm8k_multiturn-qwen3"
+    assert composed("gsm8k_multiturn", "qwen3").actor_rollout_ref.model.path == "Qwen/Qwen3-4B"
 
 
-def test_later_flags_win() -> None:
-    printed = run(GSM8K, "--smoke", "--variant", "qwen3", "--print", f"{LR}7").stdout
-    assert values(printed, LR) == ["1e-6", "1e-4", "7"]
-    assert values(printed, "actor_rollout_ref.model.path=") == [
-        "Qwen/Qwen2.5-3B-Instruct",
-        "Qwen/Qwen3-4B",
-        str(RECIPES / "common" / "model"),
+@pytest.mark.parametrize("words", [["--variant", "qwen3", "--variant", "megatron"], ["variant=[qwen3,megatron]"]])
+def test_what_is_printed_is_a_command_of_verls(words: list[str], tmp_path: Path) -> None:
+    """One that a user can give: Hydra alone composes what it says, several variants at once."""
+    ran = run_script(GSM8K, *words, "--out", str(tmp_path / "out"), "--print", f"{LR}7")
+    python, *command = words_of(ran.stdout)
+    name = f"{ROOT}/recipes/gsm8k_multiturn"
+    assert [python, *command[:6]] == [
+        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *("--config-path", name, "--config-name", "config"),
     ]
-    assert values(printed, "trainer.experiment_name=") == ["gsm8k_multiturn-qwen3"]
+    assert {"variant=[qwen3,megatron]", f"recipe.out={tmp_path}/out", f"recipe.root={ROOT}"} < set(command)
+    assert command[-1] == f"{LR}7"
+    assert not (tmp_path / "out").exists()
+    actor = composed("gsm8k_multiturn", "qwen3", "megatron").actor_rollout_ref
+    assert (actor.actor.megatron.tensor_model_parallel_size, actor.model.path) == (2, "Qwen/Qwen3-4B")
+    assert not {"fsdp_config", "ulysses_sequence_parallel_size"} & (actor.actor.keys() | actor.ref.keys())
 
 
-def test_flags_of_a_file_are_cleaned_of_comments() -> None:
-    printed = run(GSM8K, "--print").stdout
-    assert not [line for line in printed.splitlines() if "#" in line or line != line.strip() or not line]
-    assert values(printed, "trainer.logger=") == ["[console,file]"]
+def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m verl.trainer.main_ppo --config-path $PWD/recipes/… --config-name config` finds all that it needs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PWD", str(ROOT))
+    launch = plan_launch("otc", variants=["search"])
+    bare = replace(launch, searched=tuple(entry.replace(f"{ROOT}/", "") for entry in launch.searched))
+    monkeypatch.setattr(Launch, "settings", lambda self: ["variant=search"])
+    config = resolved(compose_launch(bare))
+    assert config["recipe"]["out"] == f"{ROOT}/outputs/otc"
+    assert config["data"]["train_files"] == f"{ROOT}/outputs/otc/data/train.parquet"
+    assert config["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"].startswith(str(ROOT))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--variant", "qwen9"], "unknown variant 'qwen9'; known are "),
-        (["--variant"], "--variant needs a value"),
-        (["--smok"], "unknown argument '--smok'; an override has the form key=value"),
-        (["--variant=qwen3"], "unknown argument '--variant=qwen3'; an override has the form key=value"),
-        (["--smoke", "--data", "mine.jsonl"], "--smoke makes its own data; leave --data out"),
+        (["--variant", "qwen9"], "verl-multiturn: unknown variant 'qwen9'; known are "),
+        (["variant=[qwen3,qwen9]"], "verl-multiturn: unknown variant 'qwen9'; known are "),
+        (["--variant"], "Option '--variant' requires an argument"),
+        (["--smok"], "No such option: --smok"),
+        (["trainer.nnodes"], "unknown argument 'trainer.nnodes'; an override has the form key=value"),
+        (["trainer.nnods=2"], "Could not override 'trainer.nnods'"),
+        (["--smoke", "--data", "mine.jsonl"], "--smoke makes its own data; leave --data mine.jsonl out"),
         (["--out", "lr=1e-6"], "Hydra reads no folder named like"),
         (["--out", "größe"], "Hydra reads no folder named like"),
     ],
 )
-def test_wrong_words_are_refused(words: list[str], said: str) -> None:
-    ran = run(GSM8K, *words)
+def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    place = [] if "--out" in words else ["--out", str(tmp_path / "out")]
+    ran = run_script(GSM8K, *place, *words, COLUMNS="200")
     assert ran.returncode == 2
-    assert said in ran.stderr.splitlines()[0]
+    assert said in ran.stderr
     assert ran.stdout == ""
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_flags_is_read(tmp_path: Path) -> None:
-    flags = tmp_path / "some.flags"
-    lines = ["prepare_data.py --model $out/model  # two words", "a.path=$recipe/x", "b=null", "c=1"]
-    flags.write_text("\n".join([*lines, "?b=2", "?c=2", "?d=$root", "!a."]))
-    script = (
-        f"source {RECIPES}/common/launch.sh; recipe_dir=R; root='the root'; out='my out'; given=() prepare=()\n"
-        f'read_flags {flags}; printf \'%s\\n\' "${{prepare[@]}}" -- "${{given[@]}}"'
-    )
-    ran = subprocess.run(["bash", "-euc", script, "bash"], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ["--model", "my out/model", "--", "b=null", "c=1", "c=2", "d=the root"]
+def test_hydras_ways_to_override_are_taken(tmp_path: Path) -> None:
+    words = ["trainer.nnodes=2", "+a.b=1", "++a.c={x: 1}", "~trainer.project_name", "hydra.job.name=x"]
+    ran = run_script(GSM8K, "--print", "--steps", "3", "--seed", "5", "--out", str(tmp_path), *words)
+    assert ran.returncode == 0, ran.stderr
+    command = words_of(ran.stdout)
+    assert command[-5:] == words
+    assert {"trainer.total_training_steps=3", "seed=given", "recipe.seed=5"} < set(command)
+
+
+def test_a_seed_is_the_runs(tmp_path: Path) -> None:
+    for recipe in ("gsm8k_multiturn", "quickstart", "smollm2"):
+        config = composed(recipe, seed=5)
+        rollout = config.actor_rollout_ref.rollout
+        assert config.data.seed == config.actor_rollout_ref.actor.data_loader_seed == 5
+        assert rollout.engine_kwargs.sglang.random_seed == 5
+    assert prepare_words(config.recipe) == ["--seed", "5"]
+
+
+def test_options_for_the_rows_come_from_several_files() -> None:
+    config = compose_launch(plan_launch("torl", variants=["zerotir"], smoke=True))
+    assert prepare_words(resolved(config)["recipe"]) == [
+        *("--source", "Open-Reasoner-Zero/orz_math_57k_collection"),
+        *("--validation", "Maxwell-Jia/AIME_2024", "yentinglin/aime_2025", "--prompt", "chat"),
+    ]
+    assert prepare_words({"prepare": {"no-tool": True, "most": 3, "source": None, "x": False}}) == [
+        *("--no-tool", "--most", "3"),
+    ]
 
 
 def test_the_baseline_of_a_smoke_run_has_no_tool() -> None:
-    key = "actor_rollout_ref.rollout.multi_turn.tool_config_path="
-    script = RECIPES / "image_zoom" / "run.sh"
-    assert values(run(script, "--print", "--smoke", "--variant", "no_tool").stdout, key)[-1] == "null"
-    assert values(run(script, "--print", "--smoke").stdout, key)[-1].endswith("/data/tools.yaml")
+    plain, baseline = composed("image_zoom", smoke=True), composed("image_zoom", "no_tool", smoke=True)
+    assert baseline.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert plain.actor_rollout_ref.rollout.multi_turn.tool_config_path.endswith("/data/tools.yaml")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "trainer.nnodes=2: start it on each node with NODE_RANK"),
-        (["--variant"], "--variant needs a value"),
         (["--variant", "ppo"], "unknown variant 'ppo'; known are qwen2.5_7b"),
         (["++trainer.nnodes=two"], "trainer.nnodes=two: expected a number"),
     ],
 )
 def test_the_cold_start_refuses_what_cannot_work(words: list[str], said: str, tmp_path: Path) -> None:
-    ran = run(RECIPES / "retool" / "sft.sh", "--out", str(tmp_path), *words, NODE_RANK="")
+    ran = run_script(RECIPES / "retool" / "sft.sh", "--out", str(tmp_path), *words, NODE_RANK="")
     assert ran.returncode == 2
-    assert said in ran.stderr.splitlines()[0]
+    assert said in ran.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,28 +151,27 @@ def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(40)))
     words = ["--prepare", "--out", str(tmp_path / "out")]
-    assert run(GSM8K, *words, "--data", str(source), PYTHON=sys.executable).returncode == 0
+    assert run_script(GSM8K, *words, "--data", str(source)).returncode == 0
     train = tmp_path / "out" / "data" / "train.parquet"
     first = train.stat().st_mtime_ns
-    assert run(GSM8K, *words, PYTHON=sys.executable).returncode == 0
+    assert run_script(GSM8K, *words).returncode == 0
     assert train.stat().st_mtime_ns == first
-    assert run(GSM8K, *words, "--data", str(source), PYTHON=sys.executable).returncode == 0
+    assert run_script(GSM8K, *words, "--data", str(source)).returncode == 0
     second = train.stat().st_mtime_ns
     assert second != first
-    # Without the tool, other rows are needed, which the hub cannot give offline. The old rows must not stand in for
-    # them.
-    offline = run(GSM8K, *words, "--variant", "no_tool", PYTHON=sys.executable, HF_HUB_OFFLINE="1")
+    # Without the tool other rows are needed, which the hub does not give here: the old ones are not taken for them.
+    offline = run_script(GSM8K, *words, "--variant", "no_tool", HF_HUB_OFFLINE="1")
     assert offline.returncode != 0
     assert "'openai/gsm8k' is no local file" in offline.stderr
     # The user's own rows are used unchanged.
     (train.parent / ".prepared").unlink()
-    assert run(GSM8K, *words, "--variant", "no_tool", PYTHON=sys.executable).returncode == 0
+    assert run_script(GSM8K, *words, "--variant", "no_tool").returncode == 0
     assert train.stat().st_mtime_ns == second
 
 
 def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}")
-    assert run(GSM8K, "--smoke", "--prepare", "--out", str(tmp_path), PYTHON=sys.executable).returncode == 0
+    assert run_script(GSM8K, "--smoke", "--prepare", "--out", str(tmp_path)).returncode == 0
     assert (tmp_path / "data" / "train.parquet").is_file()
     assert (tmp_path / "metrics.jsonl").is_file()
 
@@ -149,16 +193,16 @@ def test_a_resumed_run_keeps_its_curve(tmp_path: Path) -> None:
     python.write_text(TRAINER.replace("exec PYTHON", f"exec {sys.executable}"))
     python.chmod(0o755)
     out = tmp_path / "out"
-    assert run(GSM8K, "--smoke", "--prepare", "--out", str(out), PYTHON=sys.executable).returncode == 0
-    (out / "data" / ".prepared").unlink()  # now they are the user's own rows
+    assert run_script(GSM8K, "--smoke", "--prepare", "--out", str(out)).returncode == 0
+    (out / "data" / ".prepared").unlink()  # the user's own rows
     for step in (1, 2, 3):
-        ran = run(GSM8K, "--out", str(out), PYTHON=str(python), STEP=str(step))
+        ran = run_script(GSM8K, "--out", str(out), PYTHON=str(python), STEP=str(step))
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout.splitlines()[-1])["steps"] == step
     assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
     # A smoke run without a checkpoint begins anew; with a checkpoint it continues.
     for step, steps in ((1, 1), (2, 2)):
-        ran = run(GSM8K, "--smoke", "--out", str(out), PYTHON=str(python), STEP=str(step))
+        ran = run_script(GSM8K, "--smoke", "--out", str(out), PYTHON=str(python), STEP=str(step))
         assert json.loads(ran.stdout.splitlines()[-1])["steps"] == steps
         (out / "checkpoints").mkdir(exist_ok=True)
         (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
@@ -167,7 +211,7 @@ def test_a_resumed_run_keeps_its_curve(tmp_path: Path) -> None:
 def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text(json.dumps({"question": "2+2?", "answer": "four"}) + "\n" + json.dumps({}))
-    ran = run(GSM8K, "--prepare", "--out", str(tmp_path / "out"), "--data", str(source), PYTHON=sys.executable)
+    ran = run_script(GSM8K, "--prepare", "--out", str(tmp_path / "out"), "--data", str(source))
     assert ran.returncode != 0
     assert "expected a `question`, and an `answer` that ends in `#### 42`" in ran.stderr
 
@@ -179,20 +223,26 @@ def test_every_recipe_says_what_it_is() -> None:
 
 
 def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, ["recipe", "copy", "gsm8k_multiturn", str(tmp_path)])
+    ran = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
-    copied = tmp_path / "recipes" / "gsm8k_multiturn" / "run.sh"
-    printed = run(copied, "--smoke", "--print").stdout
-    assert printed == run(GSM8K, "--smoke", "--print").stdout.replace(str(ROOT), str(tmp_path))
-    named = [flag.partition("=")[2] for flag in printed.splitlines() if flag.startswith("actor_rollout_ref.model.path")]
-    assert (Path(named[-1]) / "config.json").is_file()
+    printed = run_script(tmp_path / "recipes" / "otc" / "run.sh", "--smoke", "--print").stdout
+    assert printed == run_script(RECIPES / "otc" / "run.sh", "--smoke", "--print").stdout.replace(
+        f"{ROOT}/recipes", f"{tmp_path}/recipes"
+    ).replace(f"{ROOT}/outputs", f"{tmp_path}/outputs").replace(f"recipe.root={ROOT}", f"recipe.root={tmp_path}")
+    copied = plan_launch(str(tmp_path / "recipes" / "otc"), smoke=True)
+    config = resolved(compose_launch(copied))
+    assert Path(config["actor_rollout_ref"]["model"]["path"]) == tmp_path / "recipes" / "common" / "model"
+    assert (tmp_path / "recipes" / "common" / "model" / "config.json").is_file()
+    assert config["recipe"]["prepare_data"] == str(tmp_path / "recipes" / "torl" / "prepare_data.py")
+    # What the user changed stays.
     (tmp_path / "tool_configs" / "gsm8k.yaml").write_text("mine")
+    shutil.rmtree(tmp_path / "recipes" / "torl")
     other = CliRunner().invoke(app, ["recipe", "copy", "torl", str(tmp_path)])
     assert other.exit_code == 0, other.output
     assert (tmp_path / "tool_configs" / "gsm8k.yaml").read_text() == "mine"
     again = CliRunner().invoke(app, ["recipe", "copy", "gsm8k_multiturn", str(tmp_path)])
     assert again.exit_code == 1
-    assert "exists; move it away" in again.output
+    assert "exists (a copy brings all recipes); move it away" in again.output
 
 
 def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
@@ -206,7 +256,10 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
     subprocess.run([*pip, "--wheel-dir", str(wheels), str(source)], check=True, capture_output=True)
     (wheel,) = wheels.iterdir()
     zipfile.ZipFile(wheel).extractall(installed)
-    names = "from verl_multiturn.recipes import copy_recipe, list_recipes; print(*list_recipes())"
+    names = (
+        "from verl_multiturn.recipes import copy_recipe, list_recipes; print(*list_recipes())\n"
+        "from verl_multiturn.launch.plan import plan_launch; print(plan_launch('torl', variants=['fsdp2']).out)"
+    )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {names}"],
         check=True,
@@ -214,8 +267,9 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
     )
-    assert ran.stdout.split() == list(list_recipes())
-    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # files of `scripted_rollout`
+    # A run of the installed recipes does not write among the packages.
+    assert ran.stdout.split() == [*list_recipes(), str(tmp_path / "outputs" / "torl-fsdp2")]
+    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # of `scripted_rollout`
     for path in [*chat.glob("*.json"), *chat.glob("*.jinja")]:
         assert (installed / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     shipped = installed / "verl_multiturn" / "shipped"
@@ -235,8 +289,8 @@ def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", sorted(path.parent.name for path in RECIPES.glob("*/run.sh")))
 def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None:
     text = (RECIPES / recipe / "README.md").read_text(encoding="utf-8")
-    if recipe == "smollm2":
-        assert "There is no original" in text
+    if recipe in ("smollm2", "quickstart"):
+        assert "There is no original" in text or recipe == "quickstart"
         return
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| setting | original"))
@@ -247,12 +301,43 @@ def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None
     assert {"steps", "checkpoints"} <= {word for cells in rows for word in re.findall(r"\w+", cells[1])}
 
 
-@pytest.mark.parametrize("recipe", sorted(path.parent.name for path in RECIPES.glob("*/run.sh")))
+@pytest.mark.parametrize("recipe", sorted({path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart"}))
 def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
-    flags = run(RECIPES / recipe / "run.sh", "--print").stdout
-    assert int(values(flags, "trainer.save_freq=")[-1]) > 0
+    config = composed(recipe)
+    assert config.trainer.save_freq > 0
     for model in ("actor", "critic"):
-        assert 1 <= int(values(flags, f"trainer.max_{model}_ckpt_to_keep=")[-1]) <= 3
-    assert int(values(flags, "trainer.log_val_generations=")[-1]) > 0
-    assert values(flags, "trainer.validation_data_dir=")[-1].endswith(f"outputs/{recipe}/validation")
-    assert int(values(flags, "data.filter_overlong_prompts_workers=")[-1]) > 1
+        assert 1 <= config.trainer[f"max_{model}_ckpt_to_keep"] <= 3
+    assert config.trainer.log_val_generations > 0
+    assert config.trainer.validation_data_dir.endswith(f"outputs/{recipe}/validation")
+    assert config.data.filter_overlong_prompts_workers > 1
+
+
+SLEEPER = """
+import signal, subprocess, sys, time
+from pathlib import Path
+from verl_multiturn.launch.processes import run_watched
+
+if sys.argv[2] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+program = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(2)"
+
+
+def watch(runs):
+    while runs():
+        time.sleep(0.1)
+
+
+run_watched([sys.executable, "-c", program], {}, Path(sys.argv[1]), watch)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("", 1), ("nohup", 0)])
+def test_a_closed_terminal_ends_what_was_started_unless_told_otherwise(tmp_path: Path, how: str, status: int) -> None:
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", SLEEPER, str(log), how], stderr=subprocess.DEVNULL) as launcher:
+        while not (log.is_file() and log.read_text().endswith("\n")):
+            time.sleep(0.05)
+        launcher.send_signal(signal.SIGHUP)
+        assert (launcher.wait(60) != 0) == bool(status)
+    grandchild = int(log.read_text())
+    assert not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))

@@ -1,13 +1,12 @@
 """The recipes tool_n1 and otc: their rows, their conversion of public data, and their runs."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.recipe_scripts import RECIPES, last, printed, script
+from tests.recipe_scripts import RECIPES, composed, run_script, script
 from verl_multiturn import ConfigError
 
 # Tool-N1.
@@ -135,11 +134,11 @@ def test_calls_in_pythons_form_are_read(text: str, calls: list[tuple[str, dict[s
 
 
 def test_tool_n1_reads_calls_and_executes_none() -> None:
-    flags = printed("tool_n1")
-    assert last(flags, "actor_rollout_ref.rollout.multi_turn.tool_config_path") == "null"
-    assert last(flags, "actor_rollout_ref.rollout.multi_turn.enable") == "False"
-    assert last(flags, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns") == "1"
-    assert last(flags, "actor_rollout_ref.rollout.agent.default_agent_loop") == "multiturn_agent"
+    rollout = composed("tool_n1").actor_rollout_ref.rollout
+    assert rollout.multi_turn.tool_config_path is None
+    assert rollout.multi_turn.enable is False
+    assert rollout.multi_turn.max_assistant_turns == 1
+    assert rollout.agent.default_agent_loop == "multiturn_agent"
 
 
 @pytest.mark.parametrize(
@@ -153,19 +152,19 @@ def test_tool_n1_reads_calls_and_executes_none() -> None:
     ],
 )
 def test_otc_takes_over_another_recipe(variants: list[str], tools: str, model: str, form: str) -> None:
-    flags = printed("otc", *(word for variant in variants for word in ("--variant", variant)))
-    custom = "++actor_rollout_ref.rollout.custom.multiturn"
-    assert last(flags, "actor_rollout_ref.rollout.multi_turn.tool_config_path") == str(ROOT / tools)
-    assert last(flags, "actor_rollout_ref.model.path") == model
-    assert last(flags, f"{custom}.otc.form") == form
-    assert last(flags, f"{custom}.otc.c") == last(flags, f"{custom}.max_tool_calls") == "4"
-    assert last(flags, "algorithm.adv_estimator") == {"ppo": "gae", "grpo": "grpo"}[form]
-    assert last(flags, "trainer.experiment_name") == "-".join(["otc", *variants])
+    config = composed("otc", *variants)
+    rollout, beneath = config.actor_rollout_ref.rollout, "search_r1" if "search" in variants else "torl"
+    assert rollout.multi_turn.tool_config_path == str(ROOT / tools)
+    assert config.actor_rollout_ref.model.path == model
+    assert rollout.custom.multiturn.otc.form == form
+    assert rollout.custom.multiturn.otc.c == rollout.custom.multiturn.max_tool_calls == 4
+    assert config.algorithm.adv_estimator == {"ppo": "gae", "grpo": "grpo"}[form]
+    assert config.trainer.experiment_name == "-".join(["otc", *variants])
+    assert config.recipe.prepare_data == str(RECIPES / beneath / "prepare_data.py")
 
 
 def test_otc_knows_the_variants_of_the_recipe_beneath() -> None:
-    command = ["bash", str(RECIPES / "otc" / "run.sh"), "--print", "--variant", "none"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = run_script(RECIPES / "otc" / "run.sh", "--print", "--variant", "none")
     assert ran.returncode == 2
     known = ran.stderr.splitlines()[0].partition("known are ")[2].split()
     assert {"grpo", "ppo", "search", "simpletir", "zerotir", "fsdp2"} <= set(known)

@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.recipe_scripts import RECIPES, last, prepared, printed, script
+from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose, compute_score
 from verl_multiturn.tools.python import PythonTool
@@ -184,15 +183,14 @@ def test_torl_asks_in_the_papers_words_for_a_template_without_turns(tmp_path: Pa
     row = prepared("torl", tmp_path / "out", "--source", str(tmp_path / "rows.jsonl"))["train"][0]
     assert row["prompt"][0]["role"] == "user"
     tokenizer: Any = AutoTokenizer.from_pretrained(RECIPES / "common" / "model")
-    given = last(printed("torl"), "actor_rollout_ref.model.custom_chat_template")
-    template = OverridesParser.create().parse_override(f"key={given}").value()
+    template = composed("torl").actor_rollout_ref.model.custom_chat_template
     text = tokenizer.apply_chat_template(row["prompt"], chat_template=template, tokenize=False)
     assert text == (
         "A conversation between User and Assistant. The user asks a question, and the Assistant solves it.\n"
         "User: Please integrate natural language reasoning with programs to solve the problem above, and put your "
         "final answer within \\boxed{}.\n" + row["prompt"][0]["content"].rpartition("\n")[2] + "\nAssistant:"
     )
-    assert last(printed("torl", "--variant", "simpletir"), "actor_rollout_ref.model.custom_chat_template") == "null"
+    assert composed("torl", "simpletir").actor_rollout_ref.model.custom_chat_template is None
 
 
 def test_torl_holds_out_problems_and_no_copies_of_them(tmp_path: Path) -> None:
@@ -321,8 +319,7 @@ def test_conversations_in_verls_form_stay(sft: ModuleType) -> None:
 
 
 def test_the_cold_start_of_a_smoke_run_takes_the_tiny_model() -> None:
-    command = ["bash", str(RECIPES / "retool" / "sft.sh"), "--smoke", "--print", "optim.lr=7"]
-    flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert last(flags, "model.path") == str(RECIPES / "common" / "model")
-    assert last(flags, "trainer.n_gpus_per_node") == "1"
-    assert last(flags, "optim.lr") == "7"
+    config = composed("retool/sft", smoke=True, overrides=["optim.lr=7"])
+    assert config.model.path == str(RECIPES / "common" / "model")
+    assert config.trainer.n_gpus_per_node == 1
+    assert config.optim.lr == 7

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.recipe_scripts import RECIPES, last, prepared, printed, script
+from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn import ConfigError
 from verl_multiturn.data import write_rows
 from verl_multiturn.rewards import aclose, compute_score
@@ -243,8 +243,8 @@ def test_search_r1_validates_a_fixed_part_of_each_set(tmp_path: Path) -> None:
     assert len({row["extra_info"]["question"] for row in first["test"]}) == 20
     everything = pyarrow.parquet.read_table(tmp_path / "a" / "test_all.parquet")
     assert (len(first["train"]), everything.num_rows) == (42, 84)
-    flags = printed("search_r1", "--variant", "whole_test", "--out", str(tmp_path / "a"))
-    assert last(flags, "data.val_files") == str(tmp_path / "a" / "data" / "test_all.parquet")
+    config = composed("search_r1", "whole_test", out=tmp_path / "a")
+    assert config.data.val_files == str(tmp_path / "a" / "data" / "test_all.parquet")
 
 
 SCHEMA_AND_QUESTION = "{db_details}:CREATE TABLE a (b TEXT);\n {external_knowledge}: ;\n {question}: How many?"

@@ -82,14 +82,13 @@ def test_numbers_that_are_none_get_their_names() -> None:
 def test_the_quickstarts_readers(tmp_path: Path) -> None:
     """Read a lone surrogate in the model's arguments, and a torn line."""
     sys.path.insert(0, str(ROOT / "recipes" / "quickstart"))
-    from summary import StepRecords, merge_records  # type: ignore[import-not-found]
+    from report import merge_records  # type: ignore[import-not-found]
 
     text = "half a pair: \ud83d, Größe"
     record = {"step": 1, "temperature": 1.0, "calls": [{"text": text}]}
     (tmp_path / "records").mkdir()
     path = tmp_path / "records" / "h-1.jsonl"
     path.write_text(json.dumps(record)[:20] + "\n" + json.dumps(record) + "\n" + json.dumps(record)[:30])
-    assert StepRecords(tmp_path / "records").calls_per_trajectory(1) == 1.0
     assert merge_records(tmp_path) == [record]
     merged = (tmp_path / "trajectories.jsonl").read_text(encoding="utf-8")
     assert json.loads(merged) == record

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "verl_multiturn"
 ORDER = [
     "errors", "describe", "config", "tasks", "row_files", "driver",
     "chat", "workers", "sandbox", "tools", "rollout", "certificate", "rewards",
-    "data", "recipes", "observe", "verl_bridge", "cpu", "plugin", "cli",
+    "data", "recipes", "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}

@@ -1,4 +1,4 @@
-"""The quickstart's start-up, phase by phase."""
+"""The start-up of a run, phase by phase."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipe_scripts import script
-
-start_up = script("quickstart", "start_up")
+from verl_multiturn.observe import start_up
 
 
 def test_each_phase_has_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

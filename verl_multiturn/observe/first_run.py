@@ -77,9 +77,10 @@ def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: 
         say: called with each line that the run prints.
         steps: number of training steps.
     """
-    script = shipped_folder() / "recipes" / "quickstart" / "run.py"
-    command = [sys.executable, str(script), "--steps", str(steps), "--out", str(out), *overrides(platform)]
-    environment = {**os.environ, "VERL_PLATFORM": platform}
+    recipe = shipped_folder() / "recipes" / "quickstart"
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", str(recipe)]
+    command += ["--steps", str(steps), "--out", str(out), *overrides(platform)]
+    environment = {**os.environ, "VERL_PLATFORM": platform, "PYTHON": sys.executable}
     last = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment

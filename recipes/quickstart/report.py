@@ -1,0 +1,124 @@
+"""What a run of the quickstart came to: table, plot, `trajectories.jsonl` and `summary.json`.
+
+python recipes/quickstart/report.py OUT_DIR
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from verl_multiturn.certificate.records import read_records
+from verl_multiturn.observe.metric_files import read_metrics
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
+
+REWARD = "critic/score/mean"
+ACCURACY = "val-core/reasoning_gym/chain_sum/acc/mean@1"
+PROB_DIFF_MEAN = "training/rollout_probs_diff_mean"
+PROB_DIFF_MAX = "training/rollout_probs_diff_max"
+CERTIFICATE = "rollout/certificate/"
+
+
+def merge_records(out: Path) -> list[dict[str, Any]]:
+    """Write all conversations of the run as `trajectories.jsonl`, in order of their steps, and return them."""
+    records = []
+    for path in sorted((out / "records").glob("*.jsonl")):
+        records += read_records(path)
+    records.sort(key=lambda record: record["step"])
+    # A lone surrogate, which a model can write, is no UTF-8; its escape is JSON.
+    with (out / "trajectories.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return records
+
+
+def summarize(
+    out: Path,
+    metrics: list[dict[str, Any]],
+    seed: int,
+    started: float,
+    start_up_seconds: dict[str, float],
+    console: Console,
+) -> dict[str, Any]:
+    """Write `summary.json`, `trajectories.jsonl` and `curve.png`, and print the table."""
+    steps = [entry for entry in metrics if REWARD in entry["data"]]
+    validations = [(entry["step"], entry["data"][ACCURACY]) for entry in metrics if ACCURACY in entry["data"]]
+    rewards = [entry["data"][REWARD] for entry in steps]
+    trained = [record for record in merge_records(out) if record["temperature"] > 0]
+    calls = [call for record in trained for call in record["calls"]]
+
+    def over_steps(key: str) -> list[float]:
+        # A number that is none, as of a step without a trained token, stands as null in the file.
+        return [entry["data"][key] for entry in steps if entry["data"].get(key) is not None]
+
+    step_seconds = sum(over_steps("timing_s/step"))
+    summary = {
+        "seed": seed,
+        "val_acc_before": validations[0][1] if validations else None,
+        "val_acc_after": validations[-1][1] if validations else None,
+        "reward_first_10": mean(rewards[:10]),
+        "reward_last_10": mean(rewards[-10:]),
+        "prob_diff_mean": mean(over_steps(PROB_DIFF_MEAN)) if over_steps(PROB_DIFF_MEAN) else None,
+        "prob_diff_max": max(over_steps(PROB_DIFF_MAX), default=None),
+        "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
+        "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
+        "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
+        "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
+        "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
+        "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds,
+        "steps": len(steps),
+        "start_up_seconds": start_up_seconds,
+        "train_seconds": round(step_seconds, 1),
+        "total_seconds": round(time.time() - started, 1),
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    _plot(out / "curve.png", steps, validations)
+    table = Table(title="quickstart", show_header=False)
+    for key, value in summary.items():
+        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+    console.print(table)
+    console.print(
+        f"written: {out}/summary.json, curve.png, trajectories.jsonl, metrics.jsonl, train.log", soft_wrap=True
+    )
+    print(json.dumps(summary))
+    return summary
+
+
+def main() -> None:
+    """Sum up the run of a folder, which the launcher and verl's trainer wrote."""
+    out = Path(sys.argv[1])
+    start_up = json.loads((out / "start_up.json").read_text())
+    config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
+    summarize(out, read_metrics(out), int(config.data.seed), start_up["started"], start_up["seconds"], Console())
+
+
+def _calls_of_last(records: list[dict[str, Any]], steps: int) -> float:
+    last = max((record["step"] for record in records), default=0)
+    counts = [len(record["calls"]) for record in records if record["step"] > last - steps]
+    return mean(counts) if counts else 0.0
+
+
+def _plot(path: Path, steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> None:
+    figure, axes = plt.subplots(figsize=(7, 4))
+    axes.plot([entry["step"] for entry in steps], [entry["data"][REWARD] for entry in steps], label="reward (sampled)")
+    axes.plot(*zip(*validations, strict=True), "o--", label="validation accuracy (greedy)")
+    axes.set(xlabel="GRPO step", ylim=(-0.02, 1.02), title="A tiny model learns to call a calculator")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

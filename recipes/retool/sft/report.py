@@ -1,0 +1,24 @@
+"""Leave the model of the cold start where the recipe looks for it: `python recipes/retool/sft/report.py OUT_DIR`.
+
+`OUT_DIR/model` becomes a link to the last checkpoint. The one line that is printed is a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Make the link, and say where it is."""
+    out = Path(sys.argv[1])
+    step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip()
+    model = out / "model"
+    model.unlink(missing_ok=True)
+    model.symlink_to(Path("checkpoints") / f"global_step_{step}" / "huggingface")
+    print(json.dumps({"recipe": out.name, "step": int(step), "model": str(model)}))
+
+
+if __name__ == "__main__":
+    main()

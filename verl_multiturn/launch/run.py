@@ -1,0 +1,210 @@
+"""One run of a recipe: its rows, verl's trainer as a process of its own, the display, and the report at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.compose import compose_launch, resolved
+from verl_multiturn.launch.plan import Launch
+from verl_multiturn.launch.processes import run_watched
+from verl_multiturn.observe.metric_files import metric_files
+from verl_multiturn.observe.progress import Display
+from verl_multiturn.observe.start_up import StartUp
+
+_PPO = "verl.trainer.main_ppo"
+_CHECKPOINT = "latest_checkpointed_iteration.txt"
+_TAIL = 40
+"""Lines of a log that are shown of a run that failed."""
+
+
+def run_recipe(launch: Launch, *, only_prepare: bool = False) -> int:
+    """Prepare the data, train, and report; return the exit status.
+
+    The last line that is printed is a JSON object.
+
+    Args:
+        launch: what is to be run.
+        only_prepare: whether to stop when the data is there.
+
+    Raises:
+        ConfigError: something of it cannot work; nothing was written.
+    """
+    started = time.time()
+    config = resolved(compose_launch(launch))
+    command = [*trainer_command(config, only_prepare), *launch.words()]
+    out = Path(config["recipe"]["out"])
+    environment = _environment(launch, config)
+    if status := _prepare_data(launch, config, environment):
+        return status
+    if only_prepare:
+        return 0
+    if _begins_anew(launch, config):
+        _forget(out)
+    return _train(command, config, environment, started)
+
+
+def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> list[str]:
+    """Return the command that starts a recipe's trainer, without its words.
+
+    Args:
+        config: the composed configuration.
+        only_prepare: whether no trainer will be started, so that no other node needs to be known.
+
+    Raises:
+        ConfigError: the run takes several nodes, and this one's place among them is not known.
+    """
+    recipe, trainer = config["recipe"], config["trainer"]
+    if recipe["trainer"] == _PPO:
+        return [_python(), "-m", _PPO]
+    nodes = trainer["nnodes"]
+    if not isinstance(nodes, int):
+        raise ConfigError(f"trainer.nnodes={nodes}: expected a number")
+    where = ["--standalone"]
+    if nodes > 1:
+        rank, head = os.environ.get("NODE_RANK") or "NODE_RANK", os.environ.get("MASTER_ADDR") or "MASTER_ADDR"
+        if (rank == "NODE_RANK" or head == "MASTER_ADDR") and not only_prepare:
+            raise ConfigError(
+                f"trainer.nnodes={nodes}: start it on each node with NODE_RANK (0, 1, ...) and MASTER_ADDR set"
+            )
+        port = os.environ.get("MASTER_PORT", "29500")
+        where = [f"--nnodes={nodes}", f"--node-rank={rank}", f"--master-addr={head}", f"--master-port={port}"]
+    torchrun = [_python(), "-m", "torch.distributed.run", *where, f"--nproc-per-node={trainer['n_gpus_per_node']}"]
+    return [*torchrun, "-m", recipe["trainer"]]
+
+
+def shown_command(launch: Launch) -> str:
+    """Return the command that starts the trainer as a shell takes it; nothing is started."""
+    config = resolved(compose_launch(launch))
+    trainer, words = trainer_command(config, only_prepare=True), launch.words()
+    on_cpu = "VERL_PLATFORM=cpu " if _is_on_cpu(launch, config) else ""
+    begun = on_cpu + shlex.join([*trainer, *words[:4]])  # up to the configuration's name
+    return " \\\n    ".join([begun, *map(shlex.quote, words[4:])])
+
+
+def _python() -> str:
+    return os.environ.get("PYTHON") or sys.executable
+
+
+def _is_on_cpu(launch: Launch, config: Mapping[str, Any]) -> bool:
+    return launch.smoke or bool(config["recipe"]["on_cpu"])
+
+
+def _environment(launch: Launch, config: Mapping[str, Any]) -> dict[str, str]:
+    environment = {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    if _is_on_cpu(launch, config):
+        environment.setdefault("VERL_PLATFORM", "cpu")
+        environment["RAY_ADDRESS"] = "local"  # never a cluster that is there
+    return environment
+
+
+def _prepare_data(launch: Launch, config: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+    """Run the script that writes the rows; return its exit status.
+
+    Rows that are there are used as they are, unless they were made with other options.
+    """
+    recipe = config["recipe"]
+    out = Path(recipe["out"])
+    words = prepare_words(recipe)
+    made, wanted = out / "data" / ".prepared", " ".join([*(["--smoke"] if launch.smoke else []), *words]) + "\n"
+    is_there = (out / "data" / "train.parquet").is_file() and (not made.is_file() or made.read_text() == wanted)
+    if is_there and not launch.smoke and launch.data is None:
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    command = [_python(), recipe["prepare_data"], "--out", str(out / "data")]
+    command += ["--smoke"] if launch.smoke else []
+    command += ["--tools", recipe["tools"]] if recipe["tools"] else []
+    command += [*words, *(["--source", launch.data] if launch.data is not None else [])]
+    if status := subprocess.run(command, env=environment, check=False).returncode:
+        return status
+    made.parent.mkdir(exist_ok=True)
+    made.write_text(wanted)
+    return 0
+
+
+def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the options of a recipe's own for its script that writes the rows.
+
+    Example: `{"no-tool": True, "splits": ["a", "b"]}` gives `--no-tool --splits a b`.
+    """
+    words: list[str] = []
+    for key, value in recipe["prepare"].items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [f"--{key}", *map(str, values)]
+    return words
+
+
+def _begins_anew(launch: Launch, config: Mapping[str, Any]) -> bool:
+    """Return whether what an earlier run left is in the way.
+
+    A run of minutes begins anew, unless it has a checkpoint from which verl resumes.
+    """
+    resumes = config["trainer"].get("resume_mode", "auto") != "disable"
+    checkpoint = Path(config["recipe"]["out"]) / "checkpoints" / _CHECKPOINT
+    return _is_on_cpu(launch, config) and not (resumes and checkpoint.is_file())
+
+
+def _forget(out: Path) -> None:
+    for path in [*metric_files(out), out / "train.log"]:
+        path.unlink(missing_ok=True)
+    for name in ("records", "validation"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _train(command: list[str], config: Mapping[str, Any], environment: dict[str, str], started: float) -> int:
+    recipe, out, console = config["recipe"], Path(config["recipe"]["out"]), Console()
+    log, metrics = out / "train.log", _next_metrics(out)
+    environment["VERL_FILE_LOGGER_PATH"] = str(metrics)
+    start_up = StartUp(started) if recipe["trainer"] == _PPO else None
+    display = Display(log, metrics, _records(config), config["trainer"]["total_training_steps"], console, start_up)
+    console.print(f"log: {log}", soft_wrap=True, highlight=False, markup=False)
+    try:
+        status = run_watched(command, environment, log, display.show_while)
+    except KeyboardInterrupt:
+        console.print("interrupted; every process of the run was stopped")
+        return 130
+    if status != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        console.print("\n".join(lines[-_TAIL:]), markup=False, highlight=False, soft_wrap=True)
+        doing = "training" if start_up is None else start_up.doing
+        print(f"the trainer ended with exit status {status} while {doing}; whole log: {log}")
+        return status if status > 0 else 1
+    if start_up is not None:
+        (out / "start_up.json").write_text(json.dumps({"started": started, "seconds": start_up.seconds}) + "\n")
+    if start_up is not None and not metric_files(out):
+        print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))  # no file logger, no report
+        return 0
+    return subprocess.run([_python(), recipe["report"], str(out)], env=environment, check=False).returncode
+
+
+def _records(config: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the conversations' records."""
+    custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}
+    folder = (custom.get("multiturn") or {}).get("record_dir")
+    return None if folder is None else Path(folder)
+
+
+def _next_metrics(out: Path) -> Path:
+    """Return the file for this start's metrics.
+
+    verl's logger empties the file that it is given, and a resumed run keeps those of its earlier starts
+    (`observe/metric_files.py` reads all).
+    """
+    path, start = out / "metrics.jsonl", 1
+    while path.is_file() and path.stat().st_size:
+        start += 1
+        path = out / f"metrics.{start}.jsonl"
+    return path

@@ -1,0 +1,170 @@
+"""What a run shows while it lasts: the phases of its start-up, then a line for each step and each validation.
+
+    step  12  reward 0.913  calls/trajectory 0.98  11.2 s  finished 99 %, response_length 1 %  left 0:01:30
+
+All of it is read from the files that verl's trainer writes; nothing is asked of the trainer itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from verl_multiturn.observe.start_up import StartUp
+
+REWARD = "critic/score/mean"
+"""verl's metric that every training step has, and a validation has not."""
+_STOP = "rollout/stop/"
+_VALIDATED = re.compile(r"val-core/(.*)/(acc|reward)/mean@\d+")
+_TOTAL = re.compile(r"Total training steps: (\d+)")
+# What verl's console logger writes of a step; it is shown where no file has the metrics.
+_CONSOLE_STEP = re.compile(r"\bstep:\d+ - .*")
+_RECENT = 10
+"""Steps whose mean time says how long the others will take."""
+
+
+def follow(path: Path, begin: int = 0) -> Iterator[str]:
+    """Yield new whole lines of a growing file; whenever there is none, an empty string.
+
+    Args:
+        path: the file, which may not be there yet.
+        begin: bytes at its beginning that are left out.
+    """
+    position, rest = begin, b""
+    while True:
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(position)
+                text = file.read()
+                position = file.tell()
+            *lines, rest = (rest + text).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines if line)
+        yield ""
+
+
+class StepLines:
+    """The lines that are shown of logged metrics."""
+
+    def __init__(self, total: int | None) -> None:
+        """Begin a run.
+
+        Args:
+            total: steps of the whole run; None until it is known.
+        """
+        self.total = total
+        self._seconds: list[float] = []
+
+    def of(self, step: int, data: dict[str, Any]) -> list[str]:
+        """Return the lines for one entry of verl's file of metrics."""
+        lines = [self._of_step(step, data)] if data.get(REWARD) is not None else []
+        found = {
+            match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None
+        }
+        # A data set that has an accuracy is shown by it alone.
+        accurate = {match[1] for match in found if match[2] == "acc"}
+        shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
+        for match, value in shown.items():
+            what = "accuracy" if match[2] == "acc" else "reward"
+            of = f" of {match[1]}" if len(shown) > 1 else ""
+            lines.append(f"step {step:3d}  validation {what}{of} {value:.3f}")
+        return lines
+
+    def _of_step(self, step: int, data: dict[str, Any]) -> str:
+        parts = [f"step {step:3d}", f"reward {data[REWARD]:.3f}"]
+        calls = data.get("rollout/calls/per_trajectory/mean")
+        if calls is not None:
+            parts.append(f"calls/trajectory {calls:.2f}")
+        seconds = data.get("timing_s/step")
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s")
+            self._seconds.append(seconds)
+        stops = {key.removeprefix(_STOP): value or 0.0 for key, value in data.items() if key.startswith(_STOP)}
+        often = sorted((share, reason) for reason, share in stops.items() if share >= 0.005)[::-1]
+        if often:
+            parts.append(", ".join(f"{reason} {share:.0%}".replace("%", " %") for share, reason in often))
+        if self.total is not None and self._seconds and step < self.total:
+            left = (self.total - step) * mean(self._seconds[-_RECENT:])
+            parts.append(f"left {timedelta(seconds=round(left))}")
+        return "  ".join(parts)
+
+
+class Display:
+    """The display of one run."""
+
+    def __init__(
+        self,
+        log: Path,
+        metrics: Path,
+        records: Path | None,
+        total: int | None,
+        console: Console,
+        start_up: StartUp | None,
+    ) -> None:
+        """Begin at the end of the log, and at the beginning of the metrics.
+
+        Args:
+            log: what the trainer prints.
+            metrics: the file of verl's file logger.
+            records: the folder of the conversations' records; None without them.
+            total: training steps; None where the log has to tell.
+            console: where it is shown.
+            start_up: the run's start-up; None for a run without conversations.
+        """
+        # A start that resumes writes on in the log of the earlier ones.
+        self._log = follow(log, log.stat().st_size if log.exists() else 0)
+        self._metrics = follow(metrics)
+        self._has_metrics = False
+        self._records = records
+        self._lines = StepLines(total)
+        self._console = console
+        self._start_up = start_up
+
+    def show_while(self, is_running: Callable[[], bool]) -> None:
+        """Show the run for as long as it lasts."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as progress:
+            bar = progress.add_task(self._doing, total=self._lines.total)
+            running = True
+            while running:
+                running = is_running()
+                self._see(progress, bar)
+                if running:
+                    time.sleep(0.3)
+
+    @property
+    def _doing(self) -> str:
+        return "training" if self._start_up is None else self._start_up.doing
+
+    def _see(self, progress: Progress, bar: TaskID) -> None:
+        for line in iter(lambda: next(self._log), ""):
+            self._see_log(line)
+        for line in iter(lambda: next(self._metrics), ""):
+            self._has_metrics = True
+            entry = json.loads(line)
+            if entry["data"].get(REWARD) is not None:
+                if self._start_up is not None and not self._start_up.is_over:
+                    self._start_up.end()
+                progress.update(bar, completed=entry["step"])
+            for shown in self._lines.of(entry["step"], entry["data"]):
+                self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
+        if self._start_up is not None and self._records is not None and not self._start_up.is_over:
+            self._start_up.look_for_conversations(self._records)
+        progress.update(bar, description=self._doing, total=self._lines.total)
+
+    def _see_log(self, line: str) -> None:
+        if self._start_up is not None:
+            self._start_up.see(line)
+        if self._lines.total is None and (total := _TOTAL.search(line)):
+            self._lines.total = int(total[1])
+        step = _CONSOLE_STEP.search(line)
+        if step and not self._has_metrics and self._start_up is None:
+            self._console.print(step[0], highlight=False, markup=False, soft_wrap=True)
