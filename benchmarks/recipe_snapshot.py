@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import Launch, plan_launch
+from verl_multiturn.launch.plan import RunPlan, plan_launch
 from verl_multiturn.launch.run import prepare_words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ def cases() -> dict[str, dict[str, Any]]:
     return found
 
 
-def launch_of(name: str) -> Launch:
+def launch_of(name: str) -> RunPlan:
     """Return the launch that a case's name says."""
     recipe, *words = name.split("+")
     seed = next((int(word.removeprefix("seed=")) for word in words if word.startswith("seed=")), None)

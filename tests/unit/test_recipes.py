@@ -21,7 +21,7 @@ from tests.conftest import ROOT, has_ended
 from tests.recipe_scripts import composed, run_script
 from verl_multiturn.cli import app
 from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import Launch, plan_launch
+from verl_multiturn.launch.plan import RunPlan, plan_launch
 from verl_multiturn.launch.run import prepare_words
 from verl_multiturn.recipes import list_recipes
 
@@ -67,7 +67,7 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
     monkeypatch.setenv("PWD", str(ROOT))
     launch = plan_launch("otc", variants=["search"])
     bare = replace(launch, searched=tuple(entry.replace(f"{ROOT}/", "") for entry in launch.searched))
-    monkeypatch.setattr(Launch, "settings", lambda self: ["variant=search"])
+    monkeypatch.setattr(RunPlan, "settings", lambda self: ["variant=search"])
     config = resolved(compose_launch(bare))
     assert config["recipe"]["out"] == f"{ROOT}/outputs/otc"
     assert config["data"]["train_files"] == f"{ROOT}/outputs/otc/data/train.parquet"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.plan import Launch, searchpath
+from verl_multiturn.launch.plan import RunPlan, searchpath
 
 _VERLS = "pkg://verl.trainer.config"
 
 
-def compose_launch(launch: Launch) -> Any:
+def compose_launch(launch: RunPlan) -> Any:
     """Return the configuration as Hydra's `DictConfig`.
 
     Raises:

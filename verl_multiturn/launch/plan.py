@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
 
 @dataclass(frozen=True)
-class Launch:
+class RunPlan:
     """A recipe with what was asked for.
 
     Attributes:
@@ -87,7 +87,7 @@ def searchpath(folders: Sequence[str]) -> str:
     return "hydra.searchpath=[" + ",".join(f'"{folder}"' for folder in folders) + "]"
 
 
-def run_name(launch: Launch) -> str:
+def run_name(launch: RunPlan) -> str:
     """Return the name of a run: that of the recipe, and those of its variants."""
     return "-".join([launch.name, *launch.variants])
 
@@ -119,7 +119,7 @@ def plan_launch(
     seed: int | None = None,
     steps: int | None = None,
     overrides: Sequence[str] = (),
-) -> Launch:
+) -> RunPlan:
     """Return what is to be launched.
 
     Args:
@@ -152,7 +152,7 @@ def plan_launch(
             f"Hydra reads no folder named like {str(root)!r} or {str(out)!r}; expected letters of ASCII, digits, "
             "blanks and any of _ / + . % * @ ? : -"
         )
-    return Launch(
+    return RunPlan(
         folder, root, outputs, out, name, tuple(searched), tuple(variants), smoke, data, seed, steps, tuple(overrides)
     )
 

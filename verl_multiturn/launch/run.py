@@ -17,7 +17,7 @@ from rich.console import Console
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import Launch
+from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import run_watched
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import Display
@@ -29,7 +29,7 @@ _TAIL = 40
 """Lines of a log that are shown of a run that failed."""
 
 
-def run_recipe(launch: Launch, *, only_prepare: bool = False) -> int:
+def run_recipe(launch: RunPlan, *, only_prepare: bool = False) -> int:
     """Prepare the data, train, and report; return the exit status.
 
     The last line that is printed is a JSON object.
@@ -84,7 +84,7 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
     return [*torchrun, "-m", recipe["trainer"]]
 
 
-def shown_command(launch: Launch) -> str:
+def shown_command(launch: RunPlan) -> str:
     """Return the command that starts the trainer as a shell takes it; nothing is started."""
     config = resolved(compose_launch(launch))
     trainer, words = trainer_command(config, only_prepare=True), launch.words()
@@ -97,11 +97,11 @@ def _python() -> str:
     return os.environ.get("PYTHON") or sys.executable
 
 
-def _is_on_cpu(launch: Launch, config: Mapping[str, Any]) -> bool:
+def _is_on_cpu(launch: RunPlan, config: Mapping[str, Any]) -> bool:
     return launch.smoke or bool(config["recipe"]["on_cpu"])
 
 
-def _environment(launch: Launch, config: Mapping[str, Any]) -> dict[str, str]:
+def _environment(launch: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     environment = {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     if _is_on_cpu(launch, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
@@ -109,7 +109,7 @@ def _environment(launch: Launch, config: Mapping[str, Any]) -> dict[str, str]:
     return environment
 
 
-def _prepare_data(launch: Launch, config: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+def _prepare_data(launch: RunPlan, config: Mapping[str, Any], environment: Mapping[str, str]) -> int:
     """Run the script that writes the rows; return its exit status.
 
     Rows that are there are used as they are, unless they were made with other options.
@@ -147,7 +147,7 @@ def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _begins_anew(launch: Launch, config: Mapping[str, Any]) -> bool:
+def _begins_anew(launch: RunPlan, config: Mapping[str, Any]) -> bool:
     """Return whether what an earlier run left is in the way.
 
     A run of minutes begins anew, unless it has a checkpoint from which verl resumes.
