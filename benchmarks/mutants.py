@@ -241,10 +241,27 @@ def tests_of(mutant: Mutant) -> list[str]:
 
 
 def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
-    """Return a digest of the mutant's module, and one of the tests that cover it."""
-    parts = ([mutant.module], [test.partition("::")[0] for test in tests_of(mutant)])
-    module, tests = (hashlib.sha1(b"".join((root / path).read_bytes() for path in part)).hexdigest() for part in parts)
-    return module, tests
+    """Return a digest of the definition that the mutant changes, and one of the tests that cover its module."""
+    definition = definition_at((root / mutant.module).read_text(encoding="utf-8"), mutant.line)
+    files = dict.fromkeys(test.partition("::")[0] for test in tests_of(mutant))
+    tests = b"".join((root / path).read_bytes() for path in files)
+    return hashlib.sha1(definition.encode()).hexdigest(), hashlib.sha1(tests).hexdigest()
+
+
+def definition_at(source: str, line: int) -> str:
+    """Return the top-level function, class or statement around a line, without its docstrings and comments."""
+    for node in ast.parse(source).body:
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        if first <= line <= (node.end_lineno or 0):
+            for inner in ast.walk(node):
+                if isinstance(body := getattr(inner, "body", None), list):
+                    inner.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+            return ast.dump(node)
+    raise ValueError(f"there is nothing at line {line}")
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def run_tests(tree: Path, tests: Sequence[str], log: Path, limit_s: float) -> str:
@@ -379,7 +396,7 @@ def _examine_module(mutants: Sequence[Mutant], folder: Path, found: Path, deadli
 def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
     """Return the results of the mutants that were already examined.
 
-    A mutant that the tests saw counts as seen until its module changes. A mutant that survived counts only until the
+    A mutant that the tests saw counts as seen until its definition changes. A mutant that survived counts only until the
     module or its tests change; then it is examined again.
 
     Args:
