@@ -396,8 +396,8 @@ def _examine_module(mutants: Sequence[Mutant], folder: Path, found: Path, deadli
 def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
     """Return the results of the mutants that were already examined.
 
-    A mutant that the tests saw counts as seen until its definition changes. A mutant that survived counts only until the
-    module or its tests change; then it is examined again.
+    A mutant that the tests saw counts as seen until its definition changes. A mutant that survived counts only until
+    its definition or its tests change; then it is examined again.
 
     Args:
         found: File that `examine` writes.
