@@ -81,3 +81,9 @@ async def test_a_format_of_sglang(tokenizer: Any) -> None:
 
 def test_the_shipped_model_is_small() -> None:
     assert sum(path.stat().st_size for path in Path(MODEL).iterdir()) < 4_000_000
+
+
+def test_what_the_template_writes_before_a_turn(tokenizer: Any) -> None:
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
+
+    assert make_chat(tokenizer, "qwen2").generation_prompt == "<|im_start|>assistant\n"
