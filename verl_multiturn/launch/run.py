@@ -204,9 +204,8 @@ def _train(command: list[str], config: Mapping[str, Any], environment: dict[str,
     if start_up is not None:
         (out / "start_up.json").write_text(json.dumps({"started": started, "seconds": start_up.seconds}) + "\n")
     if start_up is not None and not metric_files(out):
-        print(
-            json.dumps({"recipe": out.name, "metrics": None, "out": str(out)})
-        )  # without verl's file logger there are no metrics to report
+        # Without verl's file logger there are no metrics to report.
+        print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
     return subprocess.run([_python(), recipe["report"], str(out)], env=environment, check=False).returncode
 
