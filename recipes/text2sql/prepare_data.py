@@ -4,8 +4,8 @@
 
 A source has the columns of SkyRL-SQL (`prompt`, `db_id`, `data`, `reward_spec`), Spider (`db_id`, `question`, `query`)
 or BIRD (`db_id`, `question`, `evidence`, `SQL`). For Spider and BIRD, the prompt gets the schema from the database
-itself. The databases lie below the `root` of the tool YAML. With `--smoke`, small databases (`DIR/databases`) and a tool
-YAML for them (`DIR/tools.yaml`) are made as well.
+itself. The databases lie below the `root` of the tool YAML. With `--smoke`, small databases (`DIR/databases`) and a
+tool YAML for them (`DIR/tools.yaml`) are made as well.
 """
 
 from __future__ import annotations
