@@ -2,9 +2,9 @@
 
     python recipes/common/make_model.py [RECIPE ...]     # some minutes on two cores, writes recipes/common/model
 
-Each row of a recipe's smoke data has a `demonstration`: what a model would say, turn by turn. They are rolled out by
-the real conversation with the recipe's own settings and its real tools, and the model learns the sampled tokens of the
-trajectories that come of it. So the tiny model calls each recipe's tools as a real one would; it can do nothing else.
+Each row of a recipe's smoke data has a `demonstration`: the assistant's turns as a model would write them. The real
+conversation code rolls them out, with the recipe's own settings and real tools, and the model learns the sampled tokens
+of these trajectories. So the tiny model calls each recipe's tools as a real model would. It can do nothing else.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ Example = tuple[list[int], list[int]]
 
 
 def smoke_recipes() -> list[str]:
-    """Recipes that are smoked with the model that is made here."""
+    """Return the names of the recipes whose smoke run trains the model that this script makes."""
     recipes = sorted(path.parent.name for path in RECIPES.glob("*/run.sh"))
     return [recipe for recipe in recipes if smoke_config(recipe).actor_rollout_ref.model.path == str(MODEL_DIR)]
 
 
 @cache
 def smoke_config(recipe: str) -> Any:
-    """The configuration of a recipe's smoke run."""
+    """Return the configuration of a recipe's smoke run."""
     return compose_launch(plan_launch(str(RECIPES / recipe), smoke=True, out=WORK / recipe))
 
 
 def read_rows(recipe: str) -> list[dict[str, Any]]:
-    """The rows of a recipe's smoke data that have a demonstration."""
+    """Prepare a recipe's smoke data, and return its rows that have a demonstration."""
     script = ["bash", str(RECIPES / recipe / "run.sh"), "--smoke", "--out", str(WORK / recipe), "--prepare"]
     subprocess.run(script, check=True)
     rows = []
@@ -63,7 +63,12 @@ def read_rows(recipe: str) -> list[dict[str, Any]]:
 
 
 def spoken(recipe: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the tokenizer learns from: prompts, demonstrations, and the schemas of the tools once for each row."""
+    """Yield the texts to train the tokenizer on: for each row the tools' schemas, the prompt and the demonstration.
+
+    Args:
+        recipe: Name of the recipe.
+        rows: Rows from `read_rows`.
+    """
     from verl_multiturn.tools.registry import load_tools, schema_of
 
     path = smoke_config(recipe).actor_rollout_ref.rollout.multi_turn.tool_config_path
@@ -76,12 +81,28 @@ def spoken(recipe: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def ended(text: str) -> str:
-    """A turn as the model samples it; a segment of text mode ends with the output marker."""
+    """Return a turn as the model samples it, with its end token.
+
+    In text mode, a turn that ends with the output marker has no end token, because sampling stops there.
+    """
     return text if text.endswith("```output") else text + END
 
 
 async def roll_out(recipe: str, config: Any, rows: Sequence[dict[str, Any]], tokenizer: Any) -> list[Example]:
-    """Ids and masks of the rows' demonstrations, with the recipe's settings and tools."""
+    """Run the rows' demonstrations as conversations, and return their token ids and loss masks.
+
+    Args:
+        recipe: Name of the recipe.
+        config: The recipe's configuration, which gives the settings and tools.
+        rows: Rows with a demonstration.
+        tokenizer: Tokenizer of the tiny model.
+
+    Returns:
+        For each row the ids and the mask, both `(tokens,)`.
+
+    Raises:
+        SystemExit: A conversation does not end as it should, or a tool call in it fails.
+    """
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.agent_loop import build_runner
 
@@ -105,7 +126,14 @@ async def roll_out(recipe: str, config: Any, rows: Sequence[dict[str, Any]], tok
 
 
 def learn(model: Qwen2ForCausalLM, examples: list[Example], steps: int, rng: random.Random) -> None:
-    """Fit the sampled tokens."""
+    """Train the model on the sampled tokens, in batches of eight conversations of similar length.
+
+    Args:
+        model: The model to train.
+        examples: Token ids and loss masks of the conversations.
+        steps: Number of optimizer steps.
+        rng: Random numbers that choose the batches.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
@@ -126,8 +154,17 @@ def learn(model: Qwen2ForCausalLM, examples: list[Example], steps: int, rng: ran
 
 
 def fit(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss, and which rows `[B]` greedy decoding says without a mistake."""
-    # Padding is on the right and causal: no mask is needed. Logits are made where something is learned.
+    """Return the mean loss, and for each row whether greedy decoding gets all its learned tokens right.
+
+    Args:
+        model: The model.
+        ids_BT: Token ids, padded on the right.
+        labels_BT: Labels; -100 at tokens that are not learned.
+
+    Returns:
+        The loss as a scalar, and the booleans `[B]`.
+    """
+    # Attention is causal and padding on the right, so no attention mask is needed. Logits are computed for labels only.
     hidden_BTH = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]
     target_BT = labels_BT[:, 1:]
     learned_BT = target_BT != -100
@@ -139,6 +176,7 @@ def fit(model: Qwen2ForCausalLM, ids_BT: torch.Tensor, labels_BT: torch.Tensor) 
 
 
 def main() -> None:
+    """Make the tokenizer and the model, and write both into `recipes/common/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=smoke_recipes())
     parser.add_argument("--steps", type=int, default=400)
@@ -179,7 +217,7 @@ def main() -> None:
             trainer = smoke_config(recipe)
             prepare_config(trainer)
             examples += asyncio.run(roll_out(recipe, trainer, each, loaded))
-    examples = list({tuple(ids): (ids, mask) for ids, mask in examples}.values())  # recipes share rows
+    examples = list({tuple(ids): (ids, mask) for ids, mask in examples}.values())  # some recipes have the same rows
     model = Qwen2ForCausalLM(config)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
     learn(model, examples, args.steps, rng)

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Sets `python` for a run.sh, which sources this file with its own words: $PYTHON, or `python` from the path. In a checkout, a
-# run on a CPU (`--smoke`, or `on_cpu=1` before) makes .venv and uses it.
+# Set the variable `python` for a run.sh, which sources this file: $PYTHON, or `python` from the PATH. This file sees the
+# arguments of run.sh. If PYTHON is not set, a run on a CPU in a checkout makes .venv and uses its Python (with `--print`, it
+# makes nothing). A run is on a CPU with `--smoke`, or if run.sh sets `on_cpu=1` before.
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python}"
 if [[ -z "${PYTHON:-}" && -f "$root/scripts/environment.sh" && (-n "${on_cpu:-}" || " $* " == *" --smoke "*) ]]; then

@@ -1,4 +1,4 @@
-"""What a recipe's run came to, as a table and one JSON object: `python recipes/common/report.py OUT_DIR`."""
+"""The results of a recipe's run as a table and one JSON object: `python recipes/common/report.py OUT_DIR`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from verl_multiturn.observe.metric_files import read_metrics
 
-# By their name in the report; the mean over the run's steps.
+# Name in the report, and the metric whose mean over the run's steps is reported.
 _MEANS = {
     "reward": "critic/score/mean",
     "response_tokens": "response_length/mean",
@@ -31,7 +31,13 @@ _SUMS = {
 
 
 def report(out: Path) -> dict[str, Any]:
-    """The report on the run of a folder, all its starts together."""
+    """Return the results of the run in a folder, over all its starts.
+
+    Metrics of validation (`val-core/…`) are those of the last validation that has them.
+
+    Args:
+        out: Folder of the run.
+    """
     entries = [entry["data"] for entry in read_metrics(out)]
     steps = [entry for entry in entries if "critic/score/mean" in entry]
 
@@ -47,6 +53,7 @@ def report(out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Print the results of the run in the folder that the command line names."""
     found = report(Path(sys.argv[1]))
     table = Table(title=found["recipe"], show_header=False)
     for key, value in found.items():

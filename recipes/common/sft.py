@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations, as the warm starts of the recipes need it: ids, masks and batches."""
+"""Token ids, loss masks and batches for supervised fine-tuning (SFT) in the warm starts of the recipes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ END = "<|im_end|>"
 def encode(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[Any] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Token ids and loss mask of a ChatML conversation; 1 on what the assistant says, its end token included.
+    """Return the token ids and the loss mask of a ChatML conversation.
 
-    Each turn is encoded by itself, as the rollout appends it, so that no token lies across its borders.
+    Each turn is encoded separately, as in a rollout, so that no token spans two turns.
+
+    Args:
+        tokenizer: Tokenizer with a ChatML template.
+        messages: The conversation.
+        tools: Tool schemas for the template; None: none.
+
+    Returns:
+        Ids and mask, both `(tokens,)`. The mask is 1 at the assistant's words and the end token after them, else 0.
     """
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
     ids: list[int] = []
@@ -32,7 +40,15 @@ def encode(
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids `[B, T]` and labels `[B, T]` (-100 where nothing is learned)."""
+    """Return a batch of rows: ids `[B, T]`, padded on the right, and labels `[B, T]`.
+
+    Args:
+        rows: Token ids and loss mask of each row, both `(tokens,)`.
+        pad: Id of the padding token.
+
+    Returns:
+        Ids and labels. The label of a token is its id where the mask is 1, and -100 elsewhere.
+    """
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.full((len(rows), width), pad)
     labels_BT = torch.full((len(rows), width), -100)

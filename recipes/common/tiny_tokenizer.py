@@ -7,14 +7,20 @@ from transformers import PreTrainedTokenizerFast
 
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CALL_TOKENS = ["<tool_call>", "</tool_call>"]
-# Qwen2's splitting rule: words, single digits, punctuation, white space.
+# The rule by which Qwen2 splits text: words, single digits, punctuation, white space.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def make_tokenizer(texts: list[str], template: str, entries: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most so many entries, trained on `texts`."""
+    """Train a byte-level BPE tokenizer on texts.
+
+    Args:
+        texts: The texts.
+        template: Chat template in Jinja.
+        entries: Largest size of the vocabulary, before the two tokens around tool calls are added.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

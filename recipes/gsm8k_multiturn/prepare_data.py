@@ -1,8 +1,8 @@
-"""GSM8K's rows: the question, its answer, and the tool that checks answers.
+"""Make the rows of GSM8K: the question, its answer, and the tool that checks answers.
 
     python recipes/gsm8k_multiturn/prepare_data.py --out DIR [--source openai/gsm8k] [--smoke] [--no-tool]
 
-A source has the columns `question` and `answer`, whose last line is `#### 42`.
+A source has the columns `question` and `answer`. The last line of an answer has the form `#### 42`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ SYSTEM_TOOL = (
 
 
 def row(entry: dict[str, Any], tool: bool, **extra_info: Any) -> Row:
-    """The row of a problem.
+    """Return the row of a problem.
+
+    Args:
+        entry: A row of the source.
+        tool: Whether the row has the tool.
+        extra_info: Other fields of `extra_info`.
 
     Raises:
-        ConfigError: it has no question, or no number for an answer.
+        ConfigError: The entry has no question, or its answer has no number.
     """
     number = parse_answer(entry["answer"]) if isinstance(entry.get("answer"), str) else None
     if number is None or not isinstance(entry.get("question"), str):
@@ -48,7 +53,13 @@ def row(entry: dict[str, Any], tool: bool, **extra_info: Any) -> Row:
 
 
 def smoke_rows(start: int, size: int, tool: bool) -> list[Row]:
-    """Made problems, each with a worked conversation."""
+    """Make problems, each with a demonstration of the conversation.
+
+    Args:
+        start: Number of the first problem. Problems with other numbers are other problems.
+        size: How many problems to make.
+        tool: Whether the rows have the tool.
+    """
     things = ("pens", "eggs", "cups", "nuts")
     rows = []
     for i in range(start, start + size):
@@ -63,6 +74,7 @@ def smoke_rows(start: int, size: int, tool: bool) -> list[Row]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", "openai/gsm8k")
     parser.add_argument("--no-tool", action="store_true", help="the baseline: no tool, and none in the prompt")
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Questions about pictures, which the model may look at more closely.
+"""Make rows with questions about pictures. The model may look at a region of the picture more closely.
 
     python recipes/image_zoom/prepare_data.py --out DIR [--source hiyouga/geometry3k] [--no-tool] [--smoke]
 
-A source has the columns `images`, `problem`, with `<image>` in it, and `answer`, as geometry3k has them, or those of
-DeepEyes' data (`prompt`, `images`, `reward_model`). The pictures are written to `DIR/images`; prompt and tool get the
-same file. With `--smoke --model DIR` a tiny model that knows the made rows by heart is written as well.
+A source has the columns of geometry3k (`images`, `problem` with `<image>` in it, `answer`) or those of DeepEyes' data
+(`prompt`, `images`, `reward_model`). The pictures are written to `DIR/images`; prompt and tool get the same file. With
+`--smoke --model MODEL_DIR` a tiny model is written as well, which knows the made rows by heart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SYSTEM_TOOL = (
     f"{SYSTEM} To see details, look closer at a region with the tool `{TOOL}`; you then get a picture of it, and think "
     "again."
 )
-# Qwen2.5-VL's template says nothing of tools: the prompt does.
+# Qwen2.5-VL's template does not show tools, so the prompt describes the tool.
 TOOLS = """
 
 You may call this tool, described by a JSON schema:
@@ -41,15 +41,22 @@ Write each call as a JSON object inside <tool_call> and </tool_call>, for exampl
 {call}
 
 """
-# Qwen2.5-VL sees a picture in squares of so many pixels, and counts in those pixels.
+# Side in pixels of the squares in which Qwen2.5-VL sees a picture. It resizes a picture to whole squares, and gives
+# coordinates in the pixels of the resized one.
 BLOCK = 28
-# What DeepEyes' questions end with: how to call their tool.
+# Here the text begins with which DeepEyes' questions end: how to call their tool.
 _THEIR_INSTRUCTIONS = "\nThink first, call"
 COLORS = ("red", "green", "blue", "black")
 
 
 def system_text(tools: Path | None, ending: str) -> str:
-    """The system message with the tool's schema; None: without it, where the model's template shows it."""
+    """Return the system message.
+
+    Args:
+        tools: Tool YAML with the tool whose schema the message shows; None: no schema, because the model's template
+            shows it.
+        ending: Last sentence, which says how to write the answer.
+    """
     if tools is None:
         return f"{SYSTEM_TOOL} {ending}"
     schema = load_tools(tools)[TOOL].tool_schema
@@ -59,14 +66,16 @@ def system_text(tools: Path | None, ending: str) -> str:
 
 
 def row(entry: dict[str, Any], file: Path, tools: Path | None, tool: bool = True) -> Row:
-    """A row; its picture is written to `file`.
+    """Return the row of an entry, and write its picture to a file.
 
     Args:
-        tools: the YAML whose tool the prompt describes; None where the template does it.
-        tool: whether the row has the tool.
+        entry: A row of the source.
+        file: Path for the picture.
+        tools: Tool YAML with the tool that the prompt describes; None: the model's template shows the tool.
+        tool: Whether the row has the tool.
 
     Raises:
-        ConfigError: the entry has not one picture, or other columns.
+        ConfigError: The entry has no picture or several, or unknown columns.
     """
     images = entry.get("images")
     if images is None or len(images) != 1:
@@ -95,25 +104,41 @@ def row(entry: dict[str, Any], file: Path, tools: Path | None, tool: bool = True
 
 
 def in_blocks(image: Image) -> Image:
-    """A picture whose sides are multiples of `BLOCK`: the model's pixels are then those of the tool."""
+    """Return the picture, resized so that its sides are multiples of `BLOCK`.
+
+    The model then gives coordinates in the same pixels as the tool uses.
+    """
     width, height = (max(1, round(side / BLOCK)) * BLOCK for side in image.size)
     return image if image.size == (width, height) else image.resize((width, height))
 
 
 def demonstration(count: int, tool: bool = True) -> list[str]:
-    """What is said on a picture with so many squares: a look at them, and the answer."""
+    """Return the assistant's turns for a made picture: a call that looks at the squares, then the answer.
+
+    Args:
+        count: Number of squares in the picture.
+        tool: Whether the row has the tool; without it there is no call.
+    """
     look = [tool_call(TOOL, {"bbox_2d": [0, 0, 112, 56], "label": "squares"})] if tool else []
     return [*look, f"\\boxed{{{count}}}"]
 
 
 def smoke_rows(folder: Path, tools: Path, tool: bool = True) -> list[Row]:
-    """Squares to be counted. The demonstrations are not in the rows: the model for text has no use for them."""
+    """Make twelve rows whose task is to count squares.
+
+    They have no demonstration, since the tiny model of the other recipes, which learns those, reads text only.
+
+    Args:
+        folder: Folder whose `images` gets the pictures.
+        tools: Tool YAML that the prompts describe.
+        tool: Whether the rows have the tool.
+    """
     import PIL.Image
 
     rows = []
     for index in range(12):
         color, count = COLORS[index % 4], 1 + index // 4
-        # Of several widths: verl 0.9.1 takes no batch of a vision-language model in which all rows are equally long.
+        # The widths differ: verl 0.9.1 accepts no batch of a vision-language model whose rows are all equally long.
         image = PIL.Image.new("RGB", (112 + BLOCK * (index % 4), 112), (255, 255, 255))
         for square in range(count):
             image.paste(color, (8 + 32 * square, 16, 28 + 32 * square, 36))
@@ -127,6 +152,7 @@ def smoke_rows(folder: Path, tools: Path, tool: bool = True) -> list[Row]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
     parser.add_argument("--template-shows-tools", action="store_true", help="the model's chat template does (Qwen3-VL)")
     parser.add_argument("--no-tool", action="store_true", help="the baseline: no tool, and none in the prompt")

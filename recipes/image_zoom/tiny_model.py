@@ -1,6 +1,7 @@
-"""A tiny Qwen2.5-VL that knows a few conversations about pictures by heart: what `--smoke` trains.
+"""Make a tiny Qwen2.5-VL that knows a few conversations about pictures by heart. `--smoke` trains it.
 
-Real classes and a real processor, random weights, and a minute of fitting. It can do nothing else.
+Its classes and processor are the real ones. Its weights start random and are fitted for a minute. It can do nothing
+else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tiny_tokenizer import make_tokenizer
 _VOCABULARY = 640
 _PATCH = 14
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-# ChatML with pictures; like Qwen2.5-VL's it says nothing of tools.
+# ChatML with pictures. Like Qwen2.5-VL's template, it does not show tools.
 _TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}
@@ -46,15 +47,17 @@ _TEMPLATE = """\
 
 
 def make_model(folder: Path, rows: Sequence[Row], said: Sequence[Sequence[str]], tools: Path, steps: int = 160) -> None:
-    """Write the model, its processor and tokenizer.
+    """Train the model, and write it with its processor and tokenizer.
 
     Args:
-        rows: of the data set.
-        said: for each row what the assistant says, turn by turn.
-        tools: the YAML of the image tool, which is really called.
+        folder: Folder for the files.
+        rows: Rows of the data set.
+        said: The assistant's turns for each row.
+        tools: YAML of the image tool. The tool is really called.
+        steps: Number of optimizer steps.
     """
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # so small a model is slower with more where others use them too
+    torch.set_num_threads(1)  # with more threads, so small a model is slower on a busy machine
     conversations = [asyncio.run(roll_out(row, turns, tools)) for row, turns in zip(rows, said, strict=True)]
     texts = [
         block["text"] for each in conversations for message in each for block in message["content"] if "text" in block
@@ -71,7 +74,13 @@ def make_model(folder: Path, rows: Sequence[Row], said: Sequence[Sequence[str]],
 
 
 async def roll_out(row: Row, turns: Sequence[str], tools: Path) -> list[dict[str, Any]]:
-    """The row's conversation as messages, with what the tool really answers to each call."""
+    """Return a row's conversation as messages, with the tool's real response to each call.
+
+    Args:
+        row: Row of the data set.
+        turns: The assistant's turns.
+        tools: YAML of the image tool.
+    """
     tool = load_tools(tools)["image_zoom"]
     image = Image.open(row["images"][0]).convert("RGB")
     system, user = (message["content"] for message in row["prompt"])
@@ -92,15 +101,17 @@ async def roll_out(row: Row, turns: Sequence[str], tools: Path) -> list[dict[str
 
 
 def text(value: str) -> dict[str, Any]:
+    """Return a block of a message with text."""
     return {"type": "text", "text": value}
 
 
 def picture(value: Image.Image) -> dict[str, Any]:
+    """Return a block of a message with a picture."""
     return {"type": "image", "image": value}
 
 
 def make_processor(texts: list[str]) -> Any:
-    """Qwen2.5-VL's processor; a picture has 4 to 16 placeholders."""
+    """Return a Qwen2.5-VL processor with a small tokenizer. A picture becomes 4 to 16 placeholder tokens."""
     tokenizer = make_tokenizer(texts, _TEMPLATE, _VOCABULARY)
     tokenizer.add_special_tokens({"additional_special_tokens": list(_VISION_TOKENS)})
     side = 2 * _PATCH
@@ -110,7 +121,7 @@ def make_processor(texts: list[str]) -> Any:
 
 
 def make_config(tokenizer: Any) -> Any:
-    """A model of two layers for the eyes and two for the text."""
+    """Return the configuration of a model with two layers for pictures and two for text."""
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(_VISION_TOKENS))
     turn_end, pad = tokenizer.convert_tokens_to_ids([END, "<|endoftext|>"])
     return transformers.Qwen2_5_VLConfig(
@@ -150,7 +161,7 @@ def make_config(tokenizer: Any) -> Any:
 
 
 def learn(model: Any, processor: Any, conversations: Sequence[list[dict[str, Any]]], steps: int) -> int:
-    """Fit what the assistant says; the number of conversations that greedy decoding still gets wrong."""
+    """Train the model on the assistant's turns; return how many conversations greedy decoding still gets wrong."""
     inputs, labels_BT = encode(processor, conversations)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
@@ -174,7 +185,7 @@ def learn(model: Any, processor: Any, conversations: Sequence[list[dict[str, Any
 def encode(
     processor: Any, conversations: Sequence[list[dict[str, Any]]]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What the model takes, and labels `[B, T]`, which are -100 where the assistant does not speak."""
+    """Return the model's inputs and the labels `[B, T]`, which are -100 outside the assistant's turns."""
     written = [processor.apply_chat_template(messages, tokenize=False) for messages in conversations]
     images = [block["image"] for each in conversations for m in each for block in m["content"] if "image" in block]
     inputs = processor(text=written, images=images, padding=True, return_tensors="pt")
@@ -191,7 +202,13 @@ def encode(
 
 
 def spoken(ids: list[int], opening: list[int], end: int) -> list[int]:
-    """1 on what the assistant says, its end token included."""
+    """Return the loss mask `(tokens,)`: 1 at the assistant's words and the end token after them, else 0.
+
+    Args:
+        ids: Token ids of the conversation.
+        opening: Ids of the text that begins an assistant's turn.
+        end: Id of the token that ends a turn.
+    """
     mask = [0] * len(ids)
     speaking = False
     for at in range(len(ids)):

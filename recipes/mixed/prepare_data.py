@@ -1,4 +1,4 @@
-"""Rows of four tasks in one file, each with its own tool, made by the recipes that they come from.
+"""Make a data set with four kinds of tasks, each with its own tool. The code of other recipes makes the rows.
 
     python recipes/mixed/prepare_data.py --out DIR [--source KIND=SOURCE,KIND=SOURCE] [--most N] [--smoke]
 
@@ -9,7 +9,7 @@
 | sql    | `text2sql`        | `sql`               | a data set with SkyRL-SQL's columns                 |
 | gym    | `reasoning_gym`   | `python`            | names of its tasks with `+` between; they are made  |
 
-`--source` changes the sources of some kinds; a kind with an empty one is left out.
+`--source` changes the sources of some kinds. A kind with an empty source is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TEST_SEED = 9_000_000
 
 @functools.cache
 def recipe(name: str) -> ModuleType:
-    """Another recipe's `prepare_data.py`."""
+    """Import another recipe's `prepare_data.py`, and return the module."""
     path = Path(__file__).resolve().parents[1] / name / "prepare_data.py"
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
     assert spec is not None
@@ -55,7 +55,13 @@ def recipe(name: str) -> ModuleType:
 
 
 def gym_row(task: str, entry: dict[str, Any], **extra_info: Any) -> Row:
-    """A row of a task of reasoning_gym."""
+    """Return the row of an entry of reasoning_gym.
+
+    Args:
+        task: Name of the task, for example `gcd`.
+        entry: The entry, with `question`, `answer` and `metadata`.
+        extra_info: Other fields of `extra_info`.
+    """
     truth = {"answer": entry["answer"], "metadata": entry["metadata"]}
     return make_row(
         f"reasoning_gym/{task}",
@@ -69,7 +75,16 @@ def gym_row(task: str, entry: dict[str, Any], **extra_info: Any) -> Row:
 
 
 def gym_rows(tasks: str, size: int, seed: int) -> Iterator[Row]:
-    """So many rows of tasks, in turn."""
+    """Yield rows of tasks of reasoning_gym, one task after the other in turn.
+
+    Args:
+        tasks: Names of the tasks with `+` between them.
+        size: Number of rows of all tasks together.
+        seed: Seed of the entries.
+
+    Raises:
+        ConfigError: reasoning_gym does not know a task.
+    """
     import reasoning_gym
 
     made = {}
@@ -84,8 +99,15 @@ def gym_rows(tasks: str, size: int, seed: int) -> Iterator[Row]:
 
 
 def gym_splits(tasks: str, sizes: dict[str, int]) -> dict[str, list[Row]]:
-    """At most so many rows of tasks for each split; small numbers come again under another seed, so that a question of
-    the test split is taken out of the other."""
+    """Make the rows of tasks of reasoning_gym for both splits.
+
+    With small numbers, the same question can come up under two seeds. Questions of the test split are left out of the
+    train split, which may then be smaller than asked for.
+
+    Args:
+        tasks: Names of the tasks with `+` between them.
+        sizes: Number of rows by split, `train` and `test`.
+    """
     test = list(gym_rows(tasks, sizes["test"], _TEST_SEED))
     held_out = {row["prompt"][-1]["content"] for row in test}
     train = [row for row in gym_rows(tasks, sizes["train"], 0) if row["prompt"][-1]["content"] not in held_out]
@@ -93,7 +115,17 @@ def gym_splits(tasks: str, sizes: dict[str, int]) -> dict[str, list[Row]]:
 
 
 def real_rows(sources: dict[str, str], tools: Path | None, most: int) -> dict[str, list[Row]]:
-    """At most so many rows of each kind in the train split, and a tenth of that in the test split."""
+    """Make the rows of all kinds from their sources.
+
+    Args:
+        sources: Source by kind; a kind with an empty source is left out.
+        tools: Tool YAML, whose `root` is the folder of the SQL databases; None: the current folder.
+        most: Largest number of rows of each kind in the train split. The test split has at most a tenth of it, and at
+            least one row. Rows beyond the limit are dropped at random, always the same ones.
+
+    Raises:
+        ConfigError: A source cannot be read or has unknown columns, or a database is missing.
+    """
     limits = {"train": most, "test": max(1, most // 10)}
     splits: dict[str, list[Row]] = {"train": [], "test": []}
     for kind, source in sources.items():
@@ -120,7 +152,7 @@ def real_rows(sources: dict[str, str], tools: Path | None, most: int) -> dict[st
 
 
 def row_of(kind: str, entry: Any, tools: Path | None) -> Row:
-    """The row that the kind's own recipe makes of an entry."""
+    """Return the row that the recipe of a kind makes from an entry. A `gym` entry is a row already."""
     if kind == "gsm8k":
         made: Row = recipe("gsm8k_multiturn").row(entry, True)
     elif kind == "search":
@@ -134,7 +166,7 @@ def row_of(kind: str, entry: Any, tools: Path | None) -> Row:
 
 
 def smoke_rows(folder: Path) -> dict[str, list[Row]]:
-    """Two train rows and a test row of each kind, from the other recipes' made ones."""
+    """Return two train rows and one test row of each kind, from the other recipes' smoke rows."""
     import reasoning_gym
 
     gym = []
@@ -156,7 +188,12 @@ def smoke_rows(folder: Path) -> dict[str, list[Row]]:
 
 
 def smoke_tools(folder: Path, tools: Path) -> dict[str, Any]:
-    """The tool YAML, with an index and databases that are in `folder`."""
+    """Return the tool YAML with search and SQL tools that use an index and databases in a folder.
+
+    Args:
+        folder: Folder for the search corpus. The databases lie in its `databases`.
+        tools: The recipe's tool YAML.
+    """
     local = (recipe("search_r1").write_corpus(folder), recipe("text2sql").make_tools(folder / "databases"))
     replaced = {"RetrievalTool": local[0], "SqlTool": local[1]}
     entries = yaml.safe_load(tools.read_text(encoding="utf-8"))["tools"]
@@ -164,7 +201,14 @@ def smoke_tools(folder: Path, tools: Path) -> dict[str, Any]:
 
 
 def read_sources(given: str) -> dict[str, str]:
-    """The kinds' sources, with those that `--source` names in their places."""
+    """Return the source of each kind: the default, or the one given by `--source`.
+
+    Args:
+        given: Value of `--source`, for example `gsm8k=rows.jsonl,sql=`.
+
+    Raises:
+        ConfigError: A part does not have the form KIND=SOURCE, or the kind is unknown.
+    """
     sources = dict(SOURCES)
     for part in filter(None, given.split(",")):
         kind, equals, source = part.partition("=")
@@ -175,6 +219,7 @@ def read_sources(given: str) -> dict[str, str]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", "")
     parser.add_argument("--most", type=int, default=2000, help="rows of each kind (default: %(default)s)")
     args = parser.parse_args()

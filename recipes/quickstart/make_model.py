@@ -3,9 +3,10 @@
     python recipes/quickstart/make_model.py            # six minutes on two cores, writes recipes/quickstart/model
 
 The chat template is Qwen2.5's own (Apache-2.0). The tokenizer is a small byte-level BPE, trained here on rendered
-conversations, with Qwen2.5's control tokens and single-digit numbers. Training is plain SFT on conversations of which
-`CALL_SHARE` call the calculator and copy its result, and the rest guess a number: reinforcement learning then has
-something to find, and greedy decoding starts out wrong.
+conversations, with Qwen2.5's control tokens and single-digit numbers. Training is plain SFT. In the first part of the
+steps (`COPY_FIRST`) all conversations call the calculator and copy its result. After that, a share of them does
+(`CALL_SHARE`), and the others guess a number. So reinforcement learning has something to find, and greedy decoding
+starts out wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ COPY_FIRST = 0.6
 
 
 def conversation(entry: dict[str, Any], call: bool, rng: random.Random) -> list[dict[str, Any]]:
-    """One training conversation: a call and its copied result, or a guess."""
+    """Return one conversation to train on: a tool call and its copied result, or a guess.
+
+    Args:
+        entry: The task, from `make_entries`.
+        call: Whether the assistant calls the calculator.
+        rng: Random numbers for the guess.
+    """
     messages: list[dict[str, Any]] = list(make_messages(entry["question"]))
     answer = entry["answer"]
     if call:
@@ -53,7 +60,13 @@ def conversation(entry: dict[str, Any], call: bool, rng: random.Random) -> list[
 
 
 def suffix_logits(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.Tensor) -> torch.Tensor:
-    """Logits `[B, T, V]` after a prefix that all rows share; the prefix runs once, gradients included."""
+    """Return the logits `[B, T, V]` of rows that share a prefix, which the model runs only once, with gradients.
+
+    Args:
+        model: The model.
+        prefix_ids: Token ids of the shared prefix.
+        ids_BT: Token ids of the rows after the prefix.
+    """
     cache = model(input_ids=torch.tensor([prefix_ids]), use_cache=True).past_key_values
     rows = ids_BT.shape[0]
     shared = [(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1)) for layer in cache.layers]
@@ -64,6 +77,7 @@ def suffix_logits(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.
 
 
 def main() -> None:
+    """Train the tokenizer and the model, and write both into `recipes/quickstart/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -75,7 +89,7 @@ def main() -> None:
 
     tools = [entry["tool_schema"] for entry in yaml.safe_load(TOOL_CONFIG.read_text())["tools"]]
     template = (MODEL_DIR / "chat_template.jinja").read_text()
-    # Seeds from 10_000_000 on belong to the warm start: the quickstart's own train and test seeds lie below.
+    # Seeds from 10_000_000 on belong to the warm start. The seeds of the quickstart's rows are smaller.
     entries = make_entries(20_000, seed=10_000_000)
 
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -99,7 +113,7 @@ def main() -> None:
         max_position_embeddings=2048,
         rope_theta=10000.0,
         tie_word_embeddings=True,
-        initializer_range=0.08,  # about 1/sqrt(hidden_size): at the default 0.02 so small a model learns copying late
+        initializer_range=0.08,  # about 1/sqrt(hidden_size); with the default 0.02 so small a model learns to copy late
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         bos_token_id=None,
@@ -121,7 +135,7 @@ def main() -> None:
     prefix = first[: shared.index(False)]
     started = time.time()
     for step in range(args.steps):
-        # Copying has to emerge first, so the guesses join when a part of the steps is done.
+        # The model has to learn to copy first, so the guesses come only after a part of the steps.
         call_share = 1.0 if step < COPY_FIRST * args.steps else CALL_SHARE
         chosen = [rng.choice(calling if rng.random() < call_share else guessing) for _ in range(args.batch_size)]
         rows = [(ids[len(prefix) :], mask[len(prefix) :]) for ids, mask in chosen]
@@ -149,14 +163,23 @@ def main() -> None:
 
 @torch.no_grad()
 def copy_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tools: list[Any], pad: int) -> float:
-    """Share of held-out calling conversations in which every assistant token is the likeliest one."""
+    """Return the share of held-out conversations with a call in which greedy decoding gets every token right.
+
+    The token that begins the call is not counted.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        tools: Tool schemas for the chat template.
+        pad: Id of the padding token.
+    """
     rng = random.Random(1)
     rows = [encode(tokenizer, conversation(e, True, rng), tools) for e in make_entries(128, seed=20_000_000)]
     ids_BT, labels_BT = batch_of(rows, pad)
     guess_BT = model(input_ids=ids_BT, attention_mask=(ids_BT != pad).long()).logits[:, :-1].argmax(-1)
     target_BT = labels_BT[:, 1:]
     call_token = tokenizer.convert_tokens_to_ids("<tool_call>")
-    # The first token, call or guess, is a coin toss by design.
+    # Whether the first token begins a call or a guess is random by design.
     right_BT = (guess_BT == target_BT) | (target_BT == -100) | (target_BT == call_token)
     return float(right_BT.all(dim=1).float().mean())
 

@@ -9,13 +9,22 @@ from task import DATA_SOURCE, make_entries, make_examples, make_messages
 
 from verl_multiturn.data import arguments, prepare
 
-# The warm start was made with seeds from 10_000_000 on; test rows are the same for every training seed.
+# The warm start used seeds from 10_000_000 on. The test rows are the same for every training seed.
 _TEST_SEED = 9_000_000
 _EXAMPLE_SEED = 8_000_000
 
 
 def make_rows(split: str, size: int, seed: int, examples: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Rows in verl's schema: what is asked, how it is scored, and which tools it has."""
+    """Make rows in verl's schema.
+
+    They name no tools, so they have all tools of the run.
+
+    Args:
+        split: Name of the split, for `extra_info`.
+        size: Number of rows.
+        seed: Seed of the tasks.
+        examples: Messages with worked examples, put before each question.
+    """
     return [
         {
             "data_source": DATA_SOURCE,

@@ -1,4 +1,4 @@
-"""What a run of the quickstart came to: table, plot, `trajectories.jsonl` and `summary.json`.
+"""Report the results of a quickstart run: a table, a plot, `trajectories.jsonl` and `summary.json`.
 
 python recipes/quickstart/report.py OUT_DIR
 """
@@ -31,12 +31,16 @@ CERTIFICATE = "rollout/certificate/"
 
 
 def merge_records(out: Path) -> list[dict[str, Any]]:
-    """Write all conversations of the run as `trajectories.jsonl`, in order of their steps, and return them."""
+    """Write the records of all conversations to `trajectories.jsonl`, in order of their steps, and return them.
+
+    Args:
+        out: Folder of the run.
+    """
     records = []
     for path in sorted((out / "records").glob("*.jsonl")):
         records += read_records(path)
     records.sort(key=lambda record: record["step"])
-    # A lone surrogate, which a model can write, is no UTF-8; its escape is JSON.
+    # A model can write a lone surrogate, which UTF-8 cannot encode. Its escape is valid JSON.
     with (out / "trajectories.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     return records
@@ -50,7 +54,16 @@ def summarize(
     start_up_seconds: dict[str, float],
     console: Console,
 ) -> dict[str, Any]:
-    """Write `summary.json`, `trajectories.jsonl` and `curve.png`, and print the table."""
+    """Write `summary.json`, `trajectories.jsonl` and `curve.png`, print the table, and return the summary.
+
+    Args:
+        out: Folder of the run.
+        metrics: Entries of verl's file of metrics.
+        seed: Seed of the run.
+        started: Time when the run was started, in seconds since the epoch.
+        start_up_seconds: Duration in seconds of each phase of the start-up.
+        console: Console for the table.
+    """
     steps = [entry for entry in metrics if REWARD in entry["data"]]
     validations = [(entry["step"], entry["data"][ACCURACY]) for entry in metrics if ACCURACY in entry["data"]]
     rewards = [entry["data"][REWARD] for entry in steps]
@@ -58,7 +71,7 @@ def summarize(
     calls = [call for record in trained for call in record["calls"]]
 
     def over_steps(key: str) -> list[float]:
-        # A number that is none, as of a step without a trained token, stands as null in the file.
+        # In the file, null stands for NaN, for example in a step without a trained token.
         return [entry["data"][key] for entry in steps if entry["data"].get(key) is not None]
 
     step_seconds = sum(over_steps("timing_s/step"))
@@ -95,7 +108,7 @@ def summarize(
 
 
 def main() -> None:
-    """Sum up the run of a folder, which the launcher and verl's trainer wrote."""
+    """Report the run in the folder that the command line names. The launcher and verl's trainer wrote its files."""
     out = Path(sys.argv[1])
     start_up = json.loads((out / "start_up.json").read_text())
     config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")

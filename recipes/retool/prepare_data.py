@@ -1,10 +1,10 @@
-"""Competition problems for the code interpreter: DAPO-Math-17k to learn from, AIME 2024 and 2025 to be measured on.
+"""Make rows of competition problems: DAPO-Math-17k for training, AIME 2024 and 2025 for validation.
 
     python recipes/retool/prepare_data.py --out DIR [--source SOURCE] [--validation SOURCE]... [--smoke]
 
-A source is a local file or a hub name. Its rows have verl's columns (`prompt`, `reward_model.ground_truth`), as
-DAPO-Math-17k has them, or `problem` and `answer` (AIME 2025), or `Problem` and `Answer` (AIME 2024). DAPO-Math-17k
-repeats its problems a hundred times over: each is kept once.
+A source is a local file or a hub name. Its rows have verl's columns (`prompt` and `reward_model.ground_truth`, as in
+DAPO-Math-17k), or `problem` and `answer` (AIME 2025), or `Problem` and `Answer` (AIME 2024). DAPO-Math-17k repeats each
+problem a hundred times; the rows have each problem once. The model has a code interpreter as its tool.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ SYSTEM = (
     "End with the answer in \\boxed{}."
 )
 _COLUMNS = (("problem", "answer"), ("Problem", "Answer"))
-# How DAPO's prompts begin and end; they ask for another form of the answer.
+# The texts that begin and end DAPO's prompts. They ask for another form of the answer, so they are removed.
 _DAPO_BEGINS, _DAPO_ENDS = "Solve the following math problem", "Remember to put your answer"
 
 
 def row(problem: str, answer: str, data_source: str, **extra_info: Any) -> Row:
+    """Return the row of a problem."""
     return make_row(data_source, problem, answer, system=SYSTEM, ability="math", tools=[TOOL], **extra_info)
 
 
 def bare_problem(text: str) -> str:
-    """A problem without DAPO's instructions."""
+    """Return a problem without DAPO's instructions before and after it."""
     paragraphs = text.strip().split("\n\n")
     if len(paragraphs) > 2 and paragraphs[0].startswith(_DAPO_BEGINS) and paragraphs[-1].startswith(_DAPO_ENDS):
         paragraphs = paragraphs[1:-1]
@@ -51,10 +52,13 @@ def bare_problem(text: str) -> str:
 
 
 def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Problem and answer of a source's row.
+    """Return the problem and the answer of a source's row.
+
+    Args:
+        entry: The row.
 
     Raises:
-        ConfigError: it has none of the known forms.
+        ConfigError: The row has none of the known forms.
     """
     if "prompt" in entry and "reward_model" in entry:
         problem, answer = problem_and_answer(entry["prompt"][-1]["content"], entry["reward_model"]["ground_truth"])
@@ -70,7 +74,15 @@ def problem_of(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rows_of(source: str, data_source: str) -> list[Row]:
-    """All rows of a source that has one split, each problem once; of several benchmarks in it each keeps its name."""
+    """Return all rows of a source that has one split, with each problem once per benchmark.
+
+    Args:
+        source: Local file or hub name.
+        data_source: Name of the rows. If the source has several benchmarks, each keeps its own name.
+
+    Raises:
+        ConfigError: The source cannot be read, or a row has an unknown form.
+    """
     entries = read_splits(source, splits=("train", "train"), held_out=0)["train"]
     names = benchmark_names(entries, data_source)
     answers = {(name, problem_of(entry)[0]): problem_of(entry)[1] for name, entry in zip(names, entries, strict=True)}
@@ -78,7 +90,12 @@ def rows_of(source: str, data_source: str) -> list[Row]:
 
 
 def smoke_problems(start: int, size: int) -> list[tuple[str, str, str]]:
-    """Made problems: the text, the code that solves it, and the answer."""
+    """Make problems, each with its text, the code that solves it, and the answer.
+
+    Args:
+        start: Number of the first problem. Problems with other numbers are other problems.
+        size: Number of problems.
+    """
     problems = []
     for i in range(start, start + size):
         base, exponent, modulus = 3 + i, 20 + 3 * i, 7 + 2 * i
@@ -88,7 +105,12 @@ def smoke_problems(start: int, size: int) -> list[tuple[str, str, str]]:
 
 
 def worked(code: str, answer: str) -> list[str]:
-    """What a model would say to a made problem, turn by turn."""
+    """Return the assistant's turns for a made problem: a tool call, then the answer.
+
+    Args:
+        code: Code that solves the problem.
+        answer: The answer.
+    """
     return [
         f"I compute the power modulo the divisor.\n{tool_call(TOOL, {'code': code})}",
         f"The remainder is \\boxed{{{answer}}}.",
@@ -96,6 +118,7 @@ def worked(code: str, answer: str) -> list[str]:
 
 
 def smoke_rows(start: int, size: int) -> list[Row]:
+    """Return the rows of made problems, each with a demonstration."""
     return [
         row(text, answer, "math_dapo", demonstration=worked(code, answer))
         for text, code, answer in smoke_problems(start, size)
@@ -103,6 +126,7 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
     parser.add_argument("--validation", action="append", help=f"sources of the test split (default: {VALIDATION})")
     args = parser.parse_args()

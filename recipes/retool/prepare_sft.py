@@ -1,13 +1,13 @@
-"""The cold start's conversations as verl's multi-turn SFT reads them: `messages` with tool calls, and `tools`.
+"""Make the cold start's rows for verl's multi-turn SFT: the columns `messages`, with tool calls, and `tools`.
 
     python recipes/retool/prepare_sft.py --out DIR [--source JoeYing/ReTool-SFT] [--tools TOOLS.yaml] [--smoke]
 
-A row of the source has two messages: the question, after the mark `*user question:*`, and an answer in which `<code>`
-and `<interpreter>` sections take turns, with the result in `<answer>`. A source may also have verl's form already:
-`messages` with the roles user, assistant and tool. Rows that are neither, or in which code has no output, are left out
-and counted.
+A row of the source has two messages. The first has the question, after the mark `*user question:*`. The second has the
+answer, in which `<code>` and `<interpreter>` sections alternate, with the result in `<answer>`. A source may also have
+verl's form already: `messages` with the roles user, assistant and tool. Rows of other forms, and rows with code that
+has no output, are left out and counted.
 
-System message and tool are those of the recipe's own rows, so that reinforcement learning goes on from where the cold
+System message and tool are those of the recipe's own rows, so that reinforcement learning continues where the cold
 start ends.
 """
 
@@ -34,13 +34,26 @@ _TAGS = re.compile(r"</?(?:answer|code|interpreter)>")
 
 
 def call(said: str, code: str) -> Message:
-    """An assistant's message that calls the interpreter."""
+    """Return an assistant's message that calls the interpreter.
+
+    Args:
+        said: Text before the call.
+        code: Code for the interpreter.
+    """
     function = {"name": TOOL, "arguments": {"code": code}}
     return {"role": "assistant", "content": said.strip(), "tool_calls": [{"type": "function", "function": function}]}
 
 
 def conversation(question: str, answer: str) -> list[Message] | None:
-    """Messages of a row of ReTool-SFT; None for one whose sections do not fit together."""
+    """Convert a row of ReTool-SFT to messages with tool calls.
+
+    Args:
+        question: The first message of the row.
+        answer: The second message of the row.
+
+    Returns:
+        The messages; None: the sections of the answer do not fit together.
+    """
     before, mark, problem = question.partition(_QUESTION)
     messages = [
         {"role": "system", "content": SYSTEM},
@@ -61,10 +74,13 @@ def conversation(question: str, answer: str) -> list[Message] | None:
 
 
 def messages_of(entry: Mapping[str, Any]) -> list[Message] | None:
-    """The conversation of a source's row.
+    """Return the conversation of a source's row; None: the row cannot be used.
+
+    Args:
+        entry: The row.
 
     Raises:
-        ConfigError: the row has no messages.
+        ConfigError: The row has fewer than two messages.
     """
     messages = entry.get("messages")
     if messages is None or len(messages) < 2:
@@ -79,7 +95,12 @@ def messages_of(entry: Mapping[str, Any]) -> list[Message] | None:
 
 
 def smoke_conversations(start: int, size: int) -> list[list[Message]]:
-    """Made conversations, the same that the tiny model of `--smoke` knows."""
+    """Make conversations, the same ones that the tiny model of `--smoke` knows.
+
+    Args:
+        start: Number of the first problem.
+        size: Number of conversations.
+    """
     conversations = []
     for text, code, answer in smoke_problems(start, size):
         first, last = worked(code, answer)
@@ -96,7 +117,14 @@ def smoke_conversations(start: int, size: int) -> list[list[Message]]:
 
 
 def write(folder: Path, split: str, conversations: Sequence[Sequence[Message]], tools: list[dict[str, Any]]) -> None:
-    """Write `<split>.parquet`."""
+    """Write the conversations of a split to `<split>.parquet`.
+
+    Args:
+        folder: Folder for the file. It is made if it does not exist.
+        split: Name of the split.
+        conversations: The messages of each conversation.
+        tools: Tool schemas, the same for every conversation.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -106,6 +134,7 @@ def write(folder: Path, split: str, conversations: Sequence[Sequence[Message]], 
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
     args = parser.parse_args()
     tools = [load_tools(args.tools or Path(__file__).with_name("tools.yaml"))[TOOL].tool_schema.as_dict()]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ReTool's cold start: verl's own SFT trainer on conversations with tool calls, before run.sh.
 #   bash recipes/retool/sft.sh [--smoke] [--variant qwen2.5_7b] [any.verl.override=value ...]
-# Several nodes: start it on each with NODE_RANK, MASTER_ADDR and perhaps MASTER_PORT set. The model is left in
-# OUT/model, where run.sh looks for it.
+# With several nodes, start it on each node, with NODE_RANK, MASTER_ADDR and, if needed, MASTER_PORT set. It leaves the
+# model in OUT/model, where run.sh looks for it.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$here/../common/python.sh"

@@ -1,13 +1,13 @@
-"""Search-R1's rows: open questions, whose answers are looked up.
+"""Make the rows of Search-R1: open questions whose answers have to be searched for.
 
     python recipes/search_r1/prepare_data.py --out DIR [--source PeterJinGo/nq_hotpotqa_train] [--validate N] [--smoke]
 
-A source has the columns `question`, `golden_answers` and, if there are several sets in it, `data_source`. With
-`--smoke` a corpus of a few lines is written as well, `DIR/corpus/passages.jsonl`, and `DIR/tools.yaml`, whose index is
-over it.
+A source has the columns `question`, `golden_answers` and, if it has several sets, `data_source`. With `--smoke`, a
+corpus of a few lines (`DIR/corpus/passages.jsonl`) and a tool YAML that searches it (`DIR/tools.yaml`) are written as
+well.
 
-`test.parquet` has N questions of each set (500), always the same ones, for the validations during a run;
-`test_all.parquet` has all of them.
+`test.parquet` has at most N questions of each set (500), always the same ones, for the validations during a run.
+`test_all.parquet` has all questions.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ RIVERS = ("Aller", "Bode", "Cher", "Dove", "Exe", "Fal", "Gail", "Hase", "Inn", 
 
 
 def row(entry: dict[str, Any], **extra_info: Any) -> Row:
+    """Return the row of a question.
+
+    Args:
+        entry: A row of the source.
+        extra_info: Other fields of `extra_info`.
+
+    Raises:
+        ConfigError: The entry has no golden answers.
+    """
     answers = entry.get("golden_answers")
     if answers is None:
         raise ConfigError(f"expected the columns 'question' and 'golden_answers', got {sorted(entry)}")
@@ -54,19 +63,30 @@ def row(entry: dict[str, Any], **extra_info: Any) -> Row:
 
 
 def some_of_each(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most so many rows of each set, taken at even distances: the same ones whenever they are taken."""
+    """Choose rows of each set at even distances, always the same ones.
+
+    Args:
+        rows: Rows of all sets.
+        most: Largest number of rows of each set.
+    """
     by_set: dict[str, list[Row]] = defaultdict(list)
     for each in rows:
         by_set[each["data_source"]].append(each)
     chosen: list[Row] = []
     for group in by_set.values():
-        # `hold_out` leaves one row at least to the other side, which nothing needs here.
+        # `hold_out` never chooses all rows of a set, so it is not asked where all fit.
         chosen += group if len(group) <= most else [group[i] for i in hold_out(len(group), most / len(group))[1]]
     return chosen
 
 
 def demonstration(person: str, town: str, river: str) -> list[str]:
-    """Two searches, the second for what the first one found."""
+    """Return the assistant's turns: two searches, the second one for the result of the first, then the answer.
+
+    Args:
+        person: The person of the question.
+        town: The town where the person was born, which the first search finds.
+        river: The river of the town, which is the answer.
+    """
     return [
         f"<think>Where was {person} born?</think>\n{tool_call(TOOL, {'query': person})}",
         f"<think>In {town}. Which river is there?</think>\n{tool_call(TOOL, {'query': f'river {town}'})}",
@@ -75,12 +95,12 @@ def demonstration(person: str, town: str, river: str) -> list[str]:
 
 
 def smoke_facts() -> list[tuple[str, str, str]]:
-    """Person, place of birth, its river; the last ones are for the test split."""
+    """Return triples of a person, the place of birth and its river. The last ones are for the test split."""
     return list(zip((*PEOPLE, *TEST_PEOPLE), TOWNS, RIVERS, strict=True))
 
 
 def smoke_rows() -> list[Row]:
-    """Made questions that take two searches."""
+    """Make questions that need two searches, each with a demonstration."""
     return [
         row(
             {
@@ -95,10 +115,13 @@ def smoke_rows() -> list[Row]:
 
 
 def write_corpus(folder: Path) -> dict[str, Any]:
-    """The corpus of the made questions.
+    """Write the corpus of the made questions.
+
+    Args:
+        folder: Folder whose `corpus` gets the passages.
 
     Returns:
-        Their tool's entry in a tool YAML.
+        The entry for a tool YAML of a tool that searches the corpus.
     """
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
     passages = []
@@ -120,6 +143,7 @@ def write_corpus(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Write `train.parquet`, `test.parquet` and, without `--smoke`, `test_all.parquet`."""
     parser = arguments(__doc__ or "", "PeterJinGo/nq_hotpotqa_train")
     parser.add_argument("--validate", type=int, default=500, help="questions of each set in test.parquet (%(default)s)")
     args = parser.parse_args()

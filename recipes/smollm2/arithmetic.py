@@ -1,8 +1,8 @@
-"""The tasks: arithmetic of five kinds from `reasoning_gym`, scored by that package's own verifiers.
+"""The tasks of SmolLM2: five kinds of arithmetic from `reasoning_gym`, scored by that package's own verifiers.
 
-One place says how a task is made, asked, solved with the calculator and scored; the warm start, the data and the reward
-all use it. Of three kinds the question has the expression in it; of two the model has to find it: the legs of animals,
-and the solution of a linear equation.
+Only this module defines how a task is made, asked, solved with the calculator and scored. The warm start, the data and
+the report all use it. In three kinds, the question contains the expression. In the other two, the model has to find it:
+the number of the legs of some animals, and the solution of a linear equation.
 """
 
 from __future__ import annotations
@@ -31,48 +31,64 @@ TASKS: dict[str, dict[str, Any]] = {
 ANSWER_FORMAT = "End with: Answer: <number>"
 TOOL_FORMAT = "Tool: calculator(expression)."
 
-# reasoning_gym makes entry i of a seed with a generator seeded with seed + i; these ranges do not meet.
+# reasoning_gym makes entry i of a seed with a generator that is seeded with seed + i. These ranges do not overlap.
 _TEST_SEED = 9_000_000
 _WARM_START_SEED = 10_000_000
 _TEST_SIZE = 200
 
 
 def make_test_entries() -> list[dict[str, Any]]:
-    """The held-out tasks: always the same."""
+    """Make the held-out tasks, always the same ones."""
     return _make_entries(_TEST_SIZE, _TEST_SEED)
 
 
 def make_train_entries(size: int, seed: int) -> list[dict[str, Any]]:
-    """At most `size` tasks to train on; a seed below 9,000,000 chooses them."""
+    """Make tasks to train on, none of which is a held-out task.
+
+    Args:
+        size: Largest number of tasks.
+        seed: Seed of the tasks, below 9,000,000.
+    """
     return _without_test(_make_entries(size, seed))
 
 
 def make_warm_start_entries(size: int) -> list[dict[str, Any]]:
-    """At most `size` tasks of the warm start."""
+    """Make tasks for the warm start, none of which is a held-out task.
+
+    Args:
+        size: Largest number of tasks.
+    """
     return _without_test(_make_entries(size, _WARM_START_SEED))
 
 
 def _without_test(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    # Small numbers meet by chance, whatever the seed.
+    # With small numbers, the same question can come up under two seeds.
     held_out = {entry["question"] for entry in make_test_entries()}
     return [entry for entry in entries if entry["question"] not in held_out]
 
 
 def _make_entries(size: int, seed: int) -> list[dict[str, Any]]:
-    """`size` entries, the kinds in turn: `question`, `answer`, `metadata` with `source_dataset`."""
+    """Make entries with `question`, `answer` and `metadata`, one kind after the other in turn."""
     each = -(-size // len(TASKS))
     by_kind = [reasoning_gym.create_dataset(kind, size=each, seed=seed, **setting) for kind, setting in TASKS.items()]
     return [dataset[index] for index in range(each) for dataset in by_kind][:size]
 
 
 def make_messages(question: str, tool: bool) -> list[dict[str, str]]:
-    """The conversation that a request begins with. SmolLM2's template has no place for tool schemas."""
+    """Return the messages that a conversation begins with.
+
+    The system message describes the tool, because SmolLM2's template does not show tool schemas.
+
+    Args:
+        question: The question.
+        tool: Whether the conversation has the calculator.
+    """
     system = f"{TOOL_FORMAT} {ANSWER_FORMAT}" if tool else ANSWER_FORMAT
     return [{"role": "system", "content": system}, {"role": "user", "content": question.strip()}]
 
 
 def make_expression(entry: dict[str, Any]) -> str:
-    """What to give to the calculator for an entry's answer."""
+    """Return the expression with which the calculator computes the answer of an entry."""
     metadata = entry["metadata"]
     kind = metadata["source_dataset"]
     if kind == "leg_counting":
@@ -86,24 +102,32 @@ def make_expression(entry: dict[str, Any]) -> str:
 
 
 def make_call(expression: str) -> str:
-    """A call of the calculator as the model writes it (hermes)."""
+    """Return the text of a call of the calculator in the Hermes format."""
     return f"<tool_call>{json.dumps({'name': 'calculator', 'arguments': {'expression': expression}})}</tool_call>"
 
 
 def extract_answer(text: str) -> str | None:
-    """What a message of the assistant gives as its answer, or None."""
+    """Return the number after `Answer:` at the end of a message; None: there is none."""
     found = re.findall(r"Answer:\s*(-?[0-9]+)\s*$", text)
     return found[-1] if found else None
 
 
 def score_answer(kind: str, answer: str | None, ground_truth: str) -> float:
-    """1.0 for the right answer, else 0.0: reasoning_gym's verdict without its credit for partial matches."""
+    """Return 1.0 for the right answer, else 0.0.
+
+    This is the verdict of reasoning_gym's verifier, without its credit for partial matches.
+
+    Args:
+        kind: Kind of the task, a key of `TASKS`.
+        answer: The answer as text; None: there was none.
+        ground_truth: The right answer.
+    """
     verifier = reasoning_gym.get_score_answer_fn(kind)
     return float(verifier(answer, {"answer": ground_truth, "metadata": {}}) >= 1.0)
 
 
 def _linear(node: ast.expr) -> tuple[int, int]:
-    """Constant and factor of the unknown in an expression of + - * that is linear in it."""
+    """Return the constant and the unknown's factor in an expression of + - * that is linear in one unknown."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value, 0
     if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""The rows, and the warm-started model where there is none yet, in `model` beside the rows' folder.
+"""Make the rows and, if it does not exist yet, the warm-started model in the folder `model` beside DIR.
 
     python recipes/smollm2/prepare_data.py --out DIR [--smoke] [--no-tool] [--seed 0]
 
@@ -18,6 +18,12 @@ WARM_START_STEPS = 40
 
 
 def make_rows(entries: list[dict[str, Any]], tool: bool) -> list[Row]:
+    """Return the rows of entries of `arithmetic`.
+
+    Args:
+        entries: The entries.
+        tool: Whether the rows have the calculator.
+    """
     return [
         make_row(
             f"reasoning_gym/{entry['metadata']['source_dataset']}",
@@ -32,6 +38,7 @@ def make_rows(entries: list[dict[str, Any]], tool: bool) -> list[Row]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`, and the model if it does not exist yet."""
     parser = arguments(__doc__ or "", "reasoning_gym")
     parser.add_argument("--no-tool", action="store_true", help="the baseline: no tool, and none in the prompt")
     parser.add_argument("--seed", type=int, default=0, help="of the training rows; below 9,000,000")

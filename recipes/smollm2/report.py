@@ -1,9 +1,9 @@
-"""What a run came to, beside the run without the tool: a curve, a table and one JSON object.
+"""Report the results of a run beside those of the run without the tool: a curve, a table and one JSON object.
 
     python recipes/smollm2/report.py OUT_DIR [NO_TOOL_OUT_DIR]
 
-NO_TOOL_OUT_DIR is OUT_DIR-no_tool where nothing is given and that is there. Writes `summary.json` and `curve.png` into
-OUT_DIR.
+The default of NO_TOOL_OUT_DIR is OUT_DIR-no_tool, if there are metrics in it. The script writes `summary.json` and
+`curve.png` into OUT_DIR.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ class Run:
     metrics: list[dict[str, Any]]
     records: list[dict[str, Any]]
     truths: dict[str, tuple[str, str]]
-    """Kind and answer, by question."""
+    """Kind of the task and right answer, by question."""
 
     @staticmethod
     def read(out: Path) -> Run:
+        """Read the metrics, records and rows in the folder of a run."""
         records = [record for path in sorted((out / "records").glob("*.jsonl")) for record in read_records(path)]
         config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
-        # Where our start-up check puts the run's tools.
+        # Our start-up check moves the run's tools to this setting.
         tools = OmegaConf.select(config, "actor_rollout_ref.rollout.custom.multiturn.tool_config_path")
         rows = [row for split in ("train", "test") for row in read_table(out / "data" / f"{split}.parquet").to_pylist()]
         truths = {
@@ -59,11 +60,12 @@ class Run:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
+        """Return the entries of training steps."""
         return [entry for entry in self.metrics if REWARD in entry["data"]]
 
     @property
     def validations(self) -> list[tuple[int, dict[str, float]]]:
-        """Step, and accuracy by kind, of each validation."""
+        """Return the step and the accuracy by kind of each validation."""
         found = []
         for entry in self.metrics:
             by_kind = {
@@ -77,14 +79,25 @@ class Run:
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
+        """Return the step and the accuracy of each validation."""
         # Each kind has the same number of held-out tasks, so the mean over kinds is the mean over tasks.
         return [(step, mean(by_kind.values())) for step, by_kind in self.validations]
 
     def over_steps(self, key: str) -> list[float]:
+        """Return a metric's values in the training steps that have it."""
         return [entry["data"][key] for entry in self.steps if key in entry["data"]]
 
     def calls_and_answers(self, steps: Iterable[int], sampled: bool) -> dict[str, float]:
-        """Of the conversations of some steps: how many called, and how many of those and of the others were right."""
+        """Return what share of the conversations of some steps called the tool, and what share was right.
+
+        Args:
+            steps: Numbers of the steps.
+            sampled: Whether to count the sampled conversations of the training, or the greedy ones of the validation.
+
+        Returns:
+            `called`: share with a call; `right_when_called` and `right_when_not`: share of right answers among the
+            conversations with a call and without one. A share of no conversations is 0.
+        """
         chosen = set(steps)
         right: dict[bool, list[float]] = {True: [], False: []}
         for record in self.records:
@@ -100,6 +113,7 @@ class Run:
         }
 
     def summary(self) -> dict[str, Any]:
+        """Return the numbers of the run for `summary.json`."""
         (first, before), (last, after) = self.validations[0], self.validations[-1]
         steps = [entry["step"] for entry in self.steps]
         rewards, calls = self.over_steps(REWARD), self.over_steps("rollout/calls/per_trajectory/mean")
@@ -127,7 +141,12 @@ class Run:
 
 
 def plot(path: Path, runs: list[Run]) -> None:
-    """Sampled reward by step, and greedy accuracy on the held-out tasks."""
+    """Draw the sampled reward by step and the greedy accuracy on the held-out tasks.
+
+    Args:
+        path: File for the picture.
+        runs: One or two runs.
+    """
     figure, axes = plt.subplots(figsize=(7, 4))
     for run, color in zip(runs, ("C0", "C1"), strict=False):
         axes.plot(
@@ -151,6 +170,7 @@ def plot(path: Path, runs: list[Run]) -> None:
 
 
 def main() -> None:
+    """Write the summary and the curve, and print the table and the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("no_tool", type=Path, nargs="?")

@@ -1,10 +1,10 @@
-"""The warm start: SFT of SmolLM2-135M-Instruct on a few hundred conversations of the recipe's form.
+"""Warm-start SmolLM2-135M-Instruct: SFT on a few hundred conversations in the form of the recipe.
 
     python recipes/smollm2/warm_start.py OUT_DIR [--no-tool] [--steps 40] [--seed 0]
 
-Of the conversations `CALL_SHARE` call the calculator with the right expression and copy its result, and the others give
-the right answer at once, which is what all of them do with `--no-tool`. So the model knows the form of a call and of an
-answer; that calling pays, and how to write each kind's expression reliably, is left to reinforcement learning.
+A share of the conversations (`CALL_SHARE`) calls the calculator with the right expression and copies its result. The
+others give the right answer at once; with `--no-tool` all of them do. So the model learns the form of a call and of an
+answer. Reinforcement learning has to teach it that calls pay, and to write each kind's expression reliably.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ CALL_SHARE = 0.25
 
 
 def conversation(entry: dict[str, Any], tool: bool, call: bool) -> list[dict[str, str]]:
-    """One training conversation: a call, its result and the answer, or the answer at once."""
+    """Return one conversation to train on: a call, its result and the answer, or the answer at once.
+
+    Args:
+        entry: The task.
+        tool: Whether the system message describes the calculator.
+        call: Whether the assistant calls it.
+    """
     messages = make_messages(entry["question"], tool)
     if call:
         messages.append({"role": "assistant", "content": make_call(make_expression(entry))})
@@ -38,7 +44,13 @@ def conversation(entry: dict[str, Any], tool: bool, call: bool) -> list[dict[str
 
 
 def loss_of(model: Any, ids_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over the labels; logits are computed only where there is one."""
+    """Return the mean cross-entropy over the labels. Logits are computed only where there is a label.
+
+    Args:
+        model: The model.
+        ids_BT: Token ids, padded on the right.
+        labels_BT: Labels; -100 at tokens that are not learned.
+    """
     hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]
     target_BT = labels_BT[:, 1:]
     learned_BT = target_BT != -100
@@ -47,7 +59,16 @@ def loss_of(model: Any, ids_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.
 
 
 def train(out: Path, tool: bool, steps: int, batch_size: int = 8, lr: float = 2e-4, seed: int = 0) -> None:
-    """Write the warm-started model and its tokenizer."""
+    """Train the model, and write it with its tokenizer.
+
+    Args:
+        out: Folder for the files.
+        tool: Whether the conversations have the calculator.
+        steps: Number of optimizer steps.
+        batch_size: Conversations in each step.
+        lr: Highest learning rate.
+        seed: Seed of the training.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer, model = base_model.load()
@@ -78,6 +99,7 @@ def train(out: Path, tool: bool, steps: int, batch_size: int = 8, lr: float = 2e
 
 
 def main() -> None:
+    """Train the model with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--no-tool", action="store_true")

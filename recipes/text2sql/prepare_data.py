@@ -1,11 +1,11 @@
-"""Text to SQL: rows with a question, its database and the gold query.
+"""Make rows for text to SQL: a question, its database and the gold query.
 
     python recipes/text2sql/prepare_data.py --out DIR [--source NovaSky-AI/SkyRL-SQL-653-data-newfmt] [--smoke]
 
-A source has SkyRL-SQL's columns (`prompt`, `db_id`, `data`, `reward_spec`), or those of Spider (`db_id`, `question`,
-`query`) or BIRD (`db_id`, `question`, `evidence`, `SQL`), whose prompts get the schema that the database itself has.
-Databases lie under the `root` of the tool YAML. With `--smoke` small ones are made, in `DIR/databases`, and a
-`DIR/tools.yaml` over them.
+A source has the columns of SkyRL-SQL (`prompt`, `db_id`, `data`, `reward_spec`), Spider (`db_id`, `question`, `query`)
+or BIRD (`db_id`, `question`, `evidence`, `SQL`). For Spider and BIRD, the prompt gets the schema from the database
+itself. The databases lie below the `root` of the tool YAML. With `--smoke`, small databases (`DIR/databases`) and a
+tool YAML for them (`DIR/tools.yaml`) are made as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYSTEM = (
     f"result. Explore the database with the tool `{TOOL}`, and try your query before you give it. It selects what the "
     f"question asks for and nothing more. Give it inside <solution> and </solution>."
 )
-# Where OmniSQL's archive has the databases of each set.
+# The folder of each set's databases in OmniSQL's archive.
 FOLDERS = {
     "synsql": "SynSQL-2.5M/databases",
     "spider": "spider/database",
@@ -36,7 +36,7 @@ FOLDERS = {
     "bird": "bird/train/train_databases",
     "bird_dev": "bird/dev_20240627/dev_databases",
 }
-# Table, its columns, its rows: one database each.
+# Name of a database, and its only table: name, columns, rows.
 SHOPS = {
     "farm": ("animals", ("name", "age"), (("cow", 4), ("pig", 2), ("hen", 1))),
     "port": ("ships", ("name", "crew"), (("Ada", 9), ("Ben", 5), ("Eva", 7))),
@@ -46,7 +46,17 @@ SHOPS = {
 
 
 def row(entry: dict[str, Any], root: Path, source: str, **extra_info: Any) -> Row:
-    """A row of any of the three formats."""
+    """Return the row of an entry in one of the three formats.
+
+    Args:
+        entry: A row of the source.
+        root: Folder of all databases.
+        source: Set of an entry without a column `data`, a key of `FOLDERS`.
+        extra_info: Other fields of `extra_info`.
+
+    Raises:
+        ConfigError: The set is unknown, the entry has no gold query, or its database cannot be read.
+    """
     kind = entry.get("data") or source
     db_path = f"{FOLDERS[kind]}/{entry['db_id']}/{entry['db_id']}.sqlite" if kind in FOLDERS else None
     if db_path is None:
@@ -56,7 +66,7 @@ def row(entry: dict[str, Any], root: Path, source: str, **extra_info: Any) -> Ro
     if not query:
         raise ConfigError(f"no gold query in the columns {sorted(entry)}; expected 'reward_spec', 'SQL' or 'query'")
     if entry.get("prompt") is not None:
-        # Their system message is about tags in the text, ours about the tool.
+        # Their system message describes tags in the text. Ours, which describes the tool, takes its place.
         prompt: Any = [{"role": "system", "content": SYSTEM}]
         prompt += [message for message in entry["prompt"] if message["role"] != "system"]
     else:
@@ -65,7 +75,15 @@ def row(entry: dict[str, Any], root: Path, source: str, **extra_info: Any) -> Ro
 
 
 def sql_row(data_source: str, prompt: Any, query: str, db_path: str, **extra_info: Any) -> Row:
-    """A row on one database."""
+    """Return a row with a question about one database.
+
+    Args:
+        data_source: Name that chooses the reward.
+        prompt: The user's message, which then gets our system message, or all messages.
+        query: The gold query.
+        db_path: The database, relative to the folder of all databases.
+        extra_info: Other fields of `extra_info`.
+    """
     return make_row(
         data_source,
         prompt,
@@ -78,16 +96,25 @@ def sql_row(data_source: str, prompt: Any, query: str, db_path: str, **extra_inf
 
 
 def question_text(question: str, evidence: str, schema: str) -> str:
-    """The user's message."""
+    """Return the user's message.
+
+    Args:
+        question: The question.
+        evidence: Hint of the data set; "": none.
+        schema: Statements that made the tables.
+    """
     known = f"\nGood to know: {evidence}" if evidence else ""
     return f"{schema}\nQuestion: {question}{known}"
 
 
 def read_schema(database: Path) -> str:
-    """The statements that made a database's tables.
+    """Return the SQL statements that made the tables of a database.
+
+    Args:
+        database: File of the SQLite database.
 
     Raises:
-        ConfigError: there is no such database.
+        ConfigError: The file does not exist, or is no SQLite database.
     """
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
@@ -98,7 +125,13 @@ def read_schema(database: Path) -> str:
 
 
 def smoke_rows(root: Path) -> Iterator[Row]:
-    """Made databases, and questions about each: a look at the table, the query tried, the answer."""
+    """Make databases, and yield rows with three questions about each.
+
+    In the demonstrations, the assistant looks at the table, tries the query and gives it as the answer.
+
+    Args:
+        root: Folder for the databases.
+    """
     for name, (table, (key, number), values) in SHOPS.items():
         database = root / f"{name}.sqlite"
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -123,21 +156,32 @@ def smoke_rows(root: Path) -> Iterator[Row]:
 
 
 def make_tools(root: Path) -> dict[str, Any]:
-    """The tool's entry in a YAML over these databases."""
+    """Return the entry for a tool YAML of a tool that uses the databases in a folder."""
     return {"class_name": "verl_multiturn.tools.sql.SqlTool", "config": {"root": str(root.resolve()), "processes": 2}}
 
 
 def configured_root(tools: Path | None) -> Path:
-    """The folder of databases of a tool YAML."""
+    """Return the folder of databases that a tool YAML names.
+
+    Args:
+        tools: The tool YAML.
+
+    Returns:
+        The first `root` of a tool; the current folder if there is none, or no tool YAML.
+    """
     entries = yaml.safe_load(tools.read_text(encoding="utf-8"))["tools"] if tools is not None else []
     return next((Path(entry["config"]["root"]) for entry in entries if "root" in (entry.get("config") or {})), Path())
 
 
 def check_databases(splits: dict[str, list[Row]], root: Path) -> None:
-    """Whether each row's database is there.
+    """Check that the database of each row exists.
+
+    Args:
+        splits: Rows by split.
+        root: Folder of all databases.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: A database is missing.
     """
     named = {
         each["extra_info"]["tools_kwargs"][TOOL]["create_kwargs"]["db_path"]
@@ -149,6 +193,7 @@ def check_databases(splits: dict[str, list[Row]], root: Path) -> None:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", "NovaSky-AI/SkyRL-SQL-653-data-newfmt")
     parser.add_argument("--set", default="spider", choices=FOLDERS, help="of a source without a column `data`")
     parser.add_argument("--splits", nargs=2, default=("train", "validation"), help="what the source calls its splits")

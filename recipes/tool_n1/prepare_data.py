@@ -1,4 +1,4 @@
-"""Single steps of tool calling: tools and a conversation in the prompt, the calls that come next as the truth.
+"""Make rows of single steps of tool calling: tools and conversation as the prompt, the next calls as the truth.
 
     python recipes/tool_n1/prepare_data.py --out DIR [--source SOURCE[,SOURCE ...]] [--smoke]
 
@@ -6,11 +6,11 @@ What the rows of a source may look like:
 
 - xLAM (`query`, `tools` and `answers`, the last two as JSON text): one step;
 - ToolACE (`system` with the tools as a JSON list, `conversations` of `from` and `value`, calls written as
-  `[name(key="value")]`): each turn that calls tools becomes a step, with what was said before it in the prompt;
-- Tool-N1's own files (`prompt` and `reward_model`, as its `toolcall_preprocess.py` writes them): one step, the prompt
-  as it is.
+  `[name(key="value")]`): each turn that calls tools becomes a step, and the turns before it are the prompt;
+- Tool-N1's own files (`prompt` and `reward_model`, as its `toolcall_preprocess.py` writes them): one step, with the
+  prompt unchanged.
 
-Steps whose calls cannot be read, or name no tool of theirs, are left out and counted.
+Steps with calls that cannot be read, or that name a tool that the step does not have, are left out and counted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ SOURCE = "Salesforce/xlam-function-calling-60k,Team-ACE/ToolACE"
 Call = dict[str, Any]
 Message = dict[str, Any]
 Step = tuple[list[Call] | None, list[Message], list[Call]]
-"""Tools (None where the conversation has its system message with them), the conversation so far, and the calls that
-come next."""
+"""Tools (None: the conversation's own system message has them), the conversation so far, and the next calls."""
 
 SYSTEM = """You call functions to do what the user asks for. These are the functions, one on a line:
 <tools>
@@ -48,6 +47,13 @@ _NAME = re.compile(r"\s*([^()\[\]{}'\"=,]+?)\s*\(")
 
 
 def row(step: Step, data_source: str = "tool_n1", **extra_info: Any) -> Row:
+    """Return the row of a step.
+
+    Args:
+        step: The step.
+        data_source: Name that chooses the reward.
+        extra_info: Other fields of `extra_info`.
+    """
     tools, messages, calls = step
     if tools is None:
         return make_row(data_source, messages, calls, ability="tool_calling", **extra_info)
@@ -57,10 +63,13 @@ def row(step: Step, data_source: str = "tool_n1", **extra_info: Any) -> Row:
 
 
 def steps_of(entry: Mapping[str, Any]) -> Iterator[Step | None]:
-    """The steps of a source's row; None in the place of one that cannot be used.
+    """Yield the steps of a source's row, with None in place of a step that cannot be used.
+
+    Args:
+        entry: The row.
 
     Raises:
-        ConfigError: it has none of the known forms.
+        ConfigError: The row has none of the known forms.
     """
     if "query" in entry and "answers" in entry:
         tools, calls = (_json(entry[key]) for key in ("tools", "answers"))
@@ -69,7 +78,7 @@ def steps_of(entry: Mapping[str, Any]) -> Iterator[Step | None]:
         yield from _toolace_steps(entry)
     elif "prompt" in entry and "reward_model" in entry:
         truth = _json(entry["reward_model"]["ground_truth"])
-        truth = _json(truth)  # some of its files hold JSON text of JSON text
+        truth = _json(truth)  # in some of its files the JSON is encoded twice
         named = [call for call in truth if isinstance(call, Mapping)] if isinstance(truth, list) else []
         step = checked((named, [dict(message) for message in entry["prompt"]], truth))
         yield None if step is None else (None, *step[1:])
@@ -81,7 +90,14 @@ def steps_of(entry: Mapping[str, Any]) -> Iterator[Step | None]:
 
 
 def checked(step: tuple[Any, list[Message], Any]) -> Step | None:
-    """The step, when its calls are calls of its tools."""
+    """Return a step if it has calls and each one calls a tool of the step; None otherwise.
+
+    Args:
+        step: Tools, conversation and calls as read, of any type.
+
+    Returns:
+        The step, with only `name` and `arguments` of each call.
+    """
     tools, messages, calls = step
     if not isinstance(tools, list) or not isinstance(calls, list) or not calls:
         return None
@@ -108,7 +124,7 @@ def _toolace_steps(entry: Mapping[str, Any]) -> Iterator[Step | None]:
 
 
 def tools_in(system: str) -> list[Call] | None:
-    """The first JSON list of objects in a text; None without one."""
+    """Return the first JSON list of objects in a text; None: there is none."""
     start = system.find("[{")
     try:
         tools, _ = json.JSONDecoder().raw_decode(system, start) if start >= 0 else (None, 0)
@@ -118,7 +134,14 @@ def tools_in(system: str) -> list[Call] | None:
 
 
 def read_calls(text: str) -> list[Call] | None:
-    """Calls written as `[name(key="value"), name with spaces(key=1)]`; None for a text that is something else."""
+    """Read calls written as `[name(key="value"), name with spaces(key=1)]`.
+
+    Args:
+        text: The text of a turn.
+
+    Returns:
+        The calls, for example `[{"name": "name", "arguments": {"key": "value"}}, …]`; None: the text is something else.
+    """
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None
@@ -140,7 +163,7 @@ def read_calls(text: str) -> list[Call] | None:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the parenthesis that was opened before `start` closes, quotes and brackets within it skipped."""
+    """Find the index of the `)` that closes the `(` before `start`, skipping quotes and inner brackets; None: none."""
     depth, quote, at = 1, "", start
     while at < len(text):
         character = text[at]
@@ -160,7 +183,7 @@ def _closing(text: str, start: int) -> int | None:
 
 
 def _keywords(text: str) -> dict[str, Any] | None:
-    """Keyword arguments with literal values, true, false and null among them."""
+    """Read keyword arguments with literal values of Python, or true, false and null; None: they are something else."""
     words = {"true": True, "false": False, "null": None}
     try:
         called = ast.parse(f"f({text})", mode="eval").body
@@ -190,7 +213,12 @@ TOOLS: list[Call] = [
 
 
 def smoke_rows(start: int, size: int) -> list[Row]:
-    """Made steps, every other one with two calls, each with what a model would say."""
+    """Make steps with a demonstration, every second one with two calls.
+
+    Args:
+        start: Number of the first step. Steps with other numbers are other steps.
+        size: Number of steps.
+    """
     rows = []
     for i in range(start, start + size):
         item, count = ("eggs", "pens", "cups", "nuts")[i % 4], 2 + i
@@ -206,7 +234,18 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 
 
 def rows_of(entries: Sequence[Mapping[str, Any]], source: str, split: str) -> list[Row]:
-    """The rows of a source's entries; each source keeps its name, and has its own accuracy in the validation."""
+    """Return the rows of a source's entries, and print how many of the steps could be used.
+
+    The rows have the source's name in their `data_source`, so that the validation reports its accuracy separately.
+
+    Args:
+        entries: Rows of the source.
+        source: Local file or hub name.
+        split: Name of the split, for the printed line.
+
+    Raises:
+        ConfigError: An entry has an unknown form.
+    """
     found = [step for entry in entries for step in steps_of(entry)]
     used = [row(step, f"tool_n1/{Path(source).stem.lower()}") for step in found if step is not None]
     print(f"{source} {split}: {len(used)} of {len(found)} steps", file=sys.stderr)
@@ -214,6 +253,7 @@ def rows_of(entries: Sequence[Mapping[str, Any]], source: str, split: str) -> li
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
     args = parser.parse_args()
     splits: dict[str, list[Row]] = {"train": [], "test": []}

@@ -1,4 +1,4 @@
-"""Problems of competition mathematics for text mode: the problem, and the answer that stands in the box.
+"""Make rows of competition mathematics for text mode: the problem, and the answer that belongs in the box.
 
     python recipes/torl/prepare_data.py --out DIR [--source SOURCE] [--validation SOURCE]... [--prompt chat] [--smoke]
 
@@ -10,12 +10,12 @@ its rows may look like:
   (AIME 2024);
 - two turns, the second with `ground_truth.value` (ORZ-57k).
 
-Without `--validation` the test split is the source's own, or some of its rows where it has none. Each problem is kept
-once, and one of the test split is not trained on. Where a test split holds several benchmarks, told apart by
-`data_source`, each keeps its name, and its own accuracy.
+Without `--validation`, the test split is the source's own; if it has none, some of its rows are held out. The train
+split has each problem once, and none of the test split. If a test split has several benchmarks, told apart by
+`data_source`, each keeps its name and gets its own accuracy.
 
-The prompt is ToRL's, for the template without turns that run.sh sets; `--prompt chat` has a system message in its
-place, for a chat template.
+The prompt is ToRL's, for the template without turns that settings/torl.yaml sets. With `--prompt chat`, the prompt has
+a system message instead, for a chat template.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from verl_multiturn.errors import ConfigError
 
 SOURCE = "https://github.com/GAIR-NLP/ToRL/raw/main/data/torl_data"
 DATA_SOURCE = "math_torl"
-HELD_OUT = 0.05  # of the problems of a source that has no test split
-# Of data sets on the hub that have one split only.
+HELD_OUT = 0.05  # share of the problems of a source without a test split
+# For data sets on the hub that have only the split `train`.
 ONE_SPLIT = ("train", "train")
 SYSTEM = (
     "Solve the problem. Reason step by step, and compute with Python wherever it helps: write a ```python block, close "
@@ -50,21 +50,33 @@ PLAIN = (
     "Please integrate natural language reasoning with programs to solve the problem above, and put your final answer "
     "within \\boxed{}.\n"
 )
-"""ToRL's words; they stand before the problem in its prompt, too."""
+"""ToRL's own text. It comes before the problem, as in ToRL's prompt."""
 _COLUMNS = (("question", "final_answer"), ("problem", "answer"), ("Problem", "Answer"))
 
 
 def row(problem: str, answer: str, source: str = DATA_SOURCE, *, plain: bool = False, **extra_info: Any) -> Row:
+    """Return the row of a problem.
+
+    Args:
+        problem: The problem.
+        answer: The answer.
+        source: Name that chooses the reward.
+        plain: Whether the prompt is ToRL's; otherwise it has a system message.
+        extra_info: Other fields of `extra_info`.
+    """
     if plain:
         return make_row(source, PLAIN + problem, answer, ability="math", **extra_info)
     return make_row(source, problem, answer, system=SYSTEM, ability="math", **extra_info)
 
 
 def problem_of(entry: Any) -> tuple[str, str]:
-    """Problem and answer of a source's row.
+    """Return the problem and the answer of a source's row.
+
+    Args:
+        entry: The row.
 
     Raises:
-        ConfigError: it has none of the known forms.
+        ConfigError: The row has none of the known forms.
     """
     if isinstance(entry, Mapping):
         if "prompt" in entry and "reward_model" in entry:
@@ -82,7 +94,16 @@ def problem_of(entry: Any) -> tuple[str, str]:
 
 
 def read(source: str) -> dict[str, Sequence[Any]]:
-    """The rows of a source under `train` and `test`; the second is empty where it has one split."""
+    """Read the rows of a source, under the keys `train` and `test`.
+
+    `test` is empty if the source has only one split.
+
+    Args:
+        source: Local file or folder, hub name, or address of a folder with `train.parquet` and `test.parquet`.
+
+    Raises:
+        ConfigError: The source cannot be read.
+    """
     if "://" not in source:
         try:
             return read_splits(source, held_out=0)
@@ -102,8 +123,20 @@ def read(source: str) -> dict[str, Sequence[Any]]:
 
 
 def rows_of(train: Iterable[Any], tested: Mapping[str, Sequence[Any]], plain: bool) -> dict[str, list[Row]]:
-    """Rows of a source's entries, and of those that are tested on, by the name of their set; each problem once, in
-    each benchmark. Without any of the second kind some of the first are held out."""
+    """Make the rows of both splits.
+
+    The train split has each problem once, and none of the test split. The test split has each problem once per
+    benchmark; a problem that comes with two different answers counts as two. Without entries for the test split, some
+    of the problems for the train split are held out for it.
+
+    Args:
+        train: Entries for the train split.
+        tested: Entries for the test split, by the name of their set.
+        plain: Whether the prompts are ToRL's; otherwise they have a system message.
+
+    Raises:
+        ConfigError: An entry has an unknown form.
+    """
     answers = dict(map(problem_of, train))
     tests = {
         (name, *problem_of(entry)): None
@@ -121,7 +154,12 @@ def rows_of(train: Iterable[Any], tested: Mapping[str, Sequence[Any]], plain: bo
 
 
 def smoke_rows(start: int, size: int) -> list[Row]:
-    """Made problems, each with what a model would say: a block of code, and the answer it led to."""
+    """Make problems, each with a demonstration: a block of code, then the answer.
+
+    Args:
+        start: Number of the first problem. Problems with other numbers are other problems.
+        size: Number of problems.
+    """
     rows = []
     for i in range(start, start + size):
         high, step = 20 + 7 * i, 2 + i % 4
@@ -136,6 +174,7 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 
 
 def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
     parser.add_argument("--validation", action="append", default=[], help="sources of the test split, all rows of each")
     parser.add_argument("--prompt", choices=("plain", "chat"), default="plain", help="of the rows (%(default)s)")

@@ -1,4 +1,4 @@
-"""The configuration that verl's trainer will have, composed by Hydra without importing verl."""
+"""The configuration of verl's trainer, composed by Hydra without importing verl."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _VERLS = "pkg://verl.trainer.config"
 
 
 def compose_launch(launch: RunPlan) -> Any:
-    """Return the configuration as Hydra's `DictConfig`.
+    """Compose the configuration of a planned run, and return it as Hydra's `DictConfig`.
+
+    Args:
+        launch: The planned run, from `plan_launch`.
 
     Raises:
-        ConfigError: verl is not installed, or an override or a file does not fit the configuration.
+        ConfigError: verl or Hydra is not installed, or an override or a file does not fit the configuration.
     """
     folder = _folder_of_verl()
     try:
@@ -26,9 +29,9 @@ def compose_launch(launch: RunPlan) -> Any:
         from omegaconf.errors import OmegaConfBaseException
     except ImportError as error:
         raise ConfigError(f"{error}: Hydra comes with verl; run this in the environment that trains") from None
-    # Hydra would import verl for its package of YAML files, which takes many seconds.
+    # For `pkg://verl…`, Hydra would import verl, which takes many seconds. So name the folder of verl's YAML files.
     searched = [f"file://{folder / 'trainer' / 'config'}" if entry == _VERLS else entry for entry in launch.searched]
-    # Hydra's own settings (`hydra.…`) have no place in what is composed.
+    # Hydra's own settings (`hydra.…`) are not part of the composed configuration.
     words = [word for word in launch.settings() if not word.lstrip("+~").startswith("hydra.")]
     try:
         with initialize_config_dir(str(launch.folder), version_base=None):
@@ -38,10 +41,13 @@ def compose_launch(launch: RunPlan) -> Any:
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """Return a composed configuration as plain values.
+    """Return a composed configuration as plain dictionaries and lists, with all references replaced by values.
+
+    Args:
+        config: The `DictConfig` from `compose_launch`.
 
     Raises:
-        ConfigError: a value refers to one that is not there.
+        ConfigError: A value refers to another value that does not exist.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -1,7 +1,7 @@
-"""What a command line of `verl-multiturn run` asks for, as the words of the trainer's own command line.
+"""The plan of a run: the options of `verl-multiturn run`, translated into the trainer's own command line.
 
-A recipe is a folder with a `config.yaml` on verl's configuration. The folders of its groups are in `hydra.searchpath`;
-those that are relative lie under the folder that holds `recipes/`.
+A recipe is a folder with a `config.yaml` that builds on verl's configuration. Its `hydra.searchpath` lists the folders
+of its configuration groups. A relative folder in that list is below the folder that contains `recipes/`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A recipe with what was asked for.
+    """A recipe with the options that the user gave.
 
     Attributes:
-        folder: the folder of `config.yaml`.
-        root: the folder that holds `recipes/` and `tool_configs/`.
-        outputs: the folder in which runs have theirs.
-        out: the folder of this run.
-        name: the recipe's name, as its configuration says it.
-        searched: where Hydra looks for groups, besides the recipe's own folder.
-        variants: in their order.
-        smoke: whether it is the small run on a CPU.
-        data: a local file or a hub name in the place of the recipe's own data.
-        seed: of the data's order, the mini-batches and the sampling; None leaves the recipe's.
-        steps: training steps; None leaves the recipe's.
-        overrides: Hydra's, as the user gave them; they come last and win.
+        folder: Folder of `config.yaml`.
+        root: Folder that contains `recipes/` and `tool_configs/`.
+        outputs: Folder that contains the folders of all runs.
+        out: Folder of this run.
+        name: The recipe's name, `recipe.name` in its configuration.
+        searched: Places where Hydra looks for configuration groups, besides the recipe's own folder.
+        variants: Names of the variants in the order given; later ones win.
+        smoke: Whether this is the small run on a CPU (`--smoke`).
+        data: Local file or hub name that replaces the recipe's own data; None: the recipe's own.
+        seed: Seed of the order of the data, the mini-batches and the sampling; None: the recipe's own.
+        steps: Number of training steps; None: the recipe's own.
+        overrides: Hydra overrides (`key=value`) as the user gave them. They come last and win.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class RunPlan:
     overrides: tuple[str, ...] = ()
 
     def settings(self) -> list[str]:
-        """Return Hydra's overrides, the user's last."""
+        """Return all Hydra overrides (`key=value`) of the run, with the user's own at the end."""
         words = [f"recipe.root={self.root}"]
         if self.outputs != self.root / "outputs":
             words.append(f"recipe.outputs={self.outputs}")
@@ -71,7 +71,7 @@ class RunPlan:
         return [*words, *self.overrides]
 
     def words(self) -> list[str]:
-        """Return what the trainer is started with: the configuration, and Hydra's overrides."""
+        """Return the arguments of the trainer's command: where its configuration is, and the Hydra overrides."""
         return [
             "--config-path",
             str(self.folder),
@@ -83,23 +83,30 @@ class RunPlan:
 
 
 def searchpath(folders: Sequence[str]) -> str:
-    """Return the override that tells Hydra where groups are."""
+    """Return the Hydra override that names the folders of configuration groups.
+
+    Example: `hydra.searchpath=["file:///a","pkg://verl.trainer.config"]`.
+
+    Args:
+        folders: Folders in Hydra's notation, for example `file:///a`.
+    """
     return "hydra.searchpath=[" + ",".join(f'"{folder}"' for folder in folders) + "]"
 
 
 def run_name(launch: RunPlan) -> str:
-    """Return the name of a run: that of the recipe, and those of its variants."""
+    """Return the name of a run: the recipe's name and the names of its variants, joined by `-`."""
     return "-".join([launch.name, *launch.variants])
 
 
 def find_recipe(name: str) -> Path:
-    """Return the folder of a recipe.
+    """Return the folder of a recipe as an absolute path.
 
     Args:
-        name: a recipe that comes with the package, or the path of a folder.
+        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. The package's own
+            recipe wins.
 
     Raises:
-        ConfigError: there is no such recipe.
+        ConfigError: There is no such recipe.
     """
     shipped = shipped_folder() / "recipes"
     for folder in (shipped / name, Path(name)):
@@ -120,20 +127,22 @@ def plan_launch(
     steps: int | None = None,
     overrides: Sequence[str] = (),
 ) -> RunPlan:
-    """Return what is to be launched.
+    """Check the options of a run, and return its plan.
 
     Args:
-        recipe: name or folder of the recipe.
-        variants: names of variants; later ones win.
-        smoke: whether the small run on a CPU is meant.
-        data: a local file or a hub name in the place of the recipe's own data.
-        out: folder of the run; by default `outputs/` and the names of the recipe and its variants.
-        seed: of the run.
-        steps: training steps.
-        overrides: Hydra's. `variant=…` and `smoke=cpu` among them count as the options do.
+        recipe: Name or folder of the recipe.
+        variants: Names of variants; later ones win.
+        smoke: Whether to do the small run on a CPU.
+        data: Local file or hub name that replaces the recipe's own data; None: the recipe's own.
+        out: Folder of the run; None: a folder below `outputs/`, named after the recipe, its variants and `smoke`.
+        seed: Seed of the run; None: the recipe's own.
+        steps: Number of training steps; None: the recipe's own.
+        overrides: Hydra overrides, `key=value`. `variant=…` and `smoke=cpu` among them work like the options.
 
     Raises:
-        ConfigError: a word that cannot be meant so.
+        ConfigError: The recipe or a variant is unknown, the recipe's `config.yaml` has no name or search path or is not
+            below a folder `recipes`, an override is not `key=value`, `data` is given for a smoke run, or a folder's
+            name has characters that Hydra cannot read.
     """
     folder = find_recipe(recipe)
     primary = _read(folder)
@@ -168,7 +177,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _root_of(folder: Path) -> Path:
-    """Return the folder that holds `recipes/`; a recipe may lie within another one's folder."""
+    """Return the folder that contains `recipes/`. A recipe may be a folder inside another recipe."""
     for parent in folder.parents:
         if parent.name == "recipes":
             return parent.parent
@@ -185,7 +194,7 @@ def _absolute(entry: str, root: Path) -> str:
 def _without_groups(
     variants: Sequence[str], smoke: bool, overrides: Sequence[str]
 ) -> tuple[list[str], bool, list[str]]:
-    """Return variants, smoke and overrides, after `variant=…` and `smoke=cpu` were taken out of the overrides."""
+    """Move `variant=…` and `smoke=cpu` out of the overrides; return variants, smoke and the other overrides."""
     chosen, rest = list(variants), []
     for word in overrides:
         key, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""The trainer's process, and the end of everything that it started."""
+"""Starting the trainer's process, and ending it together with every process that it started."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_watched(
     command: Sequence[str], environment: Mapping[str, str], log: Path, watch: Callable[[Callable[[], bool]], None]
 ) -> int:
-    """Run a command in a session of its own until it ends; return its exit status.
+    """Run a command in a new session until it ends, and return its exit status.
 
-    Whatever it started is gone afterwards, also after Ctrl-C, SIGTERM or a closed terminal.
+    Afterwards every process that the command started is ended, also after Ctrl-C, SIGTERM or a closed terminal.
 
     Args:
-        command: the program with its arguments.
-        environment: its variables.
-        log: the file that its output is added to.
-        watch: called with a function that tells whether the command still runs; returns when it does not.
+        command: Program and its arguments.
+        environment: All environment variables of the command.
+        log: File that the output of the command is appended to.
+        watch: Function that is called once, with a function that tells whether the command still runs. It has to
+            return when the command has ended.
+
+    Returns:
+        The exit status; negative for a command that a signal ended.
 
     Raises:
-        KeyboardInterrupt: a signal asked for the end.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP arrived.
     """
     mark = uuid.uuid4().hex
 
     def interrupted(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    # What the caller ignores stays ignored: nohup's run outlives its terminal.
+    # A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes.
     heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, interrupted) for signum in heard}
     process: subprocess.Popen[bytes] | None = None
@@ -54,7 +58,7 @@ def run_watched(
         started = process
         watch(lambda: started.poll() is None)
     finally:
-        # A second Ctrl-C must not cut the cleaning short.
+        # A second Ctrl-C must not interrupt the cleanup.
         for signum in heard:
             signal.signal(signum, signal.SIG_IGN)
         stop_everything(mark, process)
@@ -64,10 +68,18 @@ def run_watched(
 
 
 def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
-    """End every process of a run: asked first, then killed, until none is left.
+    """End every process of a run.
 
-    To the run belong the processes that bear its mark in their environment, those of the trainer's session, and all
-    descendants of either (a process that renames itself overwrites its environment).
+    The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
+    function waits up to 5 seconds for them, and it returns when none is left.
+
+    These processes belong to the run: those with its mark in their environment, those in the trainer's session, and
+    all descendants of both. The mark alone is not enough, since a process that renames itself overwrites its
+    environment.
+
+    Args:
+        mark: Value of the environment variable that marks the run's processes.
+        trainer: The trainer's process; None: it was not started.
     """
     session = trainer.pid if trainer is not None else -1
     known: set[psutil.Process] = set()
@@ -93,7 +105,7 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs. A zombie does not: who adopted it may leave it for ever."""
+    """Return whether a process runs. A zombie counts as ended, because its new parent may never remove it."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

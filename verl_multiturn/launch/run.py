@@ -1,4 +1,4 @@
-"""One run of a recipe: its rows, verl's trainer as a process of its own, the display, and the report at the end."""
+"""One run of a recipe: preparing the rows, verl's trainer in a separate process, the display and the final report."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from verl_multiturn.observe.start_up import StartUp
 _PPO = "verl.trainer.main_ppo"
 _CHECKPOINT = "latest_checkpointed_iteration.txt"
 _TAIL = 40
-"""Lines of a log that are shown of a run that failed."""
+"""Number of the log's last lines that are shown when a run failed."""
 
 
 def run_recipe(launch: RunPlan, *, only_prepare: bool = False) -> int:
-    """Prepare the data, train, and report; return the exit status.
+    """Prepare the data, train and report, and return the exit status.
 
-    The last line that is printed is a JSON object.
+    When the training succeeds, the last printed line is a JSON object. The exit status is 130 for a run that was
+    interrupted.
 
     Args:
-        launch: what is to be run.
-        only_prepare: whether to stop when the data is there.
+        launch: The planned run.
+        only_prepare: Whether to stop when the data is prepared.
 
     Raises:
-        ConfigError: something of it cannot work; nothing was written.
+        ConfigError: The configuration cannot work. Nothing was written.
     """
     started = time.time()
     config = resolved(compose_launch(launch))
@@ -56,14 +57,20 @@ def run_recipe(launch: RunPlan, *, only_prepare: bool = False) -> int:
 
 
 def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> list[str]:
-    """Return the command that starts a recipe's trainer, without its words.
+    """Return the command that starts a recipe's trainer, without the trainer's own arguments.
+
+    For verl's PPO trainer, Python starts one process. For other trainers (SFT), torchrun starts one process per GPU.
+    With several nodes, torchrun takes its place among them from NODE_RANK, MASTER_ADDR and MASTER_PORT (29500 if
+    unset).
 
     Args:
-        config: the composed configuration.
-        only_prepare: whether no trainer will be started, so that no other node needs to be known.
+        config: The composed configuration.
+        only_prepare: Whether no trainer will be started. NODE_RANK and MASTER_ADDR may then be unset; the command has
+            their names in place of their values.
 
     Raises:
-        ConfigError: the run takes several nodes, and this one's place among them is not known.
+        ConfigError: `trainer.nnodes` of a torchrun trainer is not a number, or there are several nodes and NODE_RANK
+            or MASTER_ADDR is not set.
     """
     recipe, trainer = config["recipe"], config["trainer"]
     if recipe["trainer"] == _PPO:
@@ -85,11 +92,18 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
 
 
 def shown_command(launch: RunPlan) -> str:
-    """Return the command that starts the trainer as a shell takes it; nothing is started."""
+    """Return the command that starts the trainer as text for a shell, without starting anything.
+
+    Args:
+        launch: The planned run.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+    """
     config = resolved(compose_launch(launch))
     trainer, words = trainer_command(config, only_prepare=True), launch.words()
     on_cpu = "VERL_PLATFORM=cpu " if _is_on_cpu(launch, config) else ""
-    begun = on_cpu + shlex.join([*trainer, *words[:4]])  # up to the configuration's name
+    begun = on_cpu + shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
     return " \\\n    ".join([begun, *map(shlex.quote, words[4:])])
 
 
@@ -105,14 +119,15 @@ def _environment(launch: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     environment = {"RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     if _is_on_cpu(launch, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
-        environment["RAY_ADDRESS"] = "local"  # never a cluster that is there
+        environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
     return environment
 
 
 def _prepare_data(launch: RunPlan, config: Mapping[str, Any], environment: Mapping[str, str]) -> int:
-    """Run the script that writes the rows; return its exit status.
+    """Run the script that writes the rows, and return its exit status.
 
-    Rows that are there are used as they are, unless they were made with other options.
+    Existing rows are used again, unless they were made with other options. A smoke run and a run with data of the
+    user's always write new rows.
     """
     recipe = config["recipe"]
     out = Path(recipe["out"])
@@ -134,9 +149,13 @@ def _prepare_data(launch: RunPlan, config: Mapping[str, Any], environment: Mappi
 
 
 def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the options of a recipe's own for its script that writes the rows.
+    """Return a recipe's own options for its script that writes the rows.
 
-    Example: `{"no-tool": True, "splits": ["a", "b"]}` gives `--no-tool --splits a b`.
+    Example: `{"no-tool": True, "splits": ["a", "b"]}` returns `["--no-tool", "--splits", "a", "b"]`.
+
+    Args:
+        recipe: The section `recipe` of the composed configuration. An option in its `prepare` that is None or False is
+            left out.
     """
     words: list[str] = []
     for key, value in recipe["prepare"].items():
@@ -148,9 +167,9 @@ def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def _begins_anew(launch: RunPlan, config: Mapping[str, Any]) -> bool:
-    """Return whether what an earlier run left is in the way.
+    """Return whether to delete the log, metrics and records of an earlier run in the same folder.
 
-    A run of minutes begins anew, unless it has a checkpoint from which verl resumes.
+    A run on a CPU takes minutes and starts from the beginning, unless it has a checkpoint from which verl resumes.
     """
     resumes = config["trainer"].get("resume_mode", "auto") != "disable"
     checkpoint = Path(config["recipe"]["out"]) / "checkpoints" / _CHECKPOINT
@@ -185,23 +204,24 @@ def _train(command: list[str], config: Mapping[str, Any], environment: dict[str,
     if start_up is not None:
         (out / "start_up.json").write_text(json.dumps({"started": started, "seconds": start_up.seconds}) + "\n")
     if start_up is not None and not metric_files(out):
-        print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))  # no file logger, no report
+        # Without verl's file logger there are no metrics to report.
+        print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
     return subprocess.run([_python(), recipe["report"], str(out)], env=environment, check=False).returncode
 
 
 def _records(config: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the conversations' records."""
+    """Return the folder of the conversations' records; None: the run writes none."""
     custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}
     folder = (custom.get("multiturn") or {}).get("record_dir")
     return None if folder is None else Path(folder)
 
 
 def _next_metrics(out: Path) -> Path:
-    """Return the file for this start's metrics.
+    """Return the file for the metrics of this start of the run.
 
-    verl's logger empties the file that it is given, and a resumed run keeps those of its earlier starts
-    (`observe/metric_files.py` reads all).
+    verl's logger empties its file at the start. So a resumed run gets a new file and keeps the files of its earlier
+    starts (`observe/metric_files.py` reads them all).
     """
     path, start = out / "metrics.jsonl", 1
     while path.is_file() and path.stat().st_size:

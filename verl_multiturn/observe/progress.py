@@ -1,8 +1,8 @@
-"""What a run shows while it lasts: the phases of its start-up, then a line for each step and each validation.
+"""The display of a run while it lasts: the phases of its start-up, then a line for each step and each validation.
 
     step  12  reward 0.913  calls/trajectory 0.98  11.2 s  finished 99 %, response_length 1 %  left 0:01:30
 
-All of it is read from the files that verl's trainer writes; nothing is asked of the trainer itself.
+All of it is read from the files that verl's trainer writes. The trainer itself is never asked.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from verl_multiturn.observe.start_up import StartUp
 
 REWARD = "critic/score/mean"
-"""verl's metric that every training step has, and a validation has not."""
+"""Name of verl's metric that every training step has and a validation does not have."""
 _STOP = "rollout/stop/"
 _VALIDATED = re.compile(r"val-core/(.*)/(acc|reward)/mean@\d+")
 _TOTAL = re.compile(r"Total training steps: (\d+)")
-# What verl's console logger writes of a step; it is shown where no file has the metrics.
+# The line of verl's console logger for a step. It is shown in a run whose metrics are in no file.
 _CONSOLE_STEP = re.compile(r"\bstep:\d+ - .*")
 _RECENT = 10
-"""Steps whose mean time says how long the others will take."""
+"""Number of latest steps whose mean time gives the estimate of the time left."""
 
 
 def follow(path: Path, begin: int = 0) -> Iterator[str]:
-    """Yield new whole lines of a growing file; whenever there is none, an empty string.
+    """Yield the lines of a growing file, and an empty string whenever there is no new complete line.
+
+    Empty lines of the file are left out. The iterator never ends.
 
     Args:
-        path: the file, which may not be there yet.
-        begin: bytes at its beginning that are left out.
+        path: The file. It need not exist yet.
+        begin: Number of bytes to skip at the beginning of the file.
     """
     position, rest = begin, b""
     while True:
@@ -52,24 +54,30 @@ def follow(path: Path, begin: int = 0) -> Iterator[str]:
 
 
 class StepLines:
-    """The lines that are shown of logged metrics."""
+    """The lines that show the logged metrics of a run.
+
+    Args:
+        total: Number of training steps of the whole run; None: not known yet.
+    """
 
     def __init__(self, total: int | None) -> None:
-        """Begin a run.
-
-        Args:
-            total: steps of the whole run; None until it is known.
-        """
         self.total = total
         self._seconds: list[float] = []
 
     def of(self, step: int, data: dict[str, Any]) -> list[str]:
-        """Return the lines for one entry of verl's file of metrics."""
+        """Return the lines for one entry of verl's file of metrics.
+
+        A training step gives one line, and a validation one line for each data set.
+
+        Args:
+            step: Number of the training step.
+            data: The metrics, by name.
+        """
         lines = [self._of_step(step, data)] if data.get(REWARD) is not None else []
         found = {
             match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None
         }
-        # A data set that has an accuracy is shown by it alone.
+        # Where a data set has an accuracy, its reward is not shown.
         accurate = {match[1] for match in found if match[2] == "acc"}
         shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
         for match, value in shown.items():
@@ -98,7 +106,18 @@ class StepLines:
 
 
 class Display:
-    """The display of one run."""
+    """The display of one run.
+
+    It reads the log from its present end on, and the metrics from their beginning.
+
+    Args:
+        log: File with the output of the trainer.
+        metrics: File of verl's file logger.
+        records: Folder of the conversations' records; None: the run writes none.
+        total: Number of training steps; None: it is read from the log.
+        console: Console for the output.
+        start_up: The run's start-up; None: a run without conversations.
+    """
 
     def __init__(
         self,
@@ -109,17 +128,7 @@ class Display:
         console: Console,
         start_up: StartUp | None,
     ) -> None:
-        """Begin at the end of the log, and at the beginning of the metrics.
-
-        Args:
-            log: what the trainer prints.
-            metrics: the file of verl's file logger.
-            records: the folder of the conversations' records; None without them.
-            total: training steps; None where the log has to tell.
-            console: where it is shown.
-            start_up: the run's start-up; None for a run without conversations.
-        """
-        # A start that resumes writes on in the log of the earlier ones.
+        # A resumed run appends to the log of its earlier starts.
         self._log = follow(log, log.stat().st_size if log.exists() else 0)
         self._metrics = follow(metrics)
         self._has_metrics = False
@@ -129,7 +138,11 @@ class Display:
         self._start_up = start_up
 
     def show_while(self, is_running: Callable[[], bool]) -> None:
-        """Show the run for as long as it lasts."""
+        """Show the run until it ends.
+
+        Args:
+            is_running: Function that tells whether the run still lasts.
+        """
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
             bar = progress.add_task(self._doing, total=self._lines.total)

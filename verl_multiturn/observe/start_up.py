@@ -1,11 +1,11 @@
-"""The start-up of a run: how long each phase takes until the first conversation, as the run's log and records tell."""
+"""The start-up of a run: the time of each phase until the first conversation ends, from the run's log and records."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-# Each phase, what the progress bar says of it, and the line of the trainer's log that ends it.
+# Each phase: its name, its text in the progress bar, and a part of the line in the trainer's log that ends it.
 _PHASES = (
     ("checks", "importing verl, checking the settings", "ray init kwargs"),
     ("ray", "starting Ray", "Started a local Ray"),
@@ -16,18 +16,16 @@ _PHASES = (
 
 
 class StartUp:
-    """The phases of a run before its first conversation is over.
+    """The phases of a run until its first conversation is over.
+
+    Args:
+        started: Time when the command was given, in seconds since the epoch.
 
     Attributes:
-        seconds: of each phase that is over.
+        seconds: Duration in seconds of each phase that is over, by name.
     """
 
     def __init__(self, started: float) -> None:
-        """Begin with the first phase.
-
-        Args:
-            started: when the command was given, in seconds of the epoch.
-        """
         self.seconds: dict[str, float] = {}
         self._since = started
 
@@ -38,22 +36,33 @@ class StartUp:
 
     @property
     def doing(self) -> str:
-        """Return what the run is doing, in words."""
+        """Return the text of the present phase; "training" after the last one."""
         return "training" if self.is_over else _PHASES[len(self.seconds)][1]
 
     def see(self, line: str) -> None:
-        """Take a line of the log into account; a line that is missing ends with the next that is there."""
+        """Read a line of the log, and end the phase that it belongs to.
+
+        All earlier phases end, too, since the line that should have ended them may be missing. The first of the phases
+        that end together gets their whole time, and the others get 0 seconds.
+
+        Args:
+            line: A line of the trainer's log.
+        """
         for index, (_, _, sign) in enumerate(_PHASES):
             if sign is not None and sign in line and index >= len(self.seconds):
                 self._end(index)
 
     def look_for_conversations(self, records: Path) -> None:
-        """End the last phase once a conversation's record is written, in a folder that may not be there yet."""
+        """End the last phase if the record of a conversation is written.
+
+        Args:
+            records: Folder of the conversations' records. It need not exist yet.
+        """
         if any(path.stat().st_size for path in records.glob("*.jsonl")):
             self.end()
 
     def end(self) -> None:
-        """End the last phase: a conversation is over."""
+        """End the last phase, because a conversation is over."""
         self._end(len(_PHASES) - 1)
 
     def _end(self, index: int) -> None:

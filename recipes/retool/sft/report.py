@@ -1,6 +1,6 @@
-"""Leave the model of the cold start where the recipe looks for it: `python recipes/retool/sft/report.py OUT_DIR`.
+"""Put the model of the cold start where the recipe looks for it: `python recipes/retool/sft/report.py OUT_DIR`.
 
-`OUT_DIR/model` becomes a link to the last checkpoint. The one line that is printed is a JSON object.
+`OUT_DIR/model` becomes a link to the last checkpoint. The script prints one line, a JSON object.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Make the link, and say where it is."""
+    """Make the link, and print its path."""
     out = Path(sys.argv[1])
     step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip()
     model = out / "model"
