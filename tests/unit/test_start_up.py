@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,21 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
     run = start_up.StartUp(started=10.0)
     run.see("INFO:actor and ref model engine initialized")
     assert run.seconds == {"checks": 20.0, "ray": 0.0, "fsdp": 0.0}
+
+
+def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path) -> None:
+    from verl_multiturn.launch.plan import plan_launch
+    from verl_multiturn.launch.processes import run_watched
+    from verl_multiturn.launch.run import _environment
+
+    plan = plan_launch("gsm8k_multiturn", smoke=True, out=tmp_path)
+    environment = _environment(plan, {"recipe": {"on_cpu": False}})
+    program = "import os, sys; print('first'); print('second', file=sys.stderr); print('third'); os._exit(3)"
+
+    def watch(is_running: Callable[[], bool]) -> None:
+        while is_running():
+            time.sleep(0.02)
+
+    log = tmp_path / "log"
+    assert run_watched([sys.executable, "-c", program], environment, log, watch) == 3
+    assert log.read_text().split() == ["first", "second", "third"]
