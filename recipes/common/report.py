@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.observe.progress import REWARD
 
 # Name in the report, and the metric whose mean over the run's steps is reported.
 _MEANS = {
-    "reward": "critic/score/mean",
+    "reward": REWARD,
     "response_tokens": "response_length/mean",
     "assistant_turns": "rollout/assistant_turns/mean",
     "calls_per_trajectory": "rollout/calls/per_trajectory/mean",
@@ -39,7 +40,7 @@ def report(out: Path) -> dict[str, Any]:
         out: Folder of the run.
     """
     entries = [entry["data"] for entry in read_metrics(out)]
-    steps = [entry for entry in entries if "critic/score/mean" in entry]
+    steps = [entry for entry in entries if REWARD in entry]
 
     def values(key: str) -> list[float]:
         return [entry[key] for entry in steps if key in entry]

@@ -19,11 +19,11 @@ from rich.table import Table
 
 from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.observe.progress import REWARD
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
 
-REWARD = "critic/score/mean"
 ACCURACY = "val-core/reasoning_gym/chain_sum/acc/mean@1"
 PROB_DIFF_MEAN = "training/rollout_probs_diff_mean"
 PROB_DIFF_MAX = "training/rollout_probs_diff_max"

@@ -38,11 +38,12 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
     assert run.seconds == {"checks": 20.0, "ray": 0.0, "fsdp": 0.0}
 
 
-def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path) -> None:
+def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.launch.plan import plan_launch
     from verl_multiturn.launch.processes import run_watched
     from verl_multiturn.launch.run import _environment
 
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     plan = plan_launch("gsm8k_multiturn", smoke=True, out=tmp_path)
     environment = _environment(plan, {"recipe": {"on_cpu": False}})
     program = "import os, sys; print('first'); print('second', file=sys.stderr); print('third'); os._exit(3)"

@@ -116,7 +116,7 @@ def _is_on_cpu(launch: RunPlan, config: Mapping[str, Any]) -> bool:
 
 
 def _environment(launch: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
-    # Unbuffered, so that the log has the lines of both streams in their order, and the last ones of a process that dies.
+    # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     if _is_on_cpu(launch, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
