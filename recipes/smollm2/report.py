@@ -25,11 +25,10 @@ from rich.table import Table
 
 from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.observe.progress import REWARD
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
-
-REWARD = "critic/score/mean"
 
 
 @dataclass(frozen=True)
