@@ -18,256 +18,27 @@ JSON object.
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
-import hashlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.mutant_draw import ROOT, Mutant, draw, state_of, tests_of
+
 EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
+
+
 OUT = ROOT / "outputs" / "mutants"
-
-UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
-PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
-# Modules, and the tests that cover each of them, the most sensitive tests first.
-COVERED: dict[str, list[str]] = {
-    "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
-    "rollout/limits": [f"{UNIT}unseen_faults", f"{UNIT}clipping", f"{UNIT}conversation_ends"],
-    "rollout/marker": [f"{UNIT}below_receipts", f"{UNIT}tir"],
-    "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
-    "certificate/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
-    "rollout/scripted": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}images"],
-    "rollout/tool_reward": [f"{UNIT}metrics"],
-    "rollout/trajectory": [f"{UNIT}trajectory", f"{UNIT}conversation", f"{UNIT}receipts"],
-    "rollout/void_turns": [f"{UNIT}void_turns"],
-    "certificate/check": [f"{UNIT}certificate", f"{UNIT}void_turns", f"{UNIT}images"],
-    "chat/parsing/formats": PARSING,
-    "chat/parsing/call_json": PARSING,
-    "chat/parsing/harmony": PARSING,
-    "chat/parsing/arguments": PARSING,
-    "chat/parsing/gemma": PARSING,
-    "chat/parsing/json_calls": PARSING,
-    "chat/parsing/llama": PARSING,
-    "chat/parsing/pythonic": PARSING,
-    "chat/parsing/reasoning": PARSING,
-    "chat/parsing/tags": PARSING,
-    "chat/parsing/text_parser": [*PARSING, f"{UNIT}conversation"],
-    "chat/parsing/turns": [*PARSING, f"{UNIT}conversation"],
-    "chat/tir": [f"{UNIT}tir"],
-    "verl_bridge/agent_loop": [
-        f"{STACK}agent_loop",
-        f"{STACK}tir",
-        f"{STACK}metrics",
-        f"{STACK}certificate",
-        f"{STACK}vision",
-    ],
-    "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
-    "verl_bridge/chat_setup": [
-        f"{STACK}codec",
-        f"{STACK}agent_loop",
-        f"{STACK}families",
-        f"{STACK}vision",
-        "tests/properties/test_shown_schemas",
-    ],
-    "verl_bridge/verl_engine": [f"{UNIT}below_receipts", f"{STACK}agent_loop"],
-    "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
-    "verl_bridge/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
-    "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc"],
-    "verl_bridge/trainer/otc": [f"{STACK}otc"],
-    "verl_bridge/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
-    "verl_bridge/startup/configuration": [
-        f"{STACK}refusals",
-        f"{STACK}tir::test_what_the_start_up_check_says",
-        f"{STACK}tir::test_a_template_without_a_place_for_tools",
-        f"{STACK}otc::test_settings_that_cannot_work",
-        f"{STACK}metrics::test_settings_that_cannot_work",
-        f"{STACK}certificate::test_cached_rollouts_are_refused_where_they_would_be_verified",
-        f"{STACK}vision_setup::test_the_engine_resizes_as_the_trainer_does",
-    ],
-    "verl_bridge/startup/ray_cpus": [f"{STACK}refusals"],
-    "verl_bridge/spmd": [f"{STACK}spmd"],
-    "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
-    "verl_bridge/startup/scores": [f"{STACK}metrics", f"{STACK}otc"],
-    "verl_bridge/slots": [f"{STACK}slots"],
-    "verl_bridge/trainer/trainers": [f"{STACK}otc", f"{STACK}invalid"],
-    "verl_bridge/trainer/updates": [f"{STACK}invalid"],
-    "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
-}
-# Changes that make no difference to Python, or that only a test of the exact number could see.
-_NO_CHANGE = ("_Is", "_IsNot", "Is_Eq", "IsNot_NotEq", "Annotation", "VariableReplacer", "VariableInserter")
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A module with one change."""
-
-    module: str
-    """Path of the module in the repository."""
-    line: int
-    what: str
-    before: str
-    """Lines that the change removes."""
-    after: str
-    """Lines that the change adds."""
-    source: str
-    """Source of the whole module with the change."""
-    name: str
-
-
-# The place in the source, the name of the change, and a function that returns the changed source (it takes a while).
-Change = tuple[tuple[int, int], str, Callable[[], str]]
-
-
-def changes(source: str) -> Iterator[Change]:
-    """Yield all changes that can be made to a module."""
-    lines = source.splitlines(keepends=True)
-    tree = ast.parse(source)
-    skipped = _annotations(tree)
-    yield from _left_out(tree, lines)
-    from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator, operator_names
-
-    parsed = get_ast(source)
-    for name in sorted(operator_names()):
-        if name.endswith(_NO_CHANGE):
-            continue
-        operator = get_operator(name)()
-        places = [place for node in ast_nodes(parsed) for place in operator.mutation_positions(node)]
-        for occurrence, (start, _) in enumerate(places):
-            if not any(begin <= start < end for begin, end in skipped):
-                yield start, name.removeprefix("core/"), partial(mutate_code, source, operator, occurrence)
-
-
-def _annotations(tree: ast.AST) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the spans of type annotations, which nothing evaluates."""
-    nodes = []
-    for node in ast.walk(tree):
-        nodes += [getattr(node, name, None) for name in ("annotation", "returns")]
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.targets[0], ast.Name):
-            nodes.append(node.value if node.targets[0].id[0].isupper() else None)  # an alias of types
-    return [
-        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
-        for node in nodes
-        if isinstance(node, ast.expr)
-    ]
-
-
-def _left_out(tree: ast.AST, lines: list[str]) -> Iterator[Change]:
-    """Yield the changes that leave out a statement or a keyword argument."""
-    for node in ast.walk(tree):
-        plain = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Return | ast.If)
-        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if plain and not docstring:
-            yield (node.lineno, node.col_offset), "StatementLeftOut", partial(_replaced, lines, node, "pass")
-        for keyword in node.keywords if isinstance(node, ast.Call) else []:
-            if keyword.arg:
-                # `**{}` can stand where any argument can.
-                left_out = partial(_replaced, lines, keyword, "**{}")
-                yield (keyword.lineno, keyword.col_offset), "ArgumentLeftOut", left_out
-
-
-def _replaced(lines: list[str], node: Any, text: str) -> str:
-    first, last = node.lineno - 1, node.end_lineno - 1
-    # The columns of `ast` count bytes.
-    before = lines[first].encode()[: node.col_offset].decode()
-    after = lines[last].encode()[node.end_col_offset :].decode()
-    return "".join([*lines[:first], before + text + after, *lines[last + 1 :]])
-
-
-def draw(count: int, seed: int) -> list[Mutant]:
-    """Draw mutants from the places of all modules, at most one mutant per place.
-
-    A place is identified by its function, the text of its line and its column. So neither a change elsewhere in the
-    code nor a move of the function to another module changes which mutants are drawn.
-
-    Args:
-        count: The most mutants to draw.
-        seed: Seed of the draw.
-    """
-    drawn, met = [], Counter[str]()
-    for name in COVERED:
-        module = f"verl_multiturn/{name}.py"
-        source = (ROOT / module).read_text(encoding="utf-8")
-        lines, function_at = source.splitlines(), _functions(source)
-        places: dict[tuple[int, int], list[Change]] = defaultdict(list)
-        for change in changes(source):
-            places[change[0]].append(change)
-        for (line, column), here in sorted(places.items()):
-            text = f"{seed} {function_at.get(line, '')} {lines[line - 1].strip()} {column}"
-            met[text] += 1
-            lot = hashlib.sha1(f"{text} {met[text]}".encode()).hexdigest()
-            drawn.append((lot, module, here))
-    drawn.sort(key=lambda each: each[0])
-    return [_mutant(module, random.Random(lot).choice(here), lot[:8]) for lot, module, here in drawn[:count]]
-
-
-def _functions(source: str) -> dict[int, str]:
-    """Return the name of the innermost function or class around each line of a module; other lines have no entry."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef)
-    ]
-    nodes.sort(key=lambda node: node.lineno)
-    return {line: node.name for node in nodes for line in range(node.lineno, (node.end_lineno or 0) + 1)}
-
-
-def _mutant(module: str, change: Change, lot: str) -> Mutant:
-    (line, _), what, make = change
-    mutated = make()
-    lines = difflib.ndiff((ROOT / module).read_text(encoding="utf-8").splitlines(), mutated.splitlines())
-    marked = [(text[:2], text[2:].strip()) for text in lines]
-    before, after = ("\n".join(text for mark, text in marked if mark == sign) for sign in ("- ", "+ "))
-    return Mutant(module, line, what, before, after, mutated, f"{what} {lot}")
-
-
-def tests_of(mutant: Mutant) -> list[str]:
-    """Return the test files, or single tests, that cover a mutant's module, the most sensitive first."""
-    name = mutant.module.removeprefix("verl_multiturn/").removesuffix(".py")
-    return [f"{path}.py{colons}{test}" for path, colons, test in (each.partition("::") for each in COVERED[name])]
-
-
-def state_of(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
-    """Return a digest of the definition that the mutant changes, and one of the tests that cover its module."""
-    definition = definition_at((root / mutant.module).read_text(encoding="utf-8"), mutant.line)
-    files = dict.fromkeys(test.partition("::")[0] for test in tests_of(mutant))
-    tests = b"".join((root / path).read_bytes() for path in files)
-    return hashlib.sha1(definition.encode()).hexdigest(), hashlib.sha1(tests).hexdigest()
-
-
-def definition_at(source: str, line: int) -> str:
-    """Return the top-level function, class or statement around a line, without its docstrings and comments."""
-    for node in ast.parse(source).body:
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-        if first <= line <= (node.end_lineno or 0):
-            for inner in ast.walk(node):
-                if isinstance(body := getattr(inner, "body", None), list):
-                    inner.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-            return ast.dump(node)
-    raise ValueError(f"there is nothing at line {line}")
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def run_tests(tree: Path, tests: Sequence[str], log: Path, limit_s: float) -> str:
