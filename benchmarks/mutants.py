@@ -1,4 +1,4 @@
-"""Which faults of the code do the tests miss? Mutants of the code that handles tokens, masks, arguments and rewards.
+"""Find faults that the tests miss: mutants of the code that handles tokens, masks, arguments and rewards.
 
     pip install cosmic-ray==8.7.0        # beside the environment's packages; nothing else needs it
     python -m benchmarks.mutants [--count 300] [--seed 0] [--only rollout] [--minutes 45]

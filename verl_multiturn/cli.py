@@ -43,7 +43,7 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Look at what a GPU needs, and train a tiny model on it for two steps.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Where --gpu writes its run.")] = Path("outputs/doctor"),
+    out: Annotated[Path, typer.Option(help="Folder for the run of --gpu.")] = Path("outputs/doctor"),
 ) -> None:
     """Show which versions and which platform are here, what is missing and what to do about it.
 
@@ -148,11 +148,13 @@ def check_tools(
     target: Annotated[str, typer.Argument(help="A class or function as package.module.name, or a tool YAML.")],
     config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
     tool_config: Annotated[Path | None, typer.Option(help="The YAML whose entry of that class is taken.")] = None,
-    name: Annotated[str | None, typer.Option("--tool", help="Of a YAML's tools, only the one of this name.")] = None,
-    arguments: Annotated[str | None, typer.Option(help="Of an example call, as JSON; else they are guessed.")] = None,
-    create_kwargs: Annotated[str | None, typer.Option(help="As a data row gives them, as JSON.")] = None,
-    execute_kwargs: Annotated[str | None, typer.Option(help="As a data row gives them, as JSON.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="After which a call counts as hanging.")] = 10.0,
+    name: Annotated[str | None, typer.Option("--tool", help="Only the tool of this name, of a YAML's tools.")] = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="Arguments of an example call, as JSON; else they are guessed.")
+    ] = None,
+    create_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    execute_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call counts as hanging.")] = 10.0,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
 
@@ -188,13 +190,18 @@ def _json(text: str | None) -> Any:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="As `recipe list` shows it, or the path of a recipe's folder.")],
+    recipe: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Hydra's: key=value, +key=value, ++key=value, ~key; they come last.")
+        list[str] | None,
+        typer.Argument(help="Hydra's overrides: key=value, +key=value, ++key=value, ~key; they come last."),
     ] = None,
-    variants: Annotated[list[str] | None, typer.Option("--variant", help="Of `variant/*.yaml`; repeatable.")] = None,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model and made data, on a CPU, in minutes.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of the data's order, the mini-batches and the sampling.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data's order, the mini-batches and the sampling.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps (trainer.total_training_steps).")] = None,
     data: Annotated[
         str | None, typer.Option(help="A local file or a hub name in the place of the recipe's own data.")
@@ -246,7 +253,7 @@ def list_them() -> None:
 
 @recipes_app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="As `recipe list` shows it.")],
+    name: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it.")],
     folder: Annotated[Path, typer.Argument(help="Where recipes/NAME is made, with what it needs.")],
 ) -> None:
     """Copy a recipe into a folder of yours, to run and to change."""

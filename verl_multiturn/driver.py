@@ -1,4 +1,4 @@
-"""What kind of process this is."""
+"""Tell what kind of process this is."""
 
 from __future__ import annotations
 

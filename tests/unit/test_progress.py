@@ -1,4 +1,4 @@
-"""What a run shows while it lasts."""
+"""The display of a run while it lasts."""
 
 from __future__ import annotations
 

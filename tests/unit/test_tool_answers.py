@@ -1,4 +1,4 @@
-"""What a session makes of a tool's answers, rewards, metrics and errors."""
+"""A session's handling of a tool's answers, rewards, metrics and errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What proves each trained token: receipts, the check of a batch, records."""
+"""The proof of each trained token: receipts, the check of a batch, records."""

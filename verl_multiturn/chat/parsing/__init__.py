@@ -1,1 +1,1 @@
-"""What the model wrote, as text and tool calls."""
+"""Parsers that read what the model wrote: text, reasoning and tool calls."""

@@ -1,1 +1,1 @@
-"""What is added to verl's trainers."""
+"""The additions to verl's trainers."""
