@@ -36,8 +36,10 @@ from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop, build_runner
-from verl_multiturn.verl_bridge.trainer import verify as certificate
+from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+from verl_multiturn.verl_bridge.runner import build_runner
+from verl_multiturn.verl_bridge.trainer import batch
+from verl_multiturn.verl_bridge.trainer.verify import PREFIX, BatchVerifier
 
 FAMILIES = ("quickstart", "qwen3", "llama3.1")
 # Settings of `actor_rollout_ref.rollout`, each laid over roomy defaults.
@@ -238,29 +240,11 @@ class _Queue:
         return list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows])
 
 
-class _Trainer:
-    """The part of verl's trainer that the certificate needs."""
-
-    use_critic = False
-    global_steps = local_trigger_step = 0
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None: ...
-
-
-class _Certified(certificate.CertificateMixin, _Trainer):
-    mode = "sync"
-
-
-def make_trainer() -> Any:
-    """Make a trainer that verifies every row and trains nothing."""
+def make_verifier() -> BatchVerifier:
+    """Make a trainer's verifier, which verifies every row."""
     rollout = {"agent": {"default_agent_loop": "multiturn_agent", "agent_loop_config_path": None}, "custom": {}}
-    config = {"data": {}, "trainer": {"v1": {"trainer_mode": "sync"}}, "algorithm": {}}
-    trainer = _Certified(OmegaConf.create({**config, "actor_rollout_ref": {"rollout": rollout}}))
-    trainer.step({}, {})
-    return trainer
+    config = {"data": {}, "algorithm": {}, "actor_rollout_ref": {"rollout": rollout}}
+    return BatchVerifier(OmegaConf.create(config), use_critic=False)
 
 
 def padding_of(rolled: Rolled, eos_token_id: int = 0) -> Rolled:
@@ -282,30 +266,31 @@ def false_alarms(rolled: Sequence[Rolled]) -> tuple[list[str], int]:
     for each in rolled:
         violations = verify_record(each.record).violations
         alarms += [f"record of {each.situation}: {violations[0]}"] if violations else []
-    queue, trainer, padding = _Queue(), make_trainer(), 0
-    with patch.object(certificate, "transfer_queue", queue):
+    queue, verifier, padding = _Queue(), make_verifier(), 0
+    with patch.object(batch, "transfer_queue", queue):
         for start in range(0, len(rolled), PER_BATCH):
             rows = [*rolled[start : start + PER_BATCH], padding_of(rolled[start])]
             padding += 1
             queue.rows = {each.key: each.fields for each in rows}
             try:
-                _certify(trainer, rows)
+                _certify(verifier, rows)
             except CertificateError as error:
-                alone = [text for each in rows if (text := _alarm(trainer, each))]
+                alone = [text for each in rows if (text := _alarm(verifier, each))]
                 alarms += alone or [f"batch at row {start}: {error}"]
-    tally = trainer._tally
+    tally = {name.removeprefix(PREFIX): value for name, value in verifier.metrics().items()}
     if tally["unverified"] or tally["rows"] < len(rolled) + padding:
         alarms.append(f"{tally['rows']} of {len(rolled) + padding} rows were verified")
     return alarms, padding
 
 
-def _certify(trainer: Any, rows: Sequence[Rolled]) -> None:
-    trainer._certify(SimpleNamespace(keys=[r.key for r in rows], tags=[r.tag for r in rows], partition_id="train"))
+def _certify(verifier: BatchVerifier, rows: Sequence[Rolled]) -> None:
+    sampled = SimpleNamespace(keys=[r.key for r in rows], tags=[r.tag for r in rows], partition_id="train")
+    verifier.verify(sampled, 0, 0)
 
 
-def _alarm(trainer: Any, row: Rolled) -> str:
+def _alarm(verifier: BatchVerifier, row: Rolled) -> str:
     try:
-        _certify(trainer, [row])
+        _certify(verifier, [row])
     except CertificateError as error:
         return f"row of {row.situation}: {error}"
     return ""

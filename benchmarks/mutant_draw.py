@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
 UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
-
-
 PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
-
 
 # Modules, and the tests that cover each of them, the most sensitive tests first.
 COVERED: dict[str, list[str]] = {
@@ -47,13 +42,23 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/text_parser": [*PARSING, f"{UNIT}conversation"],
     "chat/parsing/turns": [*PARSING, f"{UNIT}conversation"],
     "chat/tir": [f"{UNIT}tir"],
-    "verl_bridge/agent_loop": [
+    "verl_bridge/agent_loop": [f"{STACK}agent_loop"],
+    "verl_bridge/output": [
         f"{STACK}agent_loop",
         f"{STACK}tir",
         f"{STACK}metrics",
         f"{STACK}certificate",
         f"{STACK}vision",
     ],
+    "verl_bridge/runner": [
+        f"{STACK}agent_loop",
+        f"{STACK}tir",
+        f"{STACK}metrics",
+        f"{STACK}certificate",
+        f"{STACK}vision",
+    ],
+    "verl_bridge/trainer/batch": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
     "verl_bridge/chat_setup": [
         f"{STACK}codec",
@@ -82,7 +87,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
     "verl_bridge/startup/scores": [f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/slots": [f"{STACK}slots"],
-    "verl_bridge/trainer/trainers": [f"{STACK}otc", f"{STACK}invalid"],
+    "verl_bridge/trainer/trainers": [f"{STACK}invalid"],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
     "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
 }

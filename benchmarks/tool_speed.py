@@ -41,7 +41,7 @@ from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSche
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
-from verl_multiturn.verl_bridge.agent_loop import build_runner
+from verl_multiturn.verl_bridge.runner import build_runner
 
 CALLS = 5000
 IN_FLIGHT = 512

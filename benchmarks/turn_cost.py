@@ -32,7 +32,7 @@ from verl.tools.schemas import ToolResponse as VerlToolResponse
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSchema
-from verl_multiturn.verl_bridge.agent_loop import build_runner
+from verl_multiturn.verl_bridge.runner import build_runner
 
 MODEL = Path(__file__).resolve().parents[1] / "recipes" / "quickstart" / "model"
 AT = (8, 64, 512)

@@ -104,7 +104,7 @@ async def roll_out(recipe: str, config: Any, rows: Sequence[dict[str, Any]], tok
         SystemExit: A conversation does not end as it should, or a tool call in it fails.
     """
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     said = {f"{recipe} {i}": row["extra_info"]["demonstration"] for i, row in enumerate(rows)}
 

@@ -17,7 +17,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 
 from verl_multiturn import BaseTool, CertificateError, EngineError, ScriptedEngine, ToolResponse
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.verl_bridge import agent_loop
+from verl_multiturn.verl_bridge import runner
 from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,14 +97,14 @@ def main(out: Path) -> None:
     (out / f"replaced{rank}.txt").write_text(str(sorted(rollout.generate_sequences(prompts).batch.keys())))
 
     # A batch that differs from what the engine returned must end both ranks, too.
-    to_output = agent_loop.to_output
+    to_output = runner.to_output
 
     def spoiled(*args: Any, **kwargs: Any) -> Any:
         output = to_output(*args, **kwargs)
         output.response_mask[0] = 0
         return output
 
-    agent_loop.to_output = spoiled
+    runner.to_output = spoiled
     try:
         rollout.generate_sequences(prompts)
     except CertificateError as error:

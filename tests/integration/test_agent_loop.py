@@ -55,7 +55,7 @@ async def test_the_engine_behind_verls_client() -> None:
 def runner(engine: Any, tool_format: str = "hermes", tokenizer: Any = None, model_type: str = "qwen2") -> Any:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": 5,
@@ -88,7 +88,7 @@ class Versions:
 async def test_the_output_that_verl_gets() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.agent_loop import to_output
+    from verl_multiturn.verl_bridge.output import to_output
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
@@ -104,7 +104,7 @@ async def test_the_output_that_verl_gets() -> None:
     ]  # fmt: skip
     request = await made.request({"raw_prompt": few_shots}, {}, "r1")
     outcome, _ = await made.run(request)
-    output = to_output(outcome, made, step=9)
+    output = to_output(outcome, made.output_settings, step=9)
     fields = output.extra_fields
     assert fields["assistant_texts"] == ["", "2"]
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (4, 5)
@@ -122,12 +122,12 @@ async def test_the_output_that_verl_gets() -> None:
 async def test_one_without_a_response() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.agent_loop import to_output
+    from verl_multiturn.verl_bridge.output import to_output
 
     made = runner(Versions([]))
     request = await made.request({"raw_prompt": [{"role": "user", "content": "long " * 2000}]}, {}, "r1")
     outcome, _ = await made.run(request)
-    output = to_output(outcome, made, step=9)
+    output = to_output(outcome, made.output_settings, step=9)
     pad = AutoTokenizer.from_pretrained(MODEL).pad_token_id
     assert (output.response_ids, output.response_mask, output.response_logprobs) == ([pad], [0], [0.0])
     assert (len(output.prompt_ids), output.extra_fields["min_global_steps"]) == (600, 9)
@@ -153,7 +153,7 @@ def test_every_limit_of_the_configuration_is_the_conversations() -> None:
     from transformers import AutoTokenizer
 
     from verl_multiturn import Limits, ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": 5,

@@ -3,113 +3,33 @@
 import dataclasses
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.integration.trainer_rows import CALL, Store, make_output, put_in_place
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
-
-
-def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
-    """Return the output of our agent loop for a conversation with a scripted engine."""
-    import asyncio
-
-    from omegaconf import OmegaConf
-    from transformers import AutoTokenizer
-
-    from benchmarks.turn_cost import make_config
-    from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop, build_runner
-
-    config = make_config(500)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
-    rollout = config.actor_rollout_ref.rollout
-    OmegaConf.update(rollout, "multi_turn.tool_config_path", str(ROOT / "tool_configs" / "calculator.yaml"))
-    engine = ScriptedEngine([tokenizer.encode(turn) for turn in turns], version=3)
-    loop = object.__new__(MultiTurnAgentLoop)
-    loop._runner = build_runner(rollout, tokenizer, engine, "qwen2", {})
-    row = {"raw_prompt": [{"role": "user", "content": "1+1"}], "uid": uid, "session_id": session_id, "global_steps": 4}
-    return asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, **row))
-
-
-class Store:
-    """TransferQueue within this process; it leaves out a column that one of the requested rows lacks."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.tags: dict[str, dict[str, Any]] = {}
-        self.calls = 0
-
-    def add(self, uid: str, session_id: int, output: Any) -> dict[str, Any]:
-        """Write a row as `AgentLoopWorkerTQ` does."""
-        import torch
-
-        fields: dict[str, Any] = output.as_dict()
-        fields.update(uid=uid, session_id=session_id, loss_mask=fields["response_mask"])
-        fields["input_ids"] = torch.cat([fields["prompts"], fields["responses"]])
-        fields["position_ids"] = torch.arange(len(fields["input_ids"]))
-        fields["advantages"] = fields["response_mask"].float()
-        fields["old_log_probs"] = fields["rollout_log_probs"].clone()
-        key = f"{uid}_{session_id}_0"
-        self.rows[key] = fields
-        tags = ("min_global_steps", "max_global_steps")
-        self.tags[key] = {name: fields["extra_fields"].get(name) for name in tags}
-        return fields
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-        self.calls += 1
-        rows = [self.rows[key] for key in keys]
-        names = [name for name in select_fields if all(name in row for row in rows)]
-        return list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows])
-
-    def batch(self) -> Any:
-        return SimpleNamespace(keys=list(self.rows), tags=list(self.tags.values()), partition_id="train")
-
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    from verl_multiturn.verl_bridge.trainer import verify as certificate
-
     store = Store()
-    monkeypatch.setattr(certificate, "transfer_queue", store)
+    put_in_place(store, monkeypatch)
     for session, turns in enumerate([["2<|im_end|>"], [CALL, "2<|im_end|>"], [CALL, CALL, "2<|im_end|>"], []]):
         store.add("u", session, make_output("u", session, turns))
     return store
 
 
-def make_trainer(
-    share: float = 1.0, critic: bool = False, data: dict[str, Any] | None = None, **rollout_correction: Any
+def make_verifier(
+    share: float = 1.0, critic: bool = False, data: dict[str, Any] | None = None, void: bool = False, **correction: Any
 ) -> Any:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.trainer.verify import CertificateMixin
-
-    class Base:
-        def __init__(self, config: Any) -> None:
-            self.config = config
-            self.use_critic = critic
-            self.global_steps, self.local_trigger_step = 4, 0
-
-        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-            for batch in self.batches:
-                self._compute_advantage(batch, metrics)
-
-        def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            return batch
-
-    class Trainer(CertificateMixin, Base):
-        mode = "sync"
-        batches: list[Any]
+    from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
 
     settings = {
         "custom": {"multiturn": {"certificate_share": share}},
@@ -117,25 +37,23 @@ def make_trainer(
     }
     config = {
         "data": data or {},
-        "trainer": {"v1": {"trainer_mode": "multiturn_sync"}},
         "actor_rollout_ref": {"rollout": settings},
-        "algorithm": {"rollout_correction": rollout_correction},
+        "algorithm": {"rollout_correction": correction},
     }
-    return Trainer(OmegaConf.create(config))
+    return BatchVerifier(OmegaConf.create(config), critic, void)
 
 
-def step(trainer: Any, *batches: Any) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    trainer.batches = list(batches)
-    trainer.step(metrics, {})
-    return {name.removeprefix("rollout/certificate/"): value for name, value in metrics.items()}
+def step(verifier: Any, *batches: Any) -> dict[str, Any]:
+    verifier.begin_step()
+    for update, batch in enumerate(batches):
+        verifier.verify(batch, 4, update)
+    return {name.removeprefix("rollout/certificate/"): value for name, value in verifier.metrics().items()}
 
 
 def test_an_honest_batch(store: Store) -> None:
-    trainer = make_trainer()
-    assert trainer.config.trainer.v1.trainer_mode == "sync"
+    verifier = make_verifier()
     started = time.perf_counter()
-    metrics = step(trainer, store.batch())
+    metrics = step(verifier, store.batch())
     elapsed = time.perf_counter() - started
     seconds = metrics.pop("seconds")
     tokens = sum(int(row["response_mask"].sum()) for row in store.rows.values())
@@ -143,7 +61,7 @@ def test_an_honest_batch(store: Store) -> None:
     assert metrics == {"rows": 4, "tokens": tokens, "unsampled": 1, "violations": 0, "unverified": 0}
     assert 0 < seconds <= elapsed
     # The metrics are sums over the updates of a step.
-    assert step(trainer, store.batch(), store.batch())["rows"] == 8
+    assert step(verifier, store.batch(), store.batch())["rows"] == 8
 
 
 def test_a_corrupted_batch_ends_the_run(store: Store) -> None:
@@ -154,7 +72,7 @@ def test_a_corrupted_batch_ends_the_run(store: Store) -> None:
     row["rollout_log_probs"][2] = -0.25
     place = rf"request \w+ \(row u_1_0\), turn 0, token {token}: logp"
     with pytest.raises(CertificateError, match=rf"step 4: .*1 violations in 4 rows.*\n  {place}"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
 
 
 def test_only_rows_with_void_turns_may_be_masked_for_them(store: Store) -> None:
@@ -162,14 +80,13 @@ def test_only_rows_with_void_turns_may_be_masked_for_them(store: Store) -> None:
 
     from verl_multiturn import CertificateError
 
-    trainer = make_trainer()
-    trainer.filters_void_rows = True
-    assert step(trainer, store.batch())["violations"] == 0
+    verifier = make_verifier(void=True)
+    assert step(verifier, store.batch())["violations"] == 0
     row = store.rows["u_1_0"]
     nothing = torch.zeros_like(row["response_mask"])
     row.update(response_mask=nothing, loss_mask=nothing)
     with pytest.raises(CertificateError, match=r"row u_1_0\W.*mask"):
-        step(trainer, store.batch())
+        step(verifier, store.batch())
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4])
@@ -180,7 +97,7 @@ def test_as_many_violations_are_told_as_can_be_read(store: Store, rows: int) -> 
         for name in ("advantages", "old_log_probs"):
             row[name] = row[name] * float("nan")
     with pytest.raises(CertificateError, match=rf"\({2 * rows} violations in 4 rows\)") as raised:
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
     told = str(raised.value).splitlines()[1:]
     assert len([line for line in told if line.startswith("  request")]) == min(2 * rows, 5)
     assert told[5:] == ([f"  and {2 * rows - 5} more"] if rows > 2 else [])
@@ -191,7 +108,7 @@ def test_swapped_rows_end_the_run(store: Store) -> None:
 
     store.rows["u_1_0"], store.rows["u_2_0"] = store.rows["u_2_0"], store.rows["u_1_0"]
     with pytest.raises(CertificateError, match=r"called 'u_1_0', the receipts are of 'u_2_0'"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
 
 
 # The data names the loop of each row, and the check does not read the data: some rows may be of another loop.
@@ -207,10 +124,10 @@ def test_a_row_of_ours_without_receipts_ends_the_run(store: Store, data: dict[st
 
     column = store.rows["u_1_0"].pop(lost)
     with pytest.raises(CertificateError, match=rf"1 violations in 4 rows.*\n  request of row u_1_0: .*without {lost}$"):
-        step(make_trainer(data=data), store.batch())
+        step(make_verifier(data=data), store.batch())
     store.rows["u_1_0"][lost] = torch.zeros(9, dtype=column.dtype)
     with pytest.raises(CertificateError, match=r"row u_1_0\W.*(9 bytes that are no receipts|shape \[9\])"):
-        step(make_trainer(data=data), store.batch())
+        step(make_verifier(data=data), store.batch())
 
 
 def lose(store: Store, *keys: str) -> None:
@@ -234,12 +151,12 @@ def test_rows_of_other_loops_are_counted_where_there_may_be_some(store: Store, t
     pd.DataFrame([{**row, "agent_name": names[0]}]).to_parquet(tmp_path / "ours.parquet")
     for data in (MIXED, {"train_files": str(tmp_path / "both.parquet")}):
         before = store.calls
-        metrics = step(make_trainer(data=data), store.batch())
+        metrics = step(make_verifier(data=data), store.batch())
         assert (metrics["rows"], metrics["unverified"]) == (3, 1)
         assert store.calls - before == 3  # the same for any number of rows
     for data in ({}, {"train_files": str(tmp_path / "ours.parquet"), "val_files": str(tmp_path / "both.parquet")}):
         with pytest.raises(CertificateError, match="row u_1_0: it came without rollout_log_probs and rollout_versions"):
-            step(make_trainer(data=data), store.batch())
+            step(make_verifier(data=data), store.batch())
 
 
 def test_receipts_that_every_row_has_lost_end_the_run(store: Store) -> None:
@@ -247,8 +164,8 @@ def test_receipts_that_every_row_has_lost_end_the_run(store: Store) -> None:
 
     lose(store, *store.rows)
     with pytest.raises(CertificateError, match="4 violations in 4 rows"):
-        step(make_trainer(), store.batch())
-    assert step(make_trainer(data=MIXED), store.batch())["unverified"] == 4
+        step(make_verifier(), store.batch())
+    assert step(make_verifier(data=MIXED), store.batch())["unverified"] == 4
 
 
 def test_a_row_twice_in_the_batch_ends_the_run(store: Store) -> None:
@@ -258,10 +175,10 @@ def test_a_row_twice_in_the_batch_ends_the_run(store: Store) -> None:
     batch.keys.append("u_1_0")
     batch.tags.append(store.tags["u_1_0"])
     with pytest.raises(CertificateError, match="row u_1_0: it is 2 times in the batch"):
-        step(make_trainer(share=0.1), batch)
+        step(make_verifier(share=0.1), batch)
     store.rows["u_1_1"], store.tags["u_1_1"] = store.rows["u_1_0"], store.tags["u_1_0"]
     with pytest.raises(CertificateError, match=r"row u_1_1.*: the row is called 'u_1_1', the receipts are of 'u_1_0'"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
 
 
 def renamed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -281,10 +198,10 @@ def test_one_conversation_under_two_names_ends_the_run(store: Store) -> None:
     with pytest.raises(
         CertificateError, match=r"1 violations in 5 rows.*\n  request \w+: it is in the batch as 'u_1_0'"
     ):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
     # A request of its own with the same words is no violation: two short answers may well be equal.
     store.rows["u_7_0"] = renamed(store.rows["u_1_0"], session_id=7, request_id="another")
-    assert step(make_trainer(), store.batch())["rows"] == 5
+    assert step(make_verifier(), store.batch())["rows"] == 5
 
 
 def test_receipts_that_were_lost_are_no_conversation_without_a_generation(store: Store) -> None:
@@ -296,9 +213,9 @@ def test_receipts_that_were_lost_are_no_conversation_without_a_generation(store:
     row["rollout_versions"] = row["rollout_versions"] * 0 - 1
     store.rows["u_1_0"] = row
     with pytest.raises(CertificateError, match=r"row u_1_0\)?: its receipts hold no generation"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
     store.rows["u_1_0"] = renamed(row, invalid=True)
-    assert step(make_trainer(), store.batch())["unsampled"] == 2
+    assert step(make_verifier(), store.batch())["unsampled"] == 2
 
 
 @pytest.mark.parametrize(
@@ -310,10 +227,10 @@ def test_numbers_that_cannot_be_end_the_run(store: Store, name: str, value: floa
 
     for row in store.rows.values():
         row[name] = -row["rollout_log_probs"] if "weights" in name else row["rollout_log_probs"].clone()
-    assert step(make_trainer(), store.batch())["violations"] == 0
+    assert step(make_verifier(), store.batch())["violations"] == 0
     store.rows["u_1_0"][name][0] = value
     with pytest.raises(CertificateError, match=rf"row u_1_0.*turn 0.*{name} is .*, expected a finite number from"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
 
 
 def test_verls_padding_rows(store: Store) -> None:
@@ -328,8 +245,8 @@ def test_verls_padding_rows(store: Store) -> None:
     name = f"pad{uuid4().hex}"
     store.rows[f"{name}_0_0"], store.tags[f"{name}_0_0"] = {**row, "uid": name}, tag
     padding = store.rows[f"{name}_0_0"]
-    for trainer in (make_trainer(), make_trainer(bypass_mode=True), make_trainer(data=MIXED)):
-        assert step(trainer, store.batch())["rows"] == 5
+    for verifier in (make_verifier(), make_verifier(bypass_mode=True), make_verifier(data=MIXED)):
+        assert step(verifier, store.batch())["rows"] == 5
     for column, value, what in (
         ("response_mask", torch.tensor([1]), "mask is 1"),
         ("loss_mask", torch.tensor([1]), "loss_mask is 1"),
@@ -339,7 +256,7 @@ def test_verls_padding_rows(store: Store) -> None:
     ):
         store.rows[f"{name}_0_0"] = {**padding, column: value}
         with pytest.raises(CertificateError, match=rf"row {name}_0_0.*{what}"):
-            step(make_trainer(), store.batch())
+            step(make_verifier(), store.batch())
 
 
 def test_a_real_row_tagged_as_padding_ends_the_run(store: Store) -> None:
@@ -351,7 +268,7 @@ def test_a_real_row_tagged_as_padding_ends_the_run(store: Store) -> None:
     row["loss_mask"] = row["response_mask"]
     store.tags["u_1_0"]["is_padding"] = True
     with pytest.raises(CertificateError, match=r"row u_1_0.*: it is tagged as the trainer's filling"):
-        step(make_trainer(), store.batch())
+        step(make_verifier(), store.batch())
 
 
 @pytest.mark.parametrize("name", ["old_log_probs", "ref_log_prob", "rollout_is_weights", "values", "returns"])
@@ -360,16 +277,16 @@ def test_what_the_loss_takes_is_finite(store: Store, name: str) -> None:
 
     for row in store.rows.values():
         row[name] = row["rollout_log_probs"].clone() * (-1 if "weights" in name else 1)
-    trainer = make_trainer(critic=name in ("values", "returns"))
-    assert step(trainer, store.batch())["violations"] == 0
+    verifier = make_verifier(critic=name in ("values", "returns"))
+    assert step(verifier, store.batch())["violations"] == 0
     row = store.rows["u_2_0"]
     token = int((row["response_mask"] == 0).nonzero()[0])
     row[name][token] = float("nan")
     with pytest.raises(CertificateError, match=rf"row u_2_0.*token {len(row['prompts']) + token}: {name} is nan"):
-        step(trainer, store.batch())
+        step(verifier, store.batch())
     row[name] = row[name][:-1]
     with pytest.raises(CertificateError, match=rf"row u_2_0.*the {name} column has shape"):
-        step(trainer, store.batch())
+        step(verifier, store.batch())
 
 
 def test_columns_in_bfloat16_can_be_read(store: Store) -> None:
@@ -377,22 +294,22 @@ def test_columns_in_bfloat16_can_be_read(store: Store) -> None:
 
     for row in store.rows.values():
         row["old_log_probs"] = row["old_log_probs"].to(torch.bfloat16)
-    assert step(make_trainer(), store.batch())["rows"] == 4
+    assert step(make_verifier(), store.batch())["rows"] == 4
 
 
 def test_bypass_mode_takes_the_engines_logprobs(store: Store) -> None:
     from verl_multiturn import CertificateError
 
-    assert step(make_trainer(bypass_mode=True), store.batch())["violations"] == 0
+    assert step(make_verifier(bypass_mode=True), store.batch())["violations"] == 0
     store.rows["u_1_0"]["old_log_probs"][0] -= 0.5
-    assert step(make_trainer(), store.batch())["violations"] == 0
+    assert step(make_verifier(), store.batch())["violations"] == 0
     with pytest.raises(CertificateError, match=r"row u_1_0.*old_log_probs is"):
-        step(make_trainer(bypass_mode=True), store.batch())
+        step(make_verifier(bypass_mode=True), store.batch())
 
 
 def test_a_share_of_the_rows(store: Store) -> None:
-    assert step(make_trainer(share=0.5), store.batch())["rows"] == 2
-    assert step(make_trainer(share=0.0), store.batch())["rows"] == 0
+    assert step(make_verifier(share=0.5), store.batch())["rows"] == 2
+    assert step(make_verifier(share=0.0), store.batch())["rows"] == 0
 
 
 def test_rejection_sampling_may_mask_rows(store: Store) -> None:
@@ -400,12 +317,12 @@ def test_rejection_sampling_may_mask_rows(store: Store) -> None:
 
     row = store.rows["u_1_0"]
     row["response_mask"] = row["response_mask"] * 0
-    assert step(make_trainer(rollout_rs="token_k1"), store.batch())["violations"] == 0
+    assert step(make_verifier(rollout_rs="token_k1"), store.batch())["violations"] == 0
     # In bypass mode verl rejects within the loss, and writes no mask.
-    bypass = make_trainer(rollout_rs="token_k1", bypass_mode=True)
-    for trainer in (make_trainer(rollout_rs=None), bypass):
+    bypass = make_verifier(rollout_rs="token_k1", bypass_mode=True)
+    for verifier in (make_verifier(rollout_rs=None), bypass):
         with pytest.raises(CertificateError, match="mask is 0"):
-            step(trainer, store.batch())
+            step(verifier, store.batch())
 
 
 def test_receipts_stay_out_of_what_a_reward_function_sees() -> None:

@@ -7,8 +7,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from tests.integration.test_certificate import CALL, make_output
-from tests.integration.test_otc import WritableStore
+from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place, step
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -20,16 +19,8 @@ EPSILON = 1e-6
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    from verl.trainer.ppo.v1 import trainer_base
-
-    from verl_multiturn.verl_bridge.trainer import groups, otc, void_turns
-    from verl_multiturn.verl_bridge.trainer import report as metrics
-    from verl_multiturn.verl_bridge.trainer import verify as certificate
-
     store = WritableStore()
-    for module in (certificate, groups, metrics, otc, void_turns):
-        monkeypatch.setattr(module, "transfer_queue", store)
-    monkeypatch.setattr(trainer_base, "tq", store)
+    put_in_place(store, monkeypatch)
     return store
 
 
@@ -52,72 +43,6 @@ def add(store: WritableStore, uid: str, scores: list[float | None], broken: floa
         for name in ("advantages", "old_log_probs"):
             del fields[name]
         fields["old_log_probs"] = fields["rollout_log_probs"] - 0.01
-
-
-def base_of(verls: type) -> type:
-    """Make a trainer of verl without its constructor and workers.
-
-    It gets its batches from `batches`, and keeps the keys of each update in `updates`.
-
-    Args:
-        verls: The class of verl's trainer.
-    """
-
-    class Base:
-        batches: list[Any]
-        use_critic = False
-        global_steps, local_trigger_step = 4, 0
-        actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
-        _compute_advantage = verls._compute_advantage  # type: ignore[attr-defined]
-
-        def __init__(self, config: Any) -> None:
-            self.config = config
-            self.updates: list[list[str]] = []
-
-        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-            for batch in self.batches:
-                self._compute_advantage(batch, metrics)
-                assert self._update_actor(batch, metrics) is batch
-            return batch
-
-        def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            self.updates.append(list(batch.keys))
-            return batch
-
-    return Base
-
-
-def make_trainer(mode: str = "sync", **changes: Any) -> Any:
-    """Make our trainer of a mode, without the parts that need workers."""
-    from omegaconf import OmegaConf
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    ours, verls = get_trainer_cls(f"multiturn_{mode}").__bases__
-    assert verls is get_trainer_cls(mode)
-    config = {
-        "data": {},
-        "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False},
-        "trainer": {"v1": {"trainer_mode": f"multiturn_{mode}"}},
-        "actor_rollout_ref": {
-            "rollout": {
-                "n": 4,
-                "custom": {"multiturn": {}},
-                "agent": {"default_agent_loop": "multiturn_agent", "agent_loop_config_path": None},
-            },
-            "actor": {"ppo_mini_batch_size": 1, "ppo_epochs": 1, "shuffle": False},
-        },
-    }
-    made = OmegaConf.create(config)
-    for key, value in changes.items():
-        OmegaConf.update(made, key.replace("__", "."), value, force_add=True)
-    return type("Trainer", (ours, base_of(verls)), {"mode": mode})(made)
-
-
-def step(trainer: Any, *batches: Any) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    trainer.batches = list(batches)
-    trainer.step(metrics, {})
-    return metrics
 
 
 def expected_of(estimator: str, std: bool, group: list[float | None], tokens: list[int]) -> list[float]:
@@ -380,7 +305,9 @@ def test_the_rows_of_updates_that_train_something(
 
 def test_the_critic_skips_as_the_actor_does(store: WritableStore) -> None:
     add(store, "u", [1.0, 0.0, None, None])
-    trainer = make_trainer(critic={"ppo_mini_batch_size": 1, "ppo_epochs": 2, "shuffle": True})
+    trainer = make_trainer(
+        actor_rollout_ref__rollout__n=1, critic={"ppo_mini_batch_size": 1, "ppo_epochs": 2, "shuffle": True}
+    )
     asked: list[str] = []
 
     class Workers:
@@ -398,10 +325,9 @@ def test_the_critic_skips_as_the_actor_does(store: WritableStore) -> None:
         updates.append(list(batch.keys))
 
     base._update_critic = update  # type: ignore[attr-defined]
-    trainer.config.actor_rollout_ref.rollout.n = 1
     trainer.critic_wg = Workers()
-    trainer._skipped_updates = 0
     batch = store.batch()
     batch.extra_info["temperature"] = 0.5
     assert trainer._update_critic(batch, {}) is batch
-    assert (updates, asked, trainer._skipped_updates) == ([["u_0_0", "u_1_0"]], ["train"], 4)
+    assert (updates, asked) == ([["u_0_0", "u_1_0"]], ["train"])
+    assert trainer._updates.metrics() == {"rollout/skipped_updates": 4}

@@ -43,11 +43,11 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.verl_bridge.trainer import report as metrics
+    from verl_multiturn.verl_bridge.trainer import batch
 
     store = Store()
     monkeypatch.setattr(agent_loop_tq, "tq", store)
-    monkeypatch.setattr(metrics, "transfer_queue", store)
+    monkeypatch.setattr(batch, "transfer_queue", store)
     return store
 
 
@@ -76,7 +76,8 @@ async def roll_out(
 
     from benchmarks.turn_cost import make_config
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop, build_runner
+    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
@@ -102,10 +103,14 @@ async def roll_out(
 
 
 def make_trainer(*batches: Any) -> Any:
-    from verl_multiturn.verl_bridge.trainer.report import MetricsMixin
+    from tests.integration.trainer_rows import make_config
+    from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Base:
         replay_buffer = SimpleNamespace(sample=lambda **kwargs: (batches[0], {"sampled": len(batches[0].keys)}))
+        use_critic = False
+
+        def __init__(self, config: Any) -> None: ...
 
         def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
             return batches[0]
@@ -114,15 +119,18 @@ def make_trainer(*batches: Any) -> Any:
             _, metrics = self.replay_buffer.sample(global_steps=1, partition_id="val", batch_size=1)
             return {"val-core/acc": 1.0, **metrics}
 
-    class Trainer(MetricsMixin, Base): ...
+    class Trainer(MultiTurnHooks, Base):
+        mode = "sync"
 
-    return Trainer()
+    return Trainer(make_config())
 
 
 def step(batch: Any) -> dict[str, Any]:
+    """Return the metrics of a step, without those of the certificate and of updates, of which this one has none."""
     metrics: dict[str, Any] = {}
     assert make_trainer(batch).step(metrics, {}) is batch
-    return metrics
+    assert metrics.pop("rollout/skipped_updates") == 0
+    return {name: value for name, value in metrics.items() if not name.startswith("rollout/certificate/")}
 
 
 def scores_of(store: Store) -> Any:
@@ -253,8 +261,7 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
     await roll_out(EchoTool())
     trainer = make_trainer(store.batch())
     sample = trainer.replay_buffer.sample
-    trained: dict[str, Any] = {}
-    trainer.step(trained, {})
+    trained = step(store.batch())
     metrics = trainer._validate()
     assert metrics.pop("val-core/acc") == 1.0
     assert metrics.pop("sampled") == 1

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_certificate import CALL, Store, make_output
+from tests.integration import trainer_rows
+from tests.integration.trainer_rows import CALL, Store, WritableStore, make_output, put_in_place
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -13,48 +14,10 @@ HALF_ROOT_3 = 0.8660254
 BAD_CALL = '<tool_call>\n{"name": "calculator", "arguments": {"wrong": 1}}\n</tool_call><|im_end|>'
 
 
-class WritableStore(Store):
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        import torch
-
-        data = super().kv_batch_get(keys, partition_id, select_fields)
-        for name in ("response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"):
-            if name in data and not data[name].is_nested:  # also nested when all lengths are equal
-                data[name] = torch.nested.as_nested_tensor(list(data[name].unbind()), layout=torch.jagged)
-        return data
-
-    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> Any:
-        for i, key in enumerate(keys):
-            for name in fields.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows
-                self.rows[key][name] = fields[name].unbind()[i]
-        return self.batch(keys)
-
-    def batch(self, keys: list[str] | None = None) -> Any:
-        from transfer_queue import KVBatchMeta
-
-        keys = list(self.rows) if keys is None else keys
-        return KVBatchMeta(keys=keys, tags=[self.tags[key] for key in keys], partition_id="train")
-
-    def scores(self) -> dict[str, list[float]]:
-        """Return the values other than 0 in each row's `rm_scores`."""
-        return {key: [float(x) for x in row["rm_scores"] if x] for key, row in self.rows.items()}
-
-    def advantage(self, key: str) -> float:
-        row = self.rows[key]
-        (value,) = set(row["advantages"][row["response_mask"] == 1].tolist()) or {0.0}
-        return float(value)
-
-
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    from verl.trainer.ppo.v1 import trainer_base
-
-    from verl_multiturn.verl_bridge.trainer import otc
-    from verl_multiturn.verl_bridge.trainer import report as metrics
-
     store = WritableStore()
-    for module, name in ((metrics, "transfer_queue"), (otc, "transfer_queue"), (trainer_base, "tq")):
-        monkeypatch.setattr(module, name, store)
+    put_in_place(store, monkeypatch)
     return store
 
 
@@ -68,34 +31,30 @@ def add(store: Store, uid: str, session: int, calls: int | list[str], score: flo
 
 
 def make_trainer(**otc: Any) -> Any:
+    """Make a trainer that scales the scores of its batches, and lets verl compute advantages from them."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from verl_multiturn.verl_bridge.trainer.otc import OtcMixin
-
-    class Base:
-        batches: list[Any]
-        _compute_advantage = PPOTrainer._compute_advantage
-
-        def __init__(self, config: Any) -> None:
-            self.config = config
-
-        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-            for batch in self.batches:
-                self._compute_advantage(batch, metrics)
-
-    class Trainer(OtcMixin, Base): ...
+    from verl_multiturn.config import OtcSettings
+    from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 
     algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False}
     algorithm["norm_adv_by_std_in_grpo"] = False
-    rollout = {"n": 4, "custom": {"multiturn": {"otc": otc}}}
-    return Trainer(OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": rollout}}))
+
+    class Trainer:
+        config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 4}}})
+        scores = OtcScores(OtcSettings(**otc))
+        _compute_advantage = PPOTrainer._compute_advantage
+
+    return Trainer()
 
 
-def step(trainer: Any, *batches: Any) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    trainer.batches = list(batches)
-    trainer.step(metrics, {})
+def step(trainer: Any, *batches: Any) -> dict[str, float]:
+    trainer.scores.begin_step()
+    for batch in batches:
+        trainer.scores.scale(batch)
+        trainer._compute_advantage(batch, {})
+    metrics: dict[str, float] = trainer.scores.metrics()
     return metrics
 
 
@@ -188,19 +147,19 @@ def test_off_it_touches_nothing(store: WritableStore) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_every_trainer_scales_before_verl_computes_advantages(mode: str) -> None:
-    from verl.trainer.ppo.v1 import get_trainer_cls
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from verl_multiturn.verl_bridge.trainer.groups import GroupsMixin
-    from verl_multiturn.verl_bridge.trainer.otc import OtcMixin
-    from verl_multiturn.verl_bridge.trainer.verify import CertificateMixin
-    from verl_multiturn.verl_bridge.trainer.void_turns import VoidTurnsMixin
-
-    ours = get_trainer_cls(f"multiturn_{mode}")
-    defining = [cls for cls in ours.__mro__ if "_compute_advantage" in vars(cls)]
-    # The certificate checks the batch after all others have changed it.
-    assert defining == [CertificateMixin, OtcMixin, VoidTurnsMixin, GroupsMixin, PPOTrainer]
+def test_every_trainer_scales_before_it_computes_advantages_and_verifies(store: WritableStore, mode: str) -> None:
+    for session, calls in enumerate((1, 2)):
+        add(store, "u", session, calls, 1.0)
+    settings = {"actor_rollout_ref__rollout__custom__multiturn__otc": {"form": "grpo"}}
+    trainer = trainer_rows.make_trainer(mode, algorithm__norm_adv_by_std_in_grpo=False, **settings)
+    metrics = trainer_rows.step(trainer, store.batch())
+    half = (1 - HALF_ROOT_3) / 2
+    assert [store.advantage(key) for key in store.rows] == pytest.approx([half, -half], abs=1e-6)
+    assert metrics["rollout/otc/r_tool/mean"] == pytest.approx(1 - half)
+    assert metrics["rollout/certificate/rows"] == 2
+    for row in store.rows.values():
+        row["advantages"] = row["advantages"] * float("nan")
+    assert trainer_rows.step(trainer, store.batch())["rollout/certificate/violations"] == 0  # it verifies its own
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
 def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Path) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge.trainer.closing import ClosingMixin
+    from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Worker:
         """A worker that uses tools on its loop, as an agent loop worker does."""
@@ -122,8 +122,8 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
         def fit(self, agent_loop_manager: Any) -> None:
             raise KeyError("training failed")
 
-    class Ours(ClosingMixin, Trainer):
-        pass
+    class Ours(MultiTurnHooks, Trainer):
+        def __init__(self) -> None: ...
 
     with pytest.raises(KeyError, match="training failed"):
         Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))

@@ -29,7 +29,7 @@ def tokenizer() -> Any:
 
 def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None = None, **rollout: Any) -> Any:
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": None,
@@ -141,29 +141,18 @@ async def test_a_row_says_that_a_turn_is_void(
     assert the_record(runner)["receipts"]["void"] is void
 
 
+CERTIFICATE = "rollout/certificate/"
+
+
 class Batch:
     """Rows as the trainer finds them in TransferQueue, and our trainer on top of one that computes no advantages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str | None) -> None:
-        from tests.integration.test_certificate import Store, make_trainer
-        from verl_multiturn.verl_bridge.trainer import report as metrics
-        from verl_multiturn.verl_bridge.trainer import verify as certificate
-        from verl_multiturn.verl_bridge.trainer import void_turns
+        from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place
 
-        class Written(Store):
-            def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any) -> None:
-                for name in fields.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows
-                    for key, value in zip(keys, fields[name].unbind(), strict=True):
-                        self.rows[key][name] = value
-
-        self.store = Written()
-        for module in (certificate, metrics, void_turns):
-            monkeypatch.setattr(module, "transfer_queue", self.store)
-        plain = make_trainer()
-        OmegaConf.update(plain.config, f"{ROLLOUT}.custom.multiturn.void_turn_pattern", pattern)
-        bases = type(plain).__mro__
-        trainer = type("Trainer", (bases[1], void_turns.VoidTurnsMixin, bases[2]), {"mode": "sync"})
-        self.trainer = trainer(plain.config)
+        self.store = WritableStore()
+        put_in_place(self.store, monkeypatch)
+        self.trainer = make_trainer(actor_rollout_ref__rollout__custom__multiturn__void_turn_pattern=pattern)
 
     async def add(self, tokenizer: Any, *answers: str, uid: str = "u") -> None:
         """Add a conversation for each answer, with a call before the answer."""
@@ -173,7 +162,7 @@ class Batch:
             self.store.add(uid, session, output)
 
     def step(self) -> dict[str, Any]:
-        from tests.integration.test_certificate import step
+        from tests.integration.trainer_rows import step
 
         return step(self.trainer, self.store.batch())
 
@@ -188,10 +177,11 @@ async def test_the_trainer_keeps_void_rows_out_of_the_loss(tokenizer: Any, monke
     await batch.add(tokenizer, ANSWER, "Well.", ANSWER, "No.")
     before = {key: {**row} for key, row in batch.store.rows.items()}
     metrics = batch.step()
-    assert (metrics["rows"], metrics["violations"]) == (4, 0)
+    assert (metrics[f"{CERTIFICATE}rows"], metrics[f"{CERTIFICATE}violations"]) == (4, 0)
     assert batch.masks() == batch.masks("loss_mask") == [True, False, True, False]
     for key, row in batch.store.rows.items():
-        for name, column in row.items():
+        for name in before[key].keys() - {"advantages"}:
+            column = row[name]
             same = column is before[key][name] or torch.equal(column, before[key][name])
             assert same == (name not in ("response_mask", "loss_mask") or key in ("u_0_0", "u_2_0")), (key, name)
         assert row["rm_scores"].sum() == 0.5  # the reward counts in its group
@@ -201,22 +191,29 @@ async def test_the_trainer_keeps_void_rows_out_of_the_loss(tokenizer: Any, monke
 async def test_without_a_pattern_nothing_is_filtered(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, None)
     await batch.add(tokenizer, ANSWER, "Well.")
-    assert batch.step()["violations"] == 0
+    assert batch.step()[f"{CERTIFICATE}violations"] == 0
     assert batch.masks() == [True, True]
 
 
 async def test_a_batch_without_void_rows_is_left(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, VOID["void_turn_pattern"])
     await batch.add(tokenizer, ANSWER, ANSWER)
-    monkeypatch.setattr(batch.store, "kv_batch_put", None)
-    assert batch.step()["violations"] == 0
+    put = batch.store.kv_batch_put
+
+    def only_advantages(keys: list[str], partition_id: str, fields: Any) -> Any:
+        assert "response_mask" not in fields
+        assert "loss_mask" not in fields
+        return put(keys, partition_id, fields)
+
+    monkeypatch.setattr(batch.store, "kv_batch_put", only_advantages)
+    assert batch.step()[f"{CERTIFICATE}violations"] == 0
     assert batch.masks() == [True, True]
 
 
 async def test_a_batch_of_void_rows_alone_is_filtered_too(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, VOID["void_turn_pattern"])
     await batch.add(tokenizer, "Well.", "No.")
-    assert batch.step()["violations"] == 0
+    assert batch.step()[f"{CERTIFICATE}violations"] == 0
     assert batch.masks() == batch.masks("loss_mask") == [False, False]
 
 
@@ -238,11 +235,12 @@ async def test_the_certificate_takes_no_other_mask(
     await batch.add(tokenizer, ANSWER, "Well.")
     put = batch.store.kv_batch_put
 
-    def spoiled(*args: Any, **kwargs: Any) -> None:
-        put(*args, **kwargs)
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        batch_now = put(*args, **kwargs)
         mask = batch.store.rows[key][column].clone()
         mask[0] = trained
         batch.store.rows[key][column] = mask
+        return batch_now
 
     monkeypatch.setattr(batch.store, "kv_batch_put", spoiled)
     with pytest.raises(CertificateError, match=rf"row {key}\W.* {what}"):

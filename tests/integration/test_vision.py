@@ -178,7 +178,7 @@ async def test_a_tool_that_returns_no_image(processors: dict[str, Any]) -> None:
 
 async def test_a_model_that_takes_no_images(processors: dict[str, Any]) -> None:
     from benchmarks.families import family
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     tokenizer = family("qwen2.5").tokenizer
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>")])

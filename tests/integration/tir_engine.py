@@ -92,7 +92,8 @@ def main(path: Path) -> None:
     import sglang
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.agent_loop import build_runner, to_output
+    from verl_multiturn.verl_bridge.output import to_output
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": None,
@@ -136,7 +137,7 @@ def main(path: Path) -> None:
         "reasons": engine.reasons,
         "ids": outcome.trajectory.ids[outcome.trajectory.prompt_length :],
         "engine_ids": engine.said,
-        "mask": to_output(outcome, runner, 0).response_mask,
+        "mask": to_output(outcome, runner.output_settings, 0).response_mask,
         "text": tokenizer.decode(outcome.trajectory.ids[outcome.trajectory.prompt_length :]),
         "stop": str(outcome.stop_reason),
     }

@@ -45,8 +45,8 @@ runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
 
 
 def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
-    from verl_multiturn.verl_bridge.agent_loop import build_runner
     from verl_multiturn.verl_bridge.processors import image_reader
+    from verl_multiturn.verl_bridge.runner import build_runner
 
     key = (id(processor), tokens, prompt_length)
     if key not in runners:
@@ -63,12 +63,12 @@ async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any,
     """Run the conversation of one row; return its outcome, the engine's receipts, and verl's form of the outcome."""
     from dataclasses import replace
 
-    from verl_multiturn.verl_bridge.agent_loop import to_output
+    from verl_multiturn.verl_bridge.output import to_output
 
     row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
     request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")
     outcome, receipts = await runner.run(replace(request, tools={"look": LookTool(answers)}))
-    return outcome, receipts, to_output(outcome, runner, 7)
+    return outcome, receipts, to_output(outcome, runner.output_settings, 7)
 
 
 def image(value: Any) -> dict[str, Any]:

@@ -109,3 +109,8 @@ def test_importing_the_package_needs_neither_torch_nor_verl() -> None:
 def test_files_can_be_read_in_one_sitting() -> None:
     long = {path.name: count for path in PACKAGE.rglob("*.py") if (count := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_one_file_talks_to_transfer_queue() -> None:
+    talking = [name for name, path in modules().items() if any("transfer_queue" in each for each in imported(path))]
+    assert talking == ["verl_bridge.trainer.batch"]

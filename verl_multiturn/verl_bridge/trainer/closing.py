@@ -97,14 +97,3 @@ def _begin(worker: Any) -> None:
 
 def _has_ended(worker: Any) -> bool:
     return all(opened.closing is not None and opened.closing.done() for opened in _opened)
-
-
-class ClosingMixin:
-    """Mixin for a trainer class of verl that closes the agent-loop workers' tools when training ends."""
-
-    def fit(self, agent_loop_manager: Any) -> Any:
-        """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
-        try:
-            return super().fit(agent_loop_manager)  # type: ignore[misc]
-        finally:
-            close_workers(agent_loop_manager.agent_loop_workers)

@@ -1,4 +1,4 @@
-"""The trainer mixin that leaves invalid conversations out of the advantages of their group.
+"""Advantages, with invalid conversations left out of their group.
 
 Invariants:
 - the advantages of a group are those that verl's estimator computes from its valid conversations alone. An invalid
@@ -12,19 +12,19 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue
 from omegaconf import DictConfig
-from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
-from verl_multiturn.verl_bridge.trainer.report import fetch_stats
+from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, get_columns, put_columns, put_zeros, trained_rows
+
+Compute = Callable[[Any, dict[str, Any]], Any]
 
 # verl's estimators that judge each row alone, or by all trained tokens of a batch. Invalid rows have no trained token.
 _OF_A_ROW = {"gae", "reinforce_plus_plus", "remax"}
@@ -35,29 +35,21 @@ _OF_A_GROUP = {
 }  # fmt: skip
 
 
-class GroupsMixin:
-    """Mixin for a trainer class of verl that leaves invalid conversations out of their group.
+def compute_advantages(batch: Any, metrics: dict[str, Any], verls: Compute, config: DictConfig) -> Any:
+    """Compute the advantages of a batch whose masks and scores are final, and return the batch.
 
-    List it before verl's class, and after every mixin that changes masks or scores: those have to run first.
+    Args:
+        batch: verl's batch.
+        metrics: metrics of the step, which `verls` fills.
+        verls: verl's method that computes advantages.
+        config: verl's whole configuration.
     """
-
-    config: DictConfig
-
-    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if not any(trained_rows(batch)):
-            _put_zeros(batch.keys, batch.partition_id)
-            return batch
-        batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        leave_out_invalid(batch, self.config)
+    if not any(trained_rows(batch)):
+        _put_zeros(batch.keys, batch.partition_id)
         return batch
-
-
-def trained_rows(batch: Any) -> list[bool]:
-    """Return for each row of a batch whether it has a trained token."""
-    data = transfer_queue.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
-    )
-    return [bool(mask.any()) for mask in data["response_mask"].unbind()]
+    batch = verls(batch, metrics)
+    leave_out_invalid(batch, config)
+    return batch
 
 
 def leave_out_invalid(batch: Any, config: DictConfig) -> None:
@@ -97,7 +89,7 @@ def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, conf
     fields = ["uid", "response_mask", "rm_scores"]
     if config.algorithm.use_kl_in_reward:
         fields.append("token_level_rewards")
-    fetched = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
+    fetched = get_columns(keys, partition_id, fields)
     mask = fetched["response_mask"]
     if sum(int(row.sum()) for row in mask.unbind()) < 2:  # some estimators divide by the number of tokens minus one
         _put_zeros(keys, partition_id)
@@ -117,14 +109,8 @@ def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, conf
         config=config.algorithm,
     )
     columns = {name: response_to_nested(data.batch[name], mask) for name in ("advantages", "returns")}
-    transfer_queue.kv_batch_put(
-        keys=list(keys), partition_id=partition_id, fields=TensorDict(columns, batch_size=len(keys))
-    )
+    put_columns(keys, partition_id, **columns)
 
 
 def _put_zeros(keys: Sequence[str], partition_id: str) -> None:
-    data = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["response_mask"])
-    rows = [torch.zeros_like(mask, dtype=torch.float32) for mask in data["response_mask"].unbind()]
-    zeros = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    fields = TensorDict({"advantages": zeros, "returns": zeros}, batch_size=len(rows))
-    transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=fields)
+    put_zeros(keys, partition_id, ["advantages", "returns"], torch.float32)

@@ -1,4 +1,4 @@
-"""The trainer mixin that skips updates without a trained token.
+"""Updates without a trained token are skipped.
 
 Such an update has nothing to learn from, and it does harm. With `loss_agg_mode=token-mean` its loss is 0 divided by 0.
 With any other mode the optimizer would still move the weights by its momentum.
@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_multiturn.verl_bridge.trainer.groups import trained_rows
+from verl_multiturn.verl_bridge.trainer.batch import trained_rows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -20,33 +20,28 @@ logger = logging.getLogger(__name__)
 Update = Callable[[Any, dict[str, Any]], Any]
 
 
-class UpdatesMixin:
-    """Mixin for a trainer class of verl that skips updates without a trained token; list it before verl's class.
+class TrainedUpdates:
+    """The updates of actor and critic that have a trained token.
 
-    Its metric is `rollout/skipped_updates`, the number of skipped updates of actor and critic in a step.
+    Their metric is `rollout/skipped_updates`, the number of skipped updates of actor and critic in a step.
+
+    Args:
+        group_size: `rollout.n`.
     """
 
-    config: DictConfig
-    global_steps: int
-    actor_rollout_wg: Any
-    critic_wg: Any
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self._skipped = 0
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """Run verl's step, and add the number of skipped updates to `metrics`."""
-        self._skipped_updates = 0
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
-        metrics[f"{PREFIX}skipped_updates"] = self._skipped_updates
-        return batch
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self._skipped = 0
 
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        update = super()._update_actor  # type: ignore[misc]
-        return self._update(batch, metrics, update, self.config.actor_rollout_ref.actor, self.actor_rollout_wg, "actor")
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metric."""
+        return {f"{PREFIX}skipped_updates": self._skipped}
 
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        update = super()._update_critic  # type: ignore[misc]
-        return self._update(batch, metrics, update, self.config.critic, self.critic_wg, "train")
-
-    def _update(
+    def run(
         self, batch: Any, metrics: dict[str, Any], update: Update, settings: DictConfig, workers: Any, mesh: str
     ) -> Any:
         """Run verl's updates with a batch, except those without a trained token; return the whole batch.
@@ -60,13 +55,13 @@ class UpdatesMixin:
             mesh: name of the worker group's device mesh, by which verl dispatches the batch.
         """
         trained = trained_rows(batch)
-        size = settings.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        size = settings.ppo_mini_batch_size * self._group_size
         kept = rows_to_train(trained, size, _data_parallel_size(workers, mesh), bool(settings.shuffle))
         skipped = (len(trained) - len(kept)) // size * settings.ppo_epochs
         if not skipped:
             return update(batch, metrics)
-        self._skipped_updates += skipped
-        logger.warning("step %d: %d updates without a trained token are skipped", self.global_steps, skipped)
+        self._skipped += skipped
+        logger.warning("%d updates without a trained token are skipped", skipped)
         if kept:
             part = batch.select_keys([batch.keys[i] for i in kept])
             part.extra_info.update(batch.extra_info)

@@ -1,4 +1,4 @@
-"""The trainer mixin that verifies each batch against what the engine returned, right before the update.
+"""Each batch is verified against what the engine returned, right before the update.
 
 It runs after the advantages are computed. So it verifies exactly the columns that critic and actor fetch next.
 """
@@ -9,22 +9,22 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue
 from omegaconf import DictConfig
 
 from verl_multiturn.certificate.check import Row, Violation, repeated, shared, verify
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.verl_bridge.agent_loop import STATS
+from verl_multiturn.verl_bridge.output import STATS
 from verl_multiturn.verl_bridge.startup.configuration import only_our_loop, settings_of
+from verl_multiturn.verl_bridge.trainer.batch import get_columns
 
 PREFIX = "rollout/certificate/"
 _VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
-# Columns that `agent_loop.CertifiedOutput` adds.
+# Columns that `output.CertifiedOutput` adds.
 _OURS = [_VERSIONS, _RECEIPTS]
 # Columns of verl's. Each row of our agent loop has them once `_compute_advantage` has ended.
 _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
@@ -35,8 +35,8 @@ _METRICS = ("rows", "tokens", "unsampled", "violations", "unverified", "seconds"
 _SHOWN = 5
 
 
-class CertificateMixin:
-    """Mixin for a trainer class of verl that verifies each batch; list it before verl's class.
+class BatchVerifier:
+    """The certificate of a trainer's batches.
 
     Metrics of a step, under `rollout/certificate/`:
     - `rows`, `tokens`: rows that were verified, and sampled tokens in them;
@@ -44,59 +44,54 @@ class CertificateMixin:
     - `violations`: always 0 in a log, since a step with a violation does not finish and its exception says how many;
     - `unverified`: rows that another agent loop than ours made;
     - `seconds`: time that the verification took.
+
+    Args:
+        config: verl's whole configuration.
+        use_critic: whether the run trains a critic.
+        masks_void_rows: whether rows with void turns are kept out of the loss.
     """
 
-    mode: ClassVar[str]
-    """verl's name of the trainer that this one extends."""
-    config: DictConfig
-    use_critic: bool
-    global_steps: int
-    local_trigger_step: int
-    filters_void_rows = False
-    """True when rows with void turns are kept out of the loss; `VoidTurnsMixin` sets it."""
-
-    def __init__(self, config: DictConfig) -> None:
-        # verl reads the mode in many places, and knows only its own names.
-        config.trainer.v1.trainer_mode = self.mode
-        super().__init__(config)  # type: ignore[call-arg]
+    def __init__(self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False) -> None:
         self._share = settings_of(config.actor_rollout_ref.rollout).certificate_share
         correction = config.algorithm.get("rollout_correction") or {}
         self._bypass = bool(correction.get("bypass_mode"))
         # In bypass mode verl rejects samples within the loss, and does not write the mask.
         self._mask_may_shrink = bool(correction.get("rollout_rs")) and not self._bypass
-        self._loss_inputs = _LOSS_INPUTS + (_CRITIC_INPUTS if self.use_critic else [])
+        self._loss_inputs = _LOSS_INPUTS + (_CRITIC_INPUTS if use_critic else [])
+        self._masks_void_rows = masks_void_rows
         self._only_ours = only_our_loop(config)
         self._tally: dict[str, float] = {}
+        self.begin_step()
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-        """Run verl's step, and add the certificate's metrics to `metrics`.
-
-        When a step makes several updates, the metrics are sums over them. verl's own aggregation would average them.
-        """
+    def begin_step(self) -> None:
+        """Forget the step before."""
         self._tally = dict.fromkeys(_METRICS, 0)
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
-        metrics.update({PREFIX + name: value for name, value in self._tally.items()})
-        return batch
 
-    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        started = time.perf_counter()
-        try:
-            self._certify(batch)
-        finally:
-            self._tally["seconds"] += time.perf_counter() - started
-        return batch
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the step's batches so far."""
+        return {PREFIX + name: value for name, value in self._tally.items()}
 
-    def _certify(self, batch: Any) -> None:
+    def verify(self, batch: Any, step: int, update: int) -> None:
         """Verify the configured share of a batch's rows.
+
+        Args:
+            batch: verl's batch, with its advantages.
+            step: training step; it is told, and with `update` the seed of the draw.
+            update: number of the batch within the step.
 
         Raises:
             CertificateError: a row is not what the engine returned.
         """
+        started = time.perf_counter()
+        try:
+            self._verify(batch, step, update)
+        finally:
+            self._tally["seconds"] += time.perf_counter() - started
+
+    def _verify(self, batch: Any, step: int, update: int) -> None:
         chosen = list(range(len(batch.keys)))
         if self._share < 1:
-            seed = f"{self.global_steps} {self.local_trigger_step}"
-            chosen = sorted(random.Random(seed).sample(chosen, math.ceil(self._share * len(chosen))))
+            chosen = sorted(random.Random(f"{step} {update}").sample(chosen, math.ceil(self._share * len(chosen))))
         if not chosen:
             return
         # TransferQueue would return one row for two rows with the same name.
@@ -112,7 +107,7 @@ class CertificateMixin:
             shown = "\n".join(f"  {violation}" for violation in found[:_SHOWN])
             more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise CertificateError(
-                f"step {self.global_steps}: the batch is not what the engine returned, and is not trained on "
+                f"step {step}: the batch is not what the engine returned, and is not trained on "
                 f"({len(found)} violations in {len(chosen)} rows):\n{shown}{more}"
             )
 
@@ -136,7 +131,7 @@ class CertificateMixin:
         self._tally["rows"] += 1
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
         row = _row(key, tag, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
-        filtered = receipts.invalid or (receipts.void and self.filters_void_rows)
+        filtered = receipts.invalid or (receipts.void and self._masks_void_rows)
         return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered)
 
 
@@ -176,7 +171,7 @@ def _is_ours(row: dict[str, Any]) -> bool:
 
 
 def _fetch(keys: Sequence[str], partition_id: str, names: list[str]) -> list[dict[str, Any]]:
-    data = transfer_queue.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=names)
+    data = get_columns(keys, partition_id, names)
     columns: dict[str, list[Any]] = {}
     for name in data.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows
         column = data.get(name)

@@ -1,0 +1,146 @@
+"""`CertifiedOutput`: a finished conversation as the row that verl's trainer gets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from verl_multiturn.chat.images import Vision
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
+from verl_multiturn.config import ToolRewardSettings
+from verl_multiturn.observe.metrics import numbers_of, stats_of
+from verl_multiturn.rollout.conversation import Outcome
+from verl_multiturn.rollout.tool_reward import tool_scores
+from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.rollout.void_turns import has_void_turn
+
+STATS = "rollout"
+"""Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
+
+
+class CertifiedOutput(AgentLoopOutput):
+    """verl's output of one row, with the fields that the certificate and the metrics need.
+
+    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
+    """
+
+    versions: list[int]
+    """Weight version of each response token, `(R,)`; -1 where the token was not sampled or its version is unknown."""
+    receipts: bytes = b""
+    """Result of `Receipts.to_bytes`; empty when the trainer verifies no rows."""
+    stats: dict[str, Any] = Field(default={}, exclude=True)
+    """Values of the conversation for the metrics, as `stats_of` returns them."""
+    tool_scores: list[tuple[int, float]] = Field(default=[], exclude=True)
+    """Pairs of a position in the response and the number that is added to the score there."""
+    void: bool = Field(default=False, exclude=True)
+    """True for a conversation with a void turn; False also when void turns are not looked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return verl's columns of the row, and ours.
+
+        Ours are `rollout_versions` (int64, `(R,)`) and, unless it is empty, `rollout_receipts` (uint8, one number for
+        each byte). The tools' rewards are added to `rm_scores`. The stats lie in `metrics`, under the key `STATS`.
+        """
+        output: dict[str, Any] = super().as_dict()
+        for position, reward in self.tool_scores:
+            output["rm_scores"][position] += reward
+        # The score of `compute_score`. With `tool_reward.mode=replace` the stats overwrite it with None.
+        reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
+        output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
+        output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
+        if receipts := output.pop("receipts", b""):
+            # A tensor crosses TransferQueue without being pickled.
+            output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
+        return output
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """What the settings and the model say of the rows that verl gets."""
+
+    prompt_length: int
+    """Most tokens of a prompt."""
+    fill_id: int
+    """Token id that fills the response of a conversation without one; never trained."""
+    tool_reward: ToolRewardSettings
+    final_answer: re.Pattern[str] | None
+    """Pattern of a final answer, for finding void turns; None when void turns are not looked for."""
+    vision: Vision | None
+    """Placeholder tokens of the model; None for a model that takes no images."""
+    mm_processor_kwargs: dict[str, Any]
+
+
+def to_output(outcome: Outcome, settings: OutputSettings, step: int) -> CertifiedOutput:
+    """Return a finished conversation in verl's form.
+
+    A conversation without a response gets a single untrained token. An invalid conversation has the mask 0 throughout,
+    so that nothing of it is trained.
+
+    Args:
+        outcome: the finished conversation.
+        settings: what the row depends on apart from the conversation.
+        step: training step, reported as the weight version where the engine knows none.
+    """
+    trajectory = outcome.trajectory
+    prompt, images = trajectory.ids[: trajectory.prompt_length], outcome.images
+    if settings.vision is not None and len(prompt) > settings.prompt_length:
+        # The prompt is cut. An image cannot be cut, so all images and their placeholders are dropped.
+        prompt, images = settings.vision.without_media(prompt), []
+    prompt = prompt[-settings.prompt_length :]
+    has_response = trajectory.response_length > 0
+    start = trajectory.prompt_length
+    void = settings.final_answer is not None and has_void_turn(outcome, settings.final_answer)
+    versions = [version for version in trajectory.versions if version >= 0] or [step]
+    mask = trajectory.mask[start:] if outcome.valid else [0] * trajectory.response_length
+    output = CertifiedOutput(
+        prompt_ids=prompt,
+        response_ids=trajectory.ids[start:] if has_response else [settings.fill_id],
+        response_mask=mask if has_response else [0],
+        response_logprobs=trajectory.logprobs[start:] if has_response else [0.0],
+        versions=trajectory.versions[start:] if has_response else [NO_VERSION],
+        num_turns=1 + trajectory.turns + outcome.user_turns,
+        metrics=AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s),
+        extra_fields={
+            **outcome.extra_fields,
+            "turn_scores": [],
+            "tool_rewards": [call.reward for call in outcome.calls],
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+            "stop_reason": str(outcome.stop_reason),
+            "assistant_texts": [m["content"] for m in outcome.messages[outcome.asked :] if m["role"] == "assistant"],
+            "assistant_calls": [[_call(call) for call in turn.calls] for turn in outcome.assistant_turns],
+            "void": void,
+            "calc_rewards": dict(outcome.tool_rewards),
+            "rendering_differences": [str(difference) for difference in outcome.differences],
+            "call_tools": [call.tool for call in outcome.calls],
+            "call_statuses": [str(call.status) for call in outcome.calls],
+            "tool_metrics": [call.metrics for call in outcome.calls],
+        },
+        stats=stats_of(outcome),
+        void=void,
+    )
+    if settings.final_answer is not None:
+        output.stats["void"] = void
+    if settings.vision is not None:
+        output.multi_modal_data = {"images": images} if images else {}
+        output.mm_processor_kwargs = settings.mm_processor_kwargs
+    if settings.tool_reward.mode != "none":
+        output.tool_scores = tool_scores(outcome, settings.tool_reward.weight)
+        output.stats["tool_score"] = sum(score for _, score in output.tool_scores)
+    if settings.tool_reward.mode == "replace":
+        output.reward_score = 0.0  # verl would call compute_score if there were no score yet
+        output.stats["score"] = None
+    return output
+
+
+def _call(call: ToolCall | MalformedCall) -> dict[str, str]:
+    """Return a call in plain types, for reward functions; a malformed call has no name and its text as arguments."""
+    if isinstance(call, MalformedCall):
+        return {"name": "", "arguments": call.text}
+    return {"name": call.name, "arguments": call.arguments}

@@ -1,0 +1,104 @@
+"""`MultiTurnHooks`: everything that we add to a trainer of verl, in one explicit order.
+
+For each sampled batch, before verl updates critic and actor with it:
+
+    scores          Optimal Tool Calls scale the scores of correct answers      otc.py
+      ↓
+    masks           rows with void turns leave the loss                         void_turns.py
+      ↓
+    advantages      verl's estimator, without invalid rows in their group       groups.py
+      ↓
+    certificate     the result is compared with what the engine returned        verify.py
+      ↓
+    updates         those without a trained token are skipped                   updates.py
+
+A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
+next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from omegaconf import DictConfig
+
+from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.verl_bridge.startup.configuration import settings_of
+from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.trainer.closing import close_workers
+from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
+from verl_multiturn.verl_bridge.trainer.otc import OtcScores
+from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
+from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
+from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
+from verl_multiturn.verl_bridge.trainer.void_turns import mask_void_rows
+
+
+class MultiTurnHooks:
+    """Mixin for a trainer class of verl; list it before verl's class."""
+
+    mode: ClassVar[str]
+    """verl's name of the trainer that this one extends."""
+    # Attributes of verl's trainer.
+    config: DictConfig
+    use_critic: bool
+    global_steps: int
+    local_trigger_step: int
+    replay_buffer: Any
+    actor_rollout_wg: Any
+    critic_wg: Any
+
+    def __init__(self, config: DictConfig) -> None:
+        # verl reads the mode in many places, and knows only its own names.
+        config.trainer.v1.trainer_mode = self.mode
+        super().__init__(config)  # type: ignore[call-arg]
+        settings = settings_of(config.actor_rollout_ref.rollout)
+        self._masks_void_rows = settings.void_turn_pattern is not None
+        self._otc = OtcScores(settings.otc)
+        self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows)
+        self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
+
+    def fit(self, agent_loop_manager: Any) -> Any:
+        """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
+        try:
+            return super().fit(agent_loop_manager)  # type: ignore[misc]
+        finally:
+            close_workers(agent_loop_manager.agent_loop_workers)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        """Run verl's step, and add our metrics of its batch, which holds the rows of all the step's updates.
+
+        When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
+        """
+        counted = (self._otc, self._verifier, self._updates)
+        for each in counted:
+            each.begin_step()
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        for each in counted:
+            metrics.update(each.metrics())
+        metrics.update(prefixed(PREFIX, list(fetch_stats(batch).values())))
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verls = super()._compute_advantage  # type: ignore[misc]
+        self._otc.scale(batch)
+        if self._masks_void_rows:
+            mask_void_rows(batch)
+        batch = compute_advantages(batch, metrics, verls, self.config)
+        self._verifier.verify(batch, self.global_steps, self.local_trigger_step)
+        return batch
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verls, settings = super()._update_actor, self.config.actor_rollout_ref.actor  # type: ignore[misc]
+        return self._updates.run(batch, metrics, verls, settings, self.actor_rollout_wg, "actor")
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verls, settings = super()._update_critic, self.config.critic  # type: ignore[misc]
+        return self._updates.run(batch, metrics, verls, settings, self.critic_wg, "train")
+
+    def _validate(self) -> dict[str, Any]:
+        """Run verl's validation, and add the metrics of its batches."""
+        stats: list[Stats] = []
+        with observe_samples(self.replay_buffer, stats):
+            metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
+        return metrics | prefixed(VALIDATION_PREFIX, stats)
