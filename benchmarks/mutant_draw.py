@@ -43,7 +43,7 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/turns": [*PARSING, f"{UNIT}conversation"],
     "chat/tir": [f"{UNIT}tir"],
     "verl_bridge/agent_loop": [f"{STACK}agent_loop"],
-    "verl_bridge/output": [
+    "verl_bridge/certified_output": [
         f"{STACK}agent_loop",
         f"{STACK}tir",
         f"{STACK}metrics",

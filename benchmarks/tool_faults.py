@@ -42,7 +42,7 @@ from verl_multiturn import EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
-from verl_multiturn.verl_bridge.output import to_output
+from verl_multiturn.verl_bridge.certified_output import to_output
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 
 GROUP = 8

@@ -88,7 +88,7 @@ class Versions:
 async def test_the_output_that_verl_gets() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.output import to_output
+    from verl_multiturn.verl_bridge.certified_output import to_output
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
@@ -122,7 +122,7 @@ async def test_the_output_that_verl_gets() -> None:
 async def test_one_without_a_response() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.output import to_output
+    from verl_multiturn.verl_bridge.certified_output import to_output
 
     made = runner(Versions([]))
     request = await made.request({"raw_prompt": [{"role": "user", "content": "long " * 2000}]}, {}, "r1")

@@ -92,7 +92,7 @@ def main(path: Path) -> None:
     import sglang
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.output import to_output
+    from verl_multiturn.verl_bridge.certified_output import to_output
     from verl_multiturn.verl_bridge.runner import build_runner
 
     multi_turn = {

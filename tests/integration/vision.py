@@ -63,7 +63,7 @@ async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any,
     """Run the conversation of one row; return its outcome, the engine's receipts, and verl's form of the outcome."""
     from dataclasses import replace
 
-    from verl_multiturn.verl_bridge.output import to_output
+    from verl_multiturn.verl_bridge.certified_output import to_output
 
     row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
     request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")

@@ -21,8 +21,8 @@ from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.verl_bridge.call_formats import make_parser, stop_ids
+from verl_multiturn.verl_bridge.certified_output import CertifiedOutput, OutputSettings, to_output
 from verl_multiturn.verl_bridge.chat_setup import check_names, make_chat
-from verl_multiturn.verl_bridge.output import CertifiedOutput, OutputSettings, to_output
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.slots import RaySlots
 from verl_multiturn.verl_bridge.startup.configuration import settings_of

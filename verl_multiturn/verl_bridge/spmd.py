@@ -28,7 +28,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.trajectory import NO_VERSION
-from verl_multiturn.verl_bridge.output import CertifiedOutput
+from verl_multiturn.verl_bridge.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.processors import takes_images
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.startup.configuration import settings_of

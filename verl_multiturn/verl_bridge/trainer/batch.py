@@ -14,7 +14,7 @@ import transfer_queue
 from tensordict import TensorDict
 
 from verl_multiturn.observe.metrics import Stats
-from verl_multiturn.verl_bridge.output import STATS
+from verl_multiturn.verl_bridge.certified_output import STATS
 
 
 def get_columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> TensorDict:

@@ -18,13 +18,13 @@ from omegaconf import DictConfig
 from verl_multiturn.certificate.check import Row, Violation, repeated, shared, verify
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.verl_bridge.output import STATS
+from verl_multiturn.verl_bridge.certified_output import STATS
 from verl_multiturn.verl_bridge.startup.configuration import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import get_columns
 
 PREFIX = "rollout/certificate/"
 _VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
-# Columns that `output.CertifiedOutput` adds.
+# Columns that `certified_output.CertifiedOutput` adds.
 _OURS = [_VERSIONS, _RECEIPTS]
 # Columns of verl's. Each row of our agent loop has them once `_compute_advantage` has ended.
 _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
