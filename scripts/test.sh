@@ -5,6 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
+if ! cmp -s requirements/docs.lock .venv/.docs; then # the tests build the documentation
+    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.lock
+    cp requirements/docs.lock .venv/.docs
+fi
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
 fast=""
 [ "${1:-}" != --fast ] || { fast=yes && shift; }

@@ -13,7 +13,10 @@ DOCUMENTS = sorted(
     path.relative_to(ROOT)
     for path in [
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
         *(ROOT / "requirements").glob("*.md"),
         *(ROOT / "recipes").rglob("README.md"),
