@@ -32,7 +32,8 @@ from tests.servers.starting import (
     until,
 )
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.mcp_tools import mcp_tools
 

@@ -22,7 +22,8 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from tests.serving import conversation, serving
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.call_limits import attach_limits
-from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.e2b_router import E2bRouterTool
 from verl_multiturn.tools.http_client import HttpTool, UnavailableError

@@ -9,7 +9,8 @@ import yaml
 from tests.conftest import ROOT
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import schema_of

@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field
 from tests.conftest import make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse, ToolSchema, load_tools, tool
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.functions import FromRow, function_tool, read_docstring
 

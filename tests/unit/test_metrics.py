@@ -23,7 +23,7 @@ from verl_multiturn.observe.metrics import (
 )
 from verl_multiturn.rollout.tool_reward import tool_scores
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tools.calls.session import CallResult, CallStatus
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 

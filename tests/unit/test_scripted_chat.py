@@ -12,7 +12,7 @@ from tests.conftest import ROOT, EchoTool
 from verl_multiturn import ConfigError, Limits, Source, StopReason, load_tools, scripted_rollout
 from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer, transcript
-from verl_multiturn.tools.calls.session import CallStatus
+from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.functions import FromRow
 
 

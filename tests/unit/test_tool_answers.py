@@ -15,7 +15,8 @@ from tests.sessions import HI, session
 from verl_multiturn import ToolContractError
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.call_limits import attach_limits
-from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 
 

@@ -14,7 +14,8 @@ from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.calls.call import METRICS_CHARACTERS, plain_metrics
 from verl_multiturn.tools.calls.closing import close_tools
-from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 
 

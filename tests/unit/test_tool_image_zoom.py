@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 from tests.serving import conversation
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.session import CallResult, CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check import probe as contract_probe
 from verl_multiturn.tools.check.contract import Grade, check_tool

@@ -16,7 +16,8 @@ from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tasks import Alarms, done_within
 from verl_multiturn.tools.call_limits import attach_limits
-from verl_multiturn.tools.calls.session import CallStatus, ToolSession
+from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.tools.functions import function_tool

@@ -17,7 +17,7 @@ import numpy as np
 
 from verl_multiturn.rollout.conversation import Outcome
 from verl_multiturn.rollout.limits import StopReason
-from verl_multiturn.tools.calls.session import EXECUTED, CallStatus
+from verl_multiturn.tools.calls.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
 """Values of one conversation, as `stats_of` returns them."""

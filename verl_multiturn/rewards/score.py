@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_multiturn.tools.calls.session import CallStatus
+from verl_multiturn.tools.calls.results import CallStatus
 
 
 @dataclass(frozen=True)

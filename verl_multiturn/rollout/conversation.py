@@ -25,7 +25,8 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tasks import ended
-from verl_multiturn.tools.calls.session import EXECUTED, CallResult, ToolSession
+from verl_multiturn.tools.calls.results import EXECUTED, CallResult
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 
 logger = logging.getLogger(__name__)

@@ -16,17 +16,15 @@ import copy
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import Alarms, finish, gather, keep
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.call import CallAnswer, Invocation, TimedOutError, read_answer, read_reward
+from verl_multiturn.tools.calls.call import Invocation, TimedOutError, read_answer, read_reward
+from verl_multiturn.tools.calls.results import CallResult, CallStatus, Run
 from verl_multiturn.tools.calls.slots import BusyError, Gate, Gates
 from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.registry import METHODS
@@ -36,49 +34,6 @@ logger = logging.getLogger(__name__)
 # Seconds beyond a request's budget: for calls that were given up to end, and for `release`.
 _ABANDONED_S = 5.0
 _RELEASE_S = 5.0
-
-
-class CallStatus(StrEnum):
-    """Way in which a call ended: the tool was called (the first three), or the call was refused (the others).
-
-    ERROR also stands for a call of a tool whose `create` failed.
-    """
-
-    OK = "ok"
-    ERROR = "error"
-    TIMEOUT = "timeout"
-    MALFORMED = "malformed"
-    UNKNOWN_TOOL = "unknown_tool"
-    BAD_ARGUMENTS = "bad_arguments"
-    OVER_LIMIT = "over_limit"
-    OVERLOADED = "overloaded"
-
-
-EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
-
-
-@dataclass(slots=True)
-class CallResult:
-    """Answer to one call, with its reward, metrics and times."""
-
-    call_id: str
-    tool: str
-    status: CallStatus
-    text: str
-    reward: float = 0.0
-    metrics: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    """Seconds that the call ran, all attempts together."""
-    images: tuple[Any, ...] = ()
-    queue_s: float = 0.0
-    """Seconds that the call waited for a slot."""
-    attempts: int = 0
-    """Number of times that `execute` was called."""
-    cached: bool = False
-    truncated: bool = False
-    """True if the model reads less than the tool answered."""
-    altered: bool = False
-    """True if zero-width spaces part control tokens in the text; a model that copies the text writes them, too."""
 
 
 class ToolSession:
@@ -255,72 +210,80 @@ class ToolSession:
         return gate, call, arguments
 
     async def _run(self, gate: Gate, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
+        """Answer a call that can be executed: from the cache, or by the tool once the call has a slot.
+
+        cache ──known──────────────────────────────→ OK
+          ↓
+        slot ───none in time───────────────────────→ OVERLOADED
+          ↓
+        execute, again while it fails and may be repeated
+          ├─ returned → read_answer → cache ───────→ OK
+          ├─ late ─────────────────────────────────→ TIMEOUT
+          ├─ raised ───────────────────────────────→ ERROR
+          └─ broke its contract, or we are cancelled: raised
+        and in any case the slot is given back, when what runs of the call has ended
+        """
         key = None
         if gate.limits.cache:
             kwargs = [self._kwargs[gate.name, method] for method in ("create", "execute")]
             key = gate.cache_key(arguments, kwargs)
             if (known := gate.cached(key)) is not None:
-                return _result(call, known)
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        started, lease = asked, None
+                return Run(gate, call).answered(known)
+        run, lease = Run(gate, call), None
         if not gate.try_enter():
             try:
                 lease = await gate.enter()
             except BusyError as error:
-                queue_s = loop.time() - asked
-                return CallResult(call.id, gate.name, CallStatus.OVERLOADED, f"Error: {error}", queue_s=queue_s)
-            started = loop.time()
-        left: list[asyncio.Future[Any]] = []
-        attempts = 0
-
-        def failed(status: CallStatus, text: str) -> CallResult:
-            return CallResult(
-                call.id,
-                gate.name,
-                status,
-                shorten(text, gate.limits.response_characters),
-                seconds=loop.time() - started,
-                queue_s=started - asked,
-                attempts=attempts,
-            )
-
+                run.enter()
+                return run.failed(CallStatus.OVERLOADED, f"Error: {error}")
+            run.enter()
         try:
-            while True:
-                attempts += 1
-                alarms = gate.alarms if attempts == 1 else Alarms(started + gate.timeout_s - loop.time())
-                given = copy.deepcopy(arguments) if gate.limits.retries else arguments
-                invocation = self._start(gate, "execute", self._instance_ids[gate.name], given)
-                try:
-                    await invocation.ended(alarms)
-                    returned = invocation.result()
-                    break
-                except (TimedOutError, asyncio.CancelledError):
-                    left = self._give_up(gate, invocation)
-                    raise
-                except (ToolContractError, ValueError):
-                    raise
-                except Exception:  # a tool's own code
-                    wait_s = gate.limits.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1)
-                    if attempts > gate.limits.retries or loop.time() + wait_s >= started + gate.timeout_s:
-                        raise
-                await asyncio.sleep(wait_s)
-            answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
+            answer = read_answer(
+                gate.name, await self._execute(run, arguments), gate.limits.response_characters, gate.is_foreign
+            )
         except ToolContractError:
             raise
         except TimedOutError:
-            return failed(CallStatus.TIMEOUT, f"Error: the tool did not answer within {gate.timeout_s:g} s")
+            return run.failed(CallStatus.TIMEOUT, f"Error: the tool did not answer within {gate.timeout_s:g} s")
         except ValueError as error:
-            return failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
+            return run.failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
         except Exception as error:  # a tool's own code: tell the model
-            return failed(CallStatus.ERROR, f"Error: {describe(error)}")
+            return run.failed(CallStatus.ERROR, f"Error: {describe(error)}")
         finally:
-            if left:
-                _leave_later(gate, lease, left)
+            if run.left:
+                _leave_later(gate, lease, run.left)
             else:
                 gate.leave(lease)
         gate.remember(key, answer)
-        return _result(call, answer, seconds=loop.time() - started, queue_s=started - asked, attempts=attempts)
+        return run.answered(answer)
+
+    async def _execute(self, run: Run, arguments: dict[str, Any]) -> Any:
+        """Call `execute`, again while it fails and may be repeated within the call's time, and return what it returned.
+
+        Raises:
+            TimedOutError: The tool did not answer in time.
+            Exception: The tool raised it, in its last attempt.
+        """
+        gate, loop = run.gate, asyncio.get_running_loop()
+        until = run.started + gate.timeout_s
+        while True:
+            run.attempts += 1
+            alarms = gate.alarms if run.attempts == 1 else Alarms(until - loop.time())
+            given = copy.deepcopy(arguments) if gate.limits.retries else arguments
+            invocation = self._start(gate, "execute", self._instance_ids[gate.name], given)
+            try:
+                await invocation.ended(alarms)
+                return invocation.result()
+            except (TimedOutError, asyncio.CancelledError):
+                run.left = self._give_up(gate, invocation)
+                raise
+            except (ToolContractError, ValueError):
+                raise
+            except Exception:  # a tool's own code
+                wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
+                if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
+                    raise
+            await asyncio.sleep(wait_s)
 
     async def _release_all(self) -> None:
         if self._released:
@@ -372,26 +335,6 @@ class ToolSession:
         for remaining in left:
             keep(remaining)
         return left
-
-
-def _result(
-    call: ToolCall, answer: CallAnswer, *, seconds: float = 0.0, queue_s: float = 0.0, attempts: int = 0
-) -> CallResult:
-    """Return the result of a call that was answered; without `attempts` the answer is from the cache."""
-    return CallResult(
-        call.id,
-        call.name,
-        CallStatus.OK,
-        answer.text,
-        answer.reward,
-        copy.deepcopy(answer.metrics),  # the cache keeps them
-        seconds,
-        answer.images,
-        queue_s,
-        attempts,
-        attempts == 0,
-        answer.truncated,
-    )
 
 
 def _leave_later(gate: Gate, lease: str | None, left: Sequence[asyncio.Future[Any]]) -> None:

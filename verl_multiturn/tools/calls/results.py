@@ -1,0 +1,105 @@
+"""`CallResult`: the answer to one call, with its status, reward, metrics and times; and `Run`, which makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from verl_multiturn.chat.clipping import shorten
+from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.call import CallAnswer
+from verl_multiturn.tools.calls.slots import Gate
+
+
+class CallStatus(StrEnum):
+    """Way in which a call ended: the tool was called (the first three), or the call was refused (the others).
+
+    ERROR also stands for a call of a tool whose `create` failed.
+    """
+
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    MALFORMED = "malformed"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    OVER_LIMIT = "over_limit"
+    OVERLOADED = "overloaded"
+
+
+EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
+
+
+@dataclass(slots=True)
+class CallResult:
+    """Answer to one call, with its reward, metrics and times."""
+
+    call_id: str
+    tool: str
+    status: CallStatus
+    text: str
+    reward: float = 0.0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Seconds that the call ran, all attempts together."""
+    images: tuple[Any, ...] = ()
+    queue_s: float = 0.0
+    """Seconds that the call waited for a slot."""
+    attempts: int = 0
+    """Number of times that `execute` was called."""
+    cached: bool = False
+    truncated: bool = False
+    """True if the model reads less than the tool answered."""
+    altered: bool = False
+    """True if zero-width spaces part control tokens in the text; a model that copies the text writes them, too."""
+
+
+class Run:
+    """One call on its way to its result, with its times."""
+
+    __slots__ = ("asked", "attempts", "call", "gate", "left", "started")
+
+    def __init__(self, gate: Gate, call: ToolCall) -> None:
+        self.gate, self.call = gate, call
+        # Times of the event loop's clock: when the call asked for a slot, and when it had one.
+        self.asked = self.started = asyncio.get_running_loop().time()
+        self.attempts = 0
+        self.left: list[asyncio.Future[Any]] = []
+        """Tasks and threads of a call that was given up, as far as they still run."""
+
+    def enter(self) -> None:
+        """Note that the wait for a slot is over."""
+        self.started = asyncio.get_running_loop().time()
+
+    def answered(self, answer: CallAnswer) -> CallResult:
+        """Return the result of a call that was answered; without an attempt the answer is from the cache."""
+        is_cached = self.attempts == 0
+        return CallResult(
+            self.call.id,
+            self.call.name,
+            CallStatus.OK,
+            answer.text,
+            answer.reward,
+            copy.deepcopy(answer.metrics),  # the cache keeps them
+            0.0 if is_cached else asyncio.get_running_loop().time() - self.started,
+            answer.images,
+            self.started - self.asked,
+            self.attempts,
+            is_cached,
+            answer.truncated,
+        )
+
+    def failed(self, status: CallStatus, text: str) -> CallResult:
+        """Return the result of a call that the tool did not answer."""
+        return CallResult(
+            self.call.id,
+            self.gate.name,
+            status,
+            shorten(text, self.gate.limits.response_characters),
+            seconds=asyncio.get_running_loop().time() - self.started if self.attempts else 0.0,
+            queue_s=self.started - self.asked,
+            attempts=self.attempts,
+        )
