@@ -270,7 +270,14 @@ class _Check:
             reached = max(reached, int(here.max()))
 
     def _generations(self) -> None:
-        """Check the place of each generation, its ids, and the ids before it."""
+        """Check the place of each generation, its ids, and the ids before it.
+
+        Example of a row with two generations. The digest of a receipt is of all ids that the engine was given:
+
+            ids        | prompt | generation 0 | observation | generation 1 | after
+            digest 0   |<------>|
+            digest 1   |<----------------------------------->|
+        """
         digest, hashed = prompt_hash(), 0
         prefix_is_right = True
         before = len(self.row.prompt_ids)

@@ -257,6 +257,12 @@ class ChatCodec:
         token is not written twice. Where the model sampled a different token than the observation begins with, both
         stand.
 
+        verl's builder gets the last ids only, and returns them with the new ones. Example for ChatML:
+
+            ids              … 4 2 <|im_end|>
+            merged ids       4 2 <|im_end|>  newline     <|im_start|> tool …
+                             (kept)          (separator) (observation)
+
         Args:
             before: The messages so far. The last one is the assistant's turn.
             added: New messages of tools or users, as `trusted` returns them.

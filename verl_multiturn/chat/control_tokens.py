@@ -64,6 +64,37 @@ class _Tokens:
         return sum(index in self._indices for index in ids)
 
 
+def _special(tokenizer: ControlTokenizer) -> dict[str, int]:
+    """Return the tokens that structure a conversation, with their ids.
+
+    Example for Qwen2.5: `{"<|im_start|>": 151644, "<|im_end|>": 151645, "<|endoftext|>": 151643, …}`, but not
+    `<tool_call>`, which is an added token that is not special.
+    """
+    special = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+    special |= {
+        token.content: index
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special or _STRUCTURAL.fullmatch(token.content)
+    }
+    if tokenizer.unk_token in special:
+        # The unknown token stands for a character that the tokenizer does not know. It structures nothing, unless it
+        # has another task as well.
+        structural = {getattr(tokenizer, name, None) for name in ("eos_token", "bos_token", "pad_token")}
+        if tokenizer.unk_token not in structural:
+            special[tokenizer.unk_token] = _NO_ID  # found in text only, never among ids
+    return special
+
+
+def _marks(tokenizer: ControlTokenizer, special: Mapping[str, int]) -> dict[str, int]:
+    """Return the added tokens that hold a punctuation mark, such as `<tool_call>`, with their ids."""
+    marks = {
+        token.content: index
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if re.search(r"[^\w\s]", token.content)
+    }
+    return {token: index for token, index in marks.items() if token != tokenizer.unk_token or token in special}
+
+
 class Firewall:
     """A firewall that breaks the control tokens in text.
 
@@ -84,27 +115,12 @@ class Firewall:
     def __init__(
         self, tokenizer: ControlTokenizer, placeholders: Collection[str] = (), tags: Collection[str] = ()
     ) -> None:
-        added = dict(tokenizer.added_tokens_decoder)
-        special = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
-        special |= {
-            token.content: index
-            for index, token in added.items()
-            if token.special or _STRUCTURAL.fullmatch(token.content)
-        }
-        added_ids = {token.content: index for index, token in added.items()}
-        if tokenizer.unk_token in special:
-            # The unknown token stands for a character that the tokenizer does not know. It structures nothing, unless
-            # it has another task as well.
-            structural = {getattr(tokenizer, name, None) for name in ("eos_token", "bos_token", "pad_token")}
-            if tokenizer.unk_token not in structural:
-                special[tokenizer.unk_token] = _NO_ID  # found in text only, never among ids
-        # Placeholders that are not tokens of the tokenizer are found in text only, too.
-        special |= {text: added_ids.get(text, _NO_ID) for text in placeholders}
-        marks = {token.content: index for index, token in added.items() if re.search(r"[^\w\s]", token.content)}
-        marks = {token: index for token, index in marks.items() if token != tokenizer.unk_token or token in special}
+        added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+        # Placeholders and tags that are not tokens of the tokenizer are found in text only.
+        special = _special(tokenizer) | {text: added.get(text, _NO_ID) for text in placeholders}
+        tags_ids = {tag: added.get(tag, _NO_ID) for tag in tags}
         self._special = _Tokens(special)
-        plain = {tag: added_ids.get(tag, _NO_ID) for tag in tags}
-        self._all = _Tokens({**plain, **marks, **special})
+        self._all = _Tokens({**tags_ids, **_marks(tokenizer, special), **special})
         self._tokenizer = tokenizer
 
     def count(self, ids: Sequence[int], role: str = "tool") -> int:

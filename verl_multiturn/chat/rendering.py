@@ -178,6 +178,21 @@ class RenderingCheck:
         return [self._tokenizer.decode(piece) for piece in pieces]
 
     def _compare(self, whole: str, segments: Sequence[str], messages: Sequence[Message]) -> set[Difference]:
+        """Return how the template's text differs from the conversation's pieces.
+
+        Each piece of context is looked up in the template's text, in order. What lies between two of them is a turn:
+
+            segments   context 0 | said 0 | context 1 | said 1
+            whole      ~~~~~~~~~ | turn 0 | ~~~~~~~~~ | turn 1
+
+        A piece of context ends with the header of the next turn. The header is compared with the turn, since some
+        templates write another one for a turn that is over.
+
+        Args:
+            whole: The template's text of the whole conversation.
+            segments: The conversation's pieces, as `_segments` returns them.
+            messages: All messages of the conversation.
+        """
         found: set[Difference] = set()
         assistants = [message for message in messages if message["role"] == "assistant"]
         said = segments[1::2]

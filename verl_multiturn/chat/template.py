@@ -316,7 +316,20 @@ class _Probe:
         return int(ends[0] if ends else self._template.end_ids[0])
 
     def written_turn(self, turn: Message) -> str | None:
-        """Return the template's text for a turn after the end of the prompt, with the turn's end token."""
+        """Return the template's text for a turn after the end of the prompt, with the turn's end token.
+
+        The turn is rendered in its place, and what stands before and after it is taken away:
+
+            text    <prompt> | <the turn> | <header of the next message> marker …
+            shared  ~~~~~~~~                                                 (the prompt, perhaps without its end)
+            head                            ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~    (found in the increment of an observation)
+
+        Args:
+            turn: The assistant's message.
+
+        Returns:
+            The text; None where the template does not show the turn in its place.
+        """
         prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
         added = self._results(1) if turn.get("tool_calls") else [{"role": "user", "content": _NEXT}]
         text = self._text([*self._opening, turn, *added], [SCHEMA])

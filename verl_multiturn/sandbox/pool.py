@@ -111,7 +111,12 @@ class SandboxPool:
 
 
 class _RunningZygote:
-    """A running zygote and the sandboxes that it forked."""
+    """A running zygote and the sandboxes that it forked.
+
+    A sandbox is in one of these places, and in `_sandboxes` until it is gone:
+
+        _outbox ("spawn") → _starting → _ready → the caller of `acquire`, who waited in `_waiting` if none was ready
+    """
 
     def __init__(self, settings: SandboxSettings, launch: Launch) -> None:
         self._settings = settings
