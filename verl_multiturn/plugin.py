@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import Any
+
+import wrapt
 
 from verl_multiturn.driver import is_trainer
 
@@ -23,27 +23,8 @@ _SGLANG = {
 }
 
 
-class _AfterTrainers(SourceFileLoader):
-    """A loader that registers this package's trainers right after verl's trainers were imported.
-
-    verl looks the trainers up just after that import. Importing verl's trainers here instead would cost every worker
-    that needs none of them a quarter of a second and five warnings.
-    """
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Import verl's trainers, then register ours."""
-        super().exec_module(module)
-        import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
-
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec with this loader for the module of verl's trainers; None for any other module."""
-        if name != _TRAINERS:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.origin is not None:
-            spec.loader = cls(name, spec.origin)
-        return spec
+def _register_trainers(_: ModuleType) -> None:
+    import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
 
 
 def register() -> None:
@@ -78,10 +59,9 @@ def register() -> None:
     agent_loop.register_agent_loop()
     configuration.register_callback()
 
-    if _TRAINERS in sys.modules:
-        import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401
-    else:
-        sys.meta_path.insert(0, _AfterTrainers)
+    # verl looks its trainers up just after it has imported them. Importing them here instead would cost every worker
+    # that needs none of them a quarter of a second and five warnings.
+    wrapt.register_post_import_hook(_register_trainers, _TRAINERS)
 
 
 try:
