@@ -26,8 +26,8 @@ from typing import Any
 from benchmarks import recipe_snapshot
 from benchmarks.recipe_steps import count_steps
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.compose import compose_launch
-from verl_multiturn.launch.plan import plan_launch
+from verl_multiturn.launch.compose import compose_run
+from verl_multiturn.launch.plan import plan_run
 
 # A configuration for GPUs must not get the defaults that a CPU needs.
 os.environ["VERL_PLATFORM"] = "nvidia"
@@ -69,7 +69,7 @@ def _names(folder: Path) -> list[str]:
 
 def composed(recipe: str, variants: list[str], *overrides: str) -> Any:
     """Return the configuration that `verl-multiturn run` starts verl's trainer with."""
-    return compose_launch(plan_launch(recipe, variants=variants, overrides=overrides))
+    return compose_run(plan_run(recipe, variants=variants, overrides=overrides))
 
 
 def judge(config: Any) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import RunPlan, plan_launch
+from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.run import prepare_words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ def launch_of(name: str) -> RunPlan:
     recipe, *words = name.split("+")
     seed = next((int(word.removeprefix("seed=")) for word in words if word.startswith("seed=")), None)
     variants = [word for word in words if word != "smoke" and not word.startswith("seed=")]
-    return plan_launch(recipe, variants=variants, smoke="smoke" in words, seed=seed, out=OUT)
+    return plan_run(recipe, variants=variants, smoke="smoke" in words, seed=seed, out=OUT)
 
 
 def flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -64,7 +64,7 @@ def flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(name: str, before: Mapping[str, Any]) -> list[str]:
     """Return what differs from a case of the snapshot; exceptions that have a name are left out."""
-    config = resolved(compose_launch(launch_of(name)))
+    config = resolved(compose_run(launch_of(name)))
     text = json.dumps(config, default=str).replace(str(ROOT), "ROOT").replace(str(OUT), "OUT")
     now = {key: value for key, value in flat(json.loads(text)) if not key.startswith(OURS)}
     then = {key: value for key, value in before.items() if key != "(prepare)"}

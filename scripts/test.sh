@@ -49,7 +49,7 @@ free="not stack and not engine"
 if [ -n "$fast" ]; then
     beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[!a-q]*'
     beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[!rs]*'
-    beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[!t-z]*'
+    beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[a-s]*'
     tests -m "$free" --ignore=tests/unit || status=$?
 else
     beside tests -m engine # in one lane: two engines would not fit in memory

@@ -13,8 +13,8 @@ import pyarrow.parquet
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
-from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import plan_launch
+from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.plan import plan_run
 
 RECIPES = ROOT / "recipes"
 
@@ -37,8 +37,8 @@ def prepared(recipe: str, folder: Path, *words: str) -> dict[str, list[dict[str,
 
 def composed(recipe: str, *variants: str, overrides: Sequence[str] = (), **options: Any) -> Any:
     """Return the configuration of a recipe, resolved."""
-    launch = plan_launch(recipe, variants=variants, overrides=overrides, **options)
-    return OmegaConf.create(resolved(compose_launch(launch)))
+    launch = plan_run(recipe, variants=variants, overrides=overrides, **options)
+    return OmegaConf.create(resolved(compose_run(launch)))
 
 
 def run_script(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +18,7 @@ from rich.table import Table
 from verl_multiturn.certificate.verification import verify_file
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.launch.plan import plan_launch
+from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
@@ -26,8 +28,11 @@ from verl_multiturn.tools.check.contract import Grade, examine, tools_to_check
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.")
-recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: shell scripts that train.")
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.", context_settings=_HELP
+)
+recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
 console = Console()
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
@@ -204,9 +209,9 @@ def run(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps (trainer.total_training_steps).")] = None,
     data: Annotated[
-        str | None, typer.Option(help="A local file or a hub name in the place of the recipe's own data.")
+        str | None, typer.Option(help="A local file or folder, or a hub name, in the place of the recipe's own data.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where everything is written (outputs/NAME).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of this run (outputs/NAME, beside the recipes).")] = None,
     only_print: Annotated[
         bool, typer.Option("--print", help="Print the trainer's command, and start nothing.")
     ] = False,
@@ -217,7 +222,7 @@ def run(
     The last line is a JSON object.
     """
     try:
-        launch = plan_launch(
+        plan = plan_run(
             recipe,
             variants=variants or [],
             smoke=smoke,
@@ -228,9 +233,9 @@ def run(
             overrides=overrides or [],
         )
         if only_print:
-            print(shown_command(launch))
+            print(shown_command(plan))
             return
-        status = run_recipe(launch, only_prepare=only_prepare)
+        status = run_recipe(plan, only_prepare=only_prepare)
     except MultiTurnError as error:
         print(f"verl-multiturn: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -254,15 +259,18 @@ def list_them() -> None:
 @recipes_app.command("copy")
 def copy(
     name: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it.")],
-    folder: Annotated[Path, typer.Argument(help="Where recipes/NAME is made, with what it needs.")],
+    folder: Annotated[Path, typer.Argument(help="Where recipes/ and tool_configs/ are made.")],
 ) -> None:
-    """Copy a recipe into a folder of yours, to run and to change."""
+    """Copy a recipe into a folder of yours, to run and to change, with all others, whose parts it may use.
+
+    Files that are there already stay as they are.
+    """
     try:
         copied = copy_recipe(name, folder)
     except MultiTurnError as error:
         _fail(str(error))
     console.print(
-        f"[green]ok[/] {copied}: bash {copied / 'run.sh'} [--smoke] …; its README.md says more",
+        f"[green]ok[/] {copied}: bash {shlex.quote(str(copied / 'run.sh'))} [--smoke] …; its README.md says more",
         highlight=False,
         soft_wrap=True,
     )
@@ -307,6 +315,9 @@ def main() -> None:
     As with `python -m`, a command can name modules of the current folder.
     """
     sys.path.insert(0, os.getcwd())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter ends no command
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 

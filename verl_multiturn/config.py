@@ -5,13 +5,13 @@ verl's settings under `rollout.multi_turn.*` keep their meaning.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -185,8 +185,7 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
         if first["type"] == "extra_forbidden":
             *parents, last = first["loc"]
             known = sorted(_nested(model, parents).model_fields)
-            near = difflib.get_close_matches(str(last), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {known}"
+            hint = did_you_mean(str(last), known) or f"known are {known}"
             raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
         raise ConfigError(f"{where}.{key}: {first['msg']}, got {first['input']!r}") from None
 

@@ -250,7 +250,8 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
         _, problems = validate_dataset(path, tools)
         if problems:
             listed = "\n".join(problems[:_SHOWN])
-            raise ConfigError(f"{path}: {len(problems)} of {len(rows)} rows cannot work:\n{listed}")
+            more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise ConfigError(f"{path}: {len(problems)} of {len(rows)} rows cannot work:\n{listed}{more}")
     for split in splits:
         (folder / f"new-{split}.parquet").replace(folder / f"{split}.parquet")
 
@@ -274,21 +275,31 @@ def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
-def arguments(description: str, default_source: str) -> argparse.ArgumentParser:
+def arguments(description: str, default_source: str | None) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every `prepare_data.py` takes.
 
     Args:
         description: Text for `--help`.
-        default_source: Default of `--source`.
+        default_source: Default of `--source`; None: the script makes its own rows, and refuses a source.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
-    parser.add_argument(
-        "--source", default=default_source, help="a local file or folder, or a hub name (default: %(default)s)"
-    )
+    if default_source is None:
+        parser.add_argument("--source", type=_refused, help=argparse.SUPPRESS)
+    else:
+        parser.add_argument(
+            "--source", default=default_source, help="a local file or folder, or a hub name (default: %(default)s)"
+        )
     parser.add_argument("--smoke", action="store_true", help="a small made set that needs no network")
     parser.add_argument("--tools", type=Path, help="the tool YAML that the rows are checked against")
     return parser
+
+
+def _refused(source: str) -> str:
+    raise argparse.ArgumentTypeError(
+        f"this recipe makes its own rows; leave --data {source} out, or name finished parquet files of your own with "
+        "data.train_files=… data.val_files=…"
+    )
 
 
 def prepare(main: Callable[[], None]) -> None:

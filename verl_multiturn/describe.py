@@ -10,8 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -81,3 +83,17 @@ def _name_of(value: object) -> str:
         return str.__str__(type(value).__name__)
     except BaseException:  # a metaclass may raise
         return "object"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question whether a known word was meant; empty if none is like the given one.
+
+    Example: `did_you_mean("gsm8k", ["gsm8k_multiturn", "torl"]) == "did you mean 'gsm8k_multiturn'?"`.
+
+    Args:
+        word: An unknown word.
+        known: All known words.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1) or [each for each in known if word and each.startswith(word)]
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -49,7 +50,7 @@ def list_recipes() -> dict[str, str]:
 def copy_recipe(name: str, target: Path) -> Path:
     """Copy a recipe into a folder, with `tool_configs` and all other recipes, from which it may take some of its parts.
 
-    A folder that exists already (except `recipes/NAME`) stays as it is: the user may have changed it.
+    A file that exists already stays as it is: the user may have changed it.
 
     Args:
         name: Name of the recipe.
@@ -59,20 +60,25 @@ def copy_recipe(name: str, target: Path) -> Path:
         Folder of the copied recipe.
 
     Raises:
-        ConfigError: There is no such recipe, or the folder already has a copy of it.
+        ConfigError: There is no such recipe, or the folder cannot be written to.
     """
     known = list_recipes()
     if name not in known:
-        raise ConfigError(f"unknown recipe {name!r}; known are {', '.join(known)}")
-    source, copied = shipped_folder() / "recipes", target / "recipes" / name
-    if copied.exists():
-        raise ConfigError(f"{str(copied)!r} exists (a copy brings all recipes); move it away, or name another folder")
-    for folder in sorted(path for path in source.iterdir() if path.is_dir()):
-        _copy(folder, target / "recipes" / folder.name)
-    _copy(source.parent / "tool_configs", target / "tool_configs")
-    return copied
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"unknown recipe {name!r}; {hint and hint + ' '}known are {', '.join(known)}")
+    source = shipped_folder()
+    try:
+        for folder in ("recipes", "tool_configs"):
+            shutil.copytree(
+                source / folder, target / folder, ignore=_LEFT, copy_function=_copy_if_missing, dirs_exist_ok=True
+            )
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(f"cannot copy the recipes into {str(target)!r}: {error}") from None
+    return target / "recipes" / name
 
 
-def _copy(source: Path, target: Path) -> None:
-    if not target.exists():
-        shutil.copytree(source, target, ignore=_LEFT)
+def _copy_if_missing(source: str, target: str) -> str:
+    if not Path(target).exists():
+        shutil.copy2(source, f"{target}.part")
+        Path(f"{target}.part").replace(target)  # a copy that is interrupted leaves no half of a file
+    return target

@@ -28,8 +28,8 @@ from sft import batch_of
 from tiny_tokenizer import make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from verl_multiturn.launch.compose import compose_launch
-from verl_multiturn.launch.plan import plan_launch
+from verl_multiturn.launch.compose import compose_run
+from verl_multiturn.launch.plan import plan_run
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent
@@ -49,7 +49,7 @@ def smoke_recipes() -> list[str]:
 @cache
 def smoke_config(recipe: str) -> Any:
     """Return the configuration of a recipe's smoke run."""
-    return compose_launch(plan_launch(str(RECIPES / recipe), smoke=True, out=WORK / recipe))
+    return compose_run(plan_run(str(RECIPES / recipe), smoke=True, out=WORK / recipe))
 
 
 def read_rows(recipe: str) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ def make_rows(split: str, size: int, seed: int, examples: list[dict[str, str]]) 
 
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
-    parser = arguments(__doc__ or "", "reasoning_gym")
+    parser = arguments(__doc__ or "", None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)

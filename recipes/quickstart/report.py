@@ -13,7 +13,6 @@ from statistics import mean
 from typing import Any
 
 import matplotlib
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -79,16 +78,16 @@ def summarize(
         "seed": seed,
         "val_acc_before": validations[0][1] if validations else None,
         "val_acc_after": validations[-1][1] if validations else None,
-        "reward_first_10": mean(rewards[:10]),
-        "reward_last_10": mean(rewards[-10:]),
-        "prob_diff_mean": mean(over_steps(PROB_DIFF_MEAN)) if over_steps(PROB_DIFF_MEAN) else None,
+        "reward_first_10": _mean(rewards[:10]),
+        "reward_last_10": _mean(rewards[-10:]),
+        "prob_diff_mean": _mean(over_steps(PROB_DIFF_MEAN)),
         "prob_diff_max": max(over_steps(PROB_DIFF_MAX), default=None),
         "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
         "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
         "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
-        "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds,
+        "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds if step_seconds else None,
         "steps": len(steps),
         "start_up_seconds": start_up_seconds,
         "train_seconds": round(step_seconds, 1),
@@ -111,8 +110,11 @@ def main() -> None:
     """Report the run in the folder that the command line names. The launcher and verl's trainer wrote its files."""
     out = Path(sys.argv[1])
     start_up = json.loads((out / "start_up.json").read_text())
-    config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
-    summarize(out, read_metrics(out), int(config.data.seed), start_up["started"], start_up["seconds"], Console())
+    summarize(out, read_metrics(out), start_up["seed"], start_up["started"], start_up["seconds"], Console())
+
+
+def _mean(values: list[float]) -> float | None:
+    return mean(values) if values else None
 
 
 def _calls_of_last(records: list[dict[str, Any]], steps: int) -> float:
@@ -124,7 +126,7 @@ def _calls_of_last(records: list[dict[str, Any]], steps: int) -> float:
 def _plot(path: Path, steps: list[dict[str, Any]], validations: list[tuple[int, float]]) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     axes.plot([entry["step"] for entry in steps], [entry["data"][REWARD] for entry in steps], label="reward (sampled)")
-    axes.plot(*zip(*validations, strict=True), "o--", label="validation accuracy (greedy)")
+    axes.plot(*zip(*validations, strict=True), "o--", label="validation accuracy (greedy)") if validations else None
     axes.set(xlabel="GRPO step", ylim=(-0.02, 1.02), title="A tiny model learns to call a calculator")
     axes.grid(alpha=0.3)
     axes.legend()

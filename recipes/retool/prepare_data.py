@@ -128,7 +128,9 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
-    parser.add_argument("--validation", action="append", help=f"sources of the test split (default: {VALIDATION})")
+    parser.add_argument(
+        "--validation", action="extend", nargs="+", help=f"sources of the test split (default: {VALIDATION})"
+    )
     args = parser.parse_args()
     if args.smoke:
         splits = {"train": smoke_rows(0, 8), "test": smoke_rows(8, 4)}

@@ -39,7 +39,7 @@ def make_rows(entries: list[dict[str, Any]], tool: bool) -> list[Row]:
 
 def main() -> None:
     """Write `train.parquet` and `test.parquet`, and the model if it does not exist yet."""
-    parser = arguments(__doc__ or "", "reasoning_gym")
+    parser = arguments(__doc__ or "", None)
     parser.add_argument("--no-tool", action="store_true", help="the baseline: no tool, and none in the prompt")
     parser.add_argument("--seed", type=int, default=0, help="of the training rows; below 9,000,000")
     args = parser.parse_args()

@@ -176,7 +176,9 @@ def smoke_rows(start: int, size: int) -> list[Row]:
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", SOURCE)
-    parser.add_argument("--validation", action="append", default=[], help="sources of the test split, all rows of each")
+    parser.add_argument(
+        "--validation", action="extend", nargs="+", default=[], help="sources of the test split, all rows of each"
+    )
     parser.add_argument("--prompt", choices=("plain", "chat"), default="plain", help="of the rows (%(default)s)")
     args = parser.parse_args()
     if args.smoke:

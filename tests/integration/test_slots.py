@@ -98,7 +98,7 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
         """A worker that uses tools on its loop, as an agent loop worker does."""
 
         async def use(self, name: str, folder: Path) -> None:
-            from verl_multiturn.verl_bridge.trainer.closing import close_at_end
+            from verl_multiturn.verl_bridge.closing import close_at_end
 
             class Tool:
                 def __init__(self, how: str) -> None:

@@ -12,6 +12,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,8 +21,9 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT, has_ended
 from tests.recipe_scripts import composed, run_script
 from verl_multiturn.cli import app
-from verl_multiturn.launch.compose import compose_launch, resolved
-from verl_multiturn.launch.plan import RunPlan, plan_launch
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.run import prepare_words
 from verl_multiturn.recipes import list_recipes
 
@@ -32,6 +34,12 @@ LR = "actor_rollout_ref.actor.optim.lr="
 
 def words_of(printed: str) -> list[str]:
     return shlex.split(printed.replace("\\\n", ""))
+
+
+def apart(words: list[str]) -> tuple[Any, ...]:
+    """Return the variables before a command, and the command's words."""
+    variables = list(itertools.takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+    return dict(word.split("=", 1) for word in variables), *words[len(variables) :]
 
 
 def test_later_settings_win() -> None:
@@ -47,7 +55,8 @@ def test_later_settings_win() -> None:
 def test_what_is_printed_is_a_command_of_verls(words: list[str], tmp_path: Path) -> None:
     """One that a user can give: Hydra alone composes what it says, several variants at once."""
     ran = run_script(GSM8K, *words, "--out", str(tmp_path / "out"), "--print", f"{LR}7")
-    python, *command = words_of(ran.stdout)
+    variables, python, *command = apart(words_of(ran.stdout))
+    assert variables["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/out/metrics.jsonl"
     name = f"{ROOT}/recipes/gsm8k_multiturn"
     assert [python, *command[:6]] == [
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
@@ -65,10 +74,10 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
     """`python -m verl.trainer.main_ppo --config-path $PWD/recipes/… --config-name config` finds all that it needs."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PWD", str(ROOT))
-    launch = plan_launch("otc", variants=["search"])
+    launch = plan_run("otc", variants=["search"])
     bare = replace(launch, searched=tuple(entry.replace(f"{ROOT}/", "") for entry in launch.searched))
     monkeypatch.setattr(RunPlan, "settings", lambda self: ["variant=search"])
-    config = resolved(compose_launch(bare))
+    config = resolved(compose_run(bare))
     assert config["recipe"]["out"] == f"{ROOT}/outputs/otc"
     assert config["data"]["train_files"] == f"{ROOT}/outputs/otc/data/train.parquet"
     assert config["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"].startswith(str(ROOT))
@@ -77,15 +86,24 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--variant", "qwen9"], "verl-multiturn: unknown variant 'qwen9'; known are "),
-        (["variant=[qwen3,qwen9]"], "verl-multiturn: unknown variant 'qwen9'; known are "),
+        (["--variant", "qwen9"], "verl-multiturn: unknown variant 'qwen9'; did you mean 'qwen3'? known are "),
+        (["variant=[qwen3,qwen9]"], "verl-multiturn: unknown variant 'qwen9'; did you mean 'qwen3'? known are "),
         (["--variant"], "Option '--variant' requires an argument"),
         (["--smok"], "No such option: --smok"),
         (["trainer.nnodes"], "unknown argument 'trainer.nnodes'; an override has the form key=value"),
-        (["trainer.nnods=2"], "Could not override 'trainer.nnods'"),
-        (["--smoke", "--data", "mine.jsonl"], "--smoke makes its own data; leave --data mine.jsonl out"),
-        (["--out", "lr=1e-6"], "Hydra reads no folder named like"),
-        (["--out", "größe"], "Hydra reads no folder named like"),
+        (
+            ["trainer.nnods=2"],
+            "unknown key 'trainer.nnods'; did you mean 'nnodes'? a key that is really new takes a plus",
+        ),
+        (["smoke=gpu"], "'smoke=gpu': the smoke run is on a CPU; expected smoke=cpu, or --smoke"),
+        (["--out", "."], "--out '.': expected a folder for this run alone, which the current one is not"),
+        (["--out", "blank "], "cannot be used, since Hydra reads only letters of ASCII"),
+        (
+            ["--smoke", "--data", "mine.jsonl"],
+            "--data 'mine.jsonl' cannot be used with --smoke, which makes its own data",
+        ),
+        (["--out", "lr=1e-6"], "cannot be used, since Hydra reads only letters of ASCII"),
+        (["--out", "größe"], "cannot be used, since Hydra reads only letters of ASCII"),
     ],
 )
 def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
@@ -116,7 +134,7 @@ def test_a_seed_is_the_runs(tmp_path: Path) -> None:
 
 
 def test_options_for_the_rows_come_from_several_files() -> None:
-    config = compose_launch(plan_launch("torl", variants=["zerotir"], smoke=True))
+    config = compose_run(plan_run("torl", variants=["zerotir"], smoke=True))
     assert prepare_words(resolved(config)["recipe"]) == [
         *("--source", "Open-Reasoner-Zero/orz_math_57k_collection"),
         *("--validation", "Maxwell-Jia/AIME_2024", "yentinglin/aime_2025", "--prompt", "chat"),
@@ -135,7 +153,7 @@ def test_the_baseline_of_a_smoke_run_has_no_tool() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "trainer.nnodes=2: start it on each node with NODE_RANK"),
+        ([], "start it on each node with NODE_RANK"),
         (["--variant", "ppo"], "unknown variant 'ppo'; known are qwen2.5_7b"),
         (["++trainer.nnodes=two"], "trainer.nnodes=two: expected a number"),
     ],
@@ -164,7 +182,7 @@ def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path) -> None:
     assert offline.returncode != 0
     assert "'openai/gsm8k' is no local file" in offline.stderr
     # The user's own rows are used unchanged.
-    (train.parent / ".prepared").unlink()
+    (train.parent / ".preparing").unlink()  # what the failed script left
     assert run_script(GSM8K, *words, "--variant", "no_tool").returncode == 0
     assert train.stat().st_mtime_ns == second
 
@@ -174,38 +192,6 @@ def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
     assert run_script(GSM8K, "--smoke", "--prepare", "--out", str(tmp_path)).returncode == 0
     assert (tmp_path / "data" / "train.parquet").is_file()
     assert (tmp_path / "metrics.jsonl").is_file()
-
-
-# A stand-in for the trainer. It logs the step STEP as verl's logger does, which empties its file first.
-TRAINER = """#!/usr/bin/env bash
-case " $* " in
-    *" verl.trainer.main_ppo "*)
-        data='{"training/global_step": '$STEP', "critic/score/mean": 0.5}'
-        echo '{"step": '$STEP', "data": '$data'}' >"$VERL_FILE_LOGGER_PATH"
-        ;;
-    *) exec PYTHON "$@" ;;
-esac
-"""
-
-
-def test_a_resumed_run_keeps_its_curve(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(TRAINER.replace("exec PYTHON", f"exec {sys.executable}"))
-    python.chmod(0o755)
-    out = tmp_path / "out"
-    assert run_script(GSM8K, "--smoke", "--prepare", "--out", str(out)).returncode == 0
-    (out / "data" / ".prepared").unlink()  # the user's own rows
-    for step in (1, 2, 3):
-        ran = run_script(GSM8K, "--out", str(out), PYTHON=str(python), STEP=str(step))
-        assert ran.returncode == 0, ran.stderr
-        assert json.loads(ran.stdout.splitlines()[-1])["steps"] == step
-    assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
-    # A smoke run without a checkpoint begins anew; with a checkpoint it continues.
-    for step, steps in ((1, 1), (2, 2)):
-        ran = run_script(GSM8K, "--smoke", "--out", str(out), PYTHON=str(python), STEP=str(step))
-        assert json.loads(ran.stdout.splitlines()[-1])["steps"] == steps
-        (out / "checkpoints").mkdir(exist_ok=True)
-        (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
 def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
@@ -229,8 +215,8 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert printed == run_script(RECIPES / "otc" / "run.sh", "--smoke", "--print").stdout.replace(
         f"{ROOT}/recipes", f"{tmp_path}/recipes"
     ).replace(f"{ROOT}/outputs", f"{tmp_path}/outputs").replace(f"recipe.root={ROOT}", f"recipe.root={tmp_path}")
-    copied = plan_launch(str(tmp_path / "recipes" / "otc"), smoke=True)
-    config = resolved(compose_launch(copied))
+    copied = plan_run(str(tmp_path / "recipes" / "otc"), smoke=True)
+    config = resolved(compose_run(copied))
     assert Path(config["actor_rollout_ref"]["model"]["path"]) == tmp_path / "recipes" / "common" / "model"
     assert (tmp_path / "recipes" / "common" / "model" / "config.json").is_file()
     assert config["recipe"]["prepare_data"] == str(tmp_path / "recipes" / "torl" / "prepare_data.py")
@@ -240,9 +226,21 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     other = CliRunner().invoke(app, ["recipe", "copy", "torl", str(tmp_path)])
     assert other.exit_code == 0, other.output
     assert (tmp_path / "tool_configs" / "gsm8k.yaml").read_text() == "mine"
+    # Of a recipe of which a part is there the other part is copied.
+    (tmp_path / "recipes" / "otc" / "config.yaml").unlink()
+    (tmp_path / "recipes" / "otc" / "README.md").write_text("mine")
     again = CliRunner().invoke(app, ["recipe", "copy", "gsm8k_multiturn", str(tmp_path)])
-    assert again.exit_code == 1
-    assert "exists (a copy brings all recipes); move it away" in again.output
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "recipes" / "otc" / "config.yaml").is_file()
+    assert (tmp_path / "recipes" / "otc" / "README.md").read_text() == "mine"
+    (tmp_path / "file").touch()
+    refused = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path / "file")])
+    assert refused.exit_code == 1
+    assert "cannot copy the recipes into" in refused.output
+    # A path is not taken for a name.
+    assert plan_run(f"{tmp_path}/recipes/otc").folder == tmp_path / "recipes" / "otc"
+    with pytest.raises(ConfigError, match=r"unknown recipe './otc'"):
+        plan_run("./otc")
 
 
 def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
@@ -258,7 +256,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(installed)
     names = (
         "from verl_multiturn.recipes import copy_recipe, list_recipes; print(*list_recipes())\n"
-        "from verl_multiturn.launch.plan import plan_launch; print(plan_launch('torl', variants=['fsdp2']).out)"
+        "from verl_multiturn.launch.plan import plan_run; print(plan_run('torl', variants=['fsdp2']).out)"
     )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {names}"],
@@ -282,7 +280,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
 def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["recipe", "copy", "gsm9k", str(tmp_path)])
     assert ran.exit_code == 1
-    assert "unknown recipe 'gsm9k'; known are " in ran.output
+    assert "unknown recipe 'gsm9k'; known are " in ran.output.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,6 +313,7 @@ def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
 SLEEPER = """
 import signal, subprocess, sys, time
 from pathlib import Path
+from typing import Any
 from verl_multiturn.launch.processes import run_watched
 
 if sys.argv[2] == "nohup":

@@ -12,7 +12,7 @@ import pytest
 from verl_multiturn.observe import start_up
 
 
-def test_each_phase_has_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_has_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([12.0, 15.0, 20.0, 40.0, 44.5])
     monkeypatch.setattr(start_up.time, "time", lambda: next(clock))
     run = start_up.StartUp(started=10.0)
@@ -22,11 +22,8 @@ def test_each_phase_has_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.seconds == {"checks": 2.0, "ray": 3.0}
     run.see("INFO:actor and ref model engine initialized")
     run.see("INFO:checkpoint engine manager initialized")
-    run.look_for_conversations(tmp_path / "records")
     assert (run.doing, run.is_over) == ("starting the agent loop, waiting for the first conversation", False)
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "host-1.jsonl").write_text("{}\n")
-    run.look_for_conversations(tmp_path / "records")
+    run.end()
     assert run.seconds == {"checks": 2.0, "ray": 3.0, "fsdp": 5.0, "sglang": 20.0, "first_conversation": 4.5}
     assert (run.doing, run.is_over) == ("training", True)
 
@@ -39,12 +36,12 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
 
 
 def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.launch.plan import plan_launch
+    from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.processes import run_watched
     from verl_multiturn.launch.run import _environment
 
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    plan = plan_launch("gsm8k_multiturn", smoke=True, out=tmp_path)
+    plan = plan_run("gsm8k_multiturn", smoke=True, out=tmp_path)
     environment = _environment(plan, {"recipe": {"on_cpu": False}})
     program = "import os, sys; print('first'); print('second', file=sys.stderr); print('third'); os._exit(3)"
 

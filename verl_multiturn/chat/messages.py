@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.chat.images import check_media
-from verl_multiturn.describe import show
+from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -29,8 +28,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], where: str, takes_imag
         role = message.get("role")
         if role in ROLES:
             continue
-        near = difflib.get_close_matches(str(role).lower(), ROLES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "write one of these"
+        hint = did_you_mean(str(role).lower(), ROLES) or "write one of these"
         raise ConfigError(
             f"{where}: message {index} has the role {show(role, 100)}, expected one of {list(ROLES)}; {hint}"
         )

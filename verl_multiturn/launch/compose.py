@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.plan import RunPlan, searchpath
 
+_UNKNOWN = re.compile(r"Could not override '([^']+)'")
 _VERLS = "pkg://verl.trainer.config"
 
 
-def compose_launch(launch: RunPlan) -> Any:
+def compose_run(plan: RunPlan) -> Any:
     """Compose the configuration of a planned run, and return it as Hydra's `DictConfig`.
 
     Args:
-        launch: The planned run, from `plan_launch`.
+        plan: The planned run, from `plan_run`.
 
     Raises:
         ConfigError: verl or Hydra is not installed, or an override or a file does not fit the configuration.
@@ -28,23 +32,42 @@ def compose_launch(launch: RunPlan) -> Any:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
     except ImportError as error:
-        raise ConfigError(f"{error}: Hydra comes with verl; run this in the environment that trains") from None
+        raise ConfigError(
+            f"Hydra is not installed ({error}); it comes with verl: run this where verl is installed"
+        ) from None
     # For `pkg://verl…`, Hydra would import verl, which takes many seconds. So name the folder of verl's YAML files.
-    searched = [f"file://{folder / 'trainer' / 'config'}" if entry == _VERLS else entry for entry in launch.searched]
+    searched = [f"file://{folder / 'trainer' / 'config'}" if entry == _VERLS else entry for entry in plan.searched]
     # Hydra's own settings (`hydra.…`) are not part of the composed configuration.
-    words = [word for word in launch.settings() if not word.lstrip("+~").startswith("hydra.")]
+    words = [word for word in plan.settings() if not word.lstrip("+~").startswith("hydra.")]
     try:
-        with initialize_config_dir(str(launch.folder), version_base=None):
+        with initialize_config_dir(str(plan.folder), version_base=None):
             return compose("config", overrides=[searchpath(searched), *words])
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{launch.name}: {error}") from None
+        raise ConfigError(f"{plan.name}: {_misspelt(str(error), plan, searched) or error}") from None
+
+
+def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
+    """Return what is wrong with an override of an unknown key; empty for another error of Hydra's."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    if not (found := _UNKNOWN.search(message)):
+        return ""
+    parent, _, key = found[1].rpartition(".")
+    without = [word for word in plan.settings() if not word.startswith((f"{found[1]}=", "hydra."))]
+    with contextlib.suppress(Exception), initialize_config_dir(str(plan.folder), version_base=None):
+        config = compose("config", overrides=[searchpath(searched), *without])
+        section = OmegaConf.select(config, parent) if parent else config
+        hint = did_you_mean(key, map(str, section))
+        return f"unknown key {found[1]!r}; {hint and hint + ' '}a key that is really new takes a plus: +{found[1]}=…"
+    return ""
 
 
 def resolved(config: Any) -> dict[str, Any]:
     """Return a composed configuration as plain dictionaries and lists, with all references replaced by values.
 
     Args:
-        config: The `DictConfig` from `compose_launch`.
+        config: The `DictConfig` from `compose_run`.
 
     Raises:
         ConfigError: A value refers to another value that does not exist.
@@ -64,7 +87,7 @@ def _folder_of_verl() -> Path:
     found = importlib.util.find_spec("verl")
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
-            f"verl is not installed for {sys.executable!r}; run this in the environment that trains, or name "
-            "its Python with the variable PYTHON"
+            f"verl is not installed for {sys.executable!r}; run verl-multiturn in the environment that trains (a "
+            "recipe's run.sh takes its Python from the variable PYTHON)"
         )
     return Path(next(iter(found.submodule_search_locations)))

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.recipes import is_in_wheel, shipped_folder
 
@@ -93,30 +94,34 @@ def searchpath(folders: Sequence[str]) -> str:
     return "hydra.searchpath=[" + ",".join(f'"{folder}"' for folder in folders) + "]"
 
 
-def run_name(launch: RunPlan) -> str:
+def run_name(plan: RunPlan) -> str:
     """Return the name of a run: the recipe's name and the names of its variants, joined by `-`."""
-    return "-".join([launch.name, *launch.variants])
+    return "-".join([plan.name, *plan.variants])
 
 
 def find_recipe(name: str) -> Path:
     """Return the folder of a recipe as an absolute path.
 
     Args:
-        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. The package's own
-            recipe wins.
+        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. A text with a
+            slash is a path. Any other text is a name if there is such a recipe.
 
     Raises:
         ConfigError: There is no such recipe.
     """
     shipped = shipped_folder() / "recipes"
-    for folder in (shipped / name, Path(name)):
+    for folder in (Path(name),) if "/" in name else (shipped / name, Path(name)):
         if (folder / "config.yaml").is_file():
             return Path(os.path.abspath(folder))
-    known = ", ".join(sorted(path.parent.name for path in shipped.glob("*/config.yaml")))
-    raise ConfigError(f"unknown recipe {name!r}; expected a folder with a config.yaml, or one of {known}")
+    known = sorted(path.parent.name for path in shipped.glob("*/config.yaml"))
+    hint = did_you_mean(name, known)
+    raise ConfigError(
+        f"unknown recipe {name!r}; {hint and hint + ' '}expected a folder with a config.yaml, or one of "
+        f"{', '.join(known)}"
+    )
 
 
-def plan_launch(
+def plan_run(
     recipe: str,
     *,
     variants: Sequence[str] = (),
@@ -134,7 +139,8 @@ def plan_launch(
         variants: Names of variants; later ones win.
         smoke: Whether to do the small run on a CPU.
         data: Local file or hub name that replaces the recipe's own data; None: the recipe's own.
-        out: Folder of the run; None: a folder below `outputs/`, named after the recipe, its variants and `smoke`.
+        out: Folder of the run, other than the current one; None: a folder below `outputs/`, named after the recipe, its
+            variants and `smoke`.
         seed: Seed of the run; None: the recipe's own.
         steps: Number of training steps; None: the recipe's own.
         overrides: Hydra overrides, `key=value`. `variant=…` and `smoke=cpu` among them work like the options.
@@ -148,19 +154,22 @@ def plan_launch(
     primary = _read(folder)
     root = _root_of(folder)
     variants, smoke, overrides = _without_groups(variants, smoke, overrides)
+    if out is not None and not str(out).strip(" ."):
+        raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
     if smoke and data is not None:
-        raise ConfigError(f"--smoke makes its own data; leave --data {data} out")
+        raise ConfigError(f"--data {data!r} cannot be used with --smoke, which makes its own data; leave one out")
     searched = [_absolute(entry, root) for entry in primary["hydra"]["searchpath"]]
     _check_variants(variants, folder, searched)
     outputs = Path.cwd() / "outputs" if is_in_wheel(root) else root / "outputs"
     name = str(primary["recipe"]["name"])
     default = outputs / ("-".join([name, *variants]) + ("-smoke" if smoke else ""))
     out = Path(os.path.abspath(default if out is None else out))
-    if not _PLAIN.fullmatch(f"{root}{outputs}{out}"):
-        raise ConfigError(
-            f"Hydra reads no folder named like {str(root)!r} or {str(out)!r}; expected letters of ASCII, digits, "
-            "blanks and any of _ / + . % * @ ? : -"
-        )
+    for place, remedy in ((root, "move the recipes"), (out, "choose another --out")):
+        if not _PLAIN.fullmatch(str(place)) or str(place).endswith(" "):
+            raise ConfigError(
+                f"the folder {str(place)!r} cannot be used, since Hydra reads only letters of ASCII, digits, blanks "
+                f"(not at the end) and any of _ / + . % * @ ? : - in a path; {remedy}"
+            )
     return RunPlan(
         folder, root, outputs, out, name, tuple(searched), tuple(variants), smoke, data, seed, steps, tuple(overrides)
     )
@@ -172,7 +181,9 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         primary["recipe"]["name"], primary["hydra"]["searchpath"]
     except (KeyError, TypeError):
-        raise ConfigError(f"{str(path)!r}: expected recipe.name and hydra.searchpath, as other recipes have") from None
+        raise ConfigError(
+            f"{str(path)!r}: recipe.name or hydra.searchpath is missing; copy both from another recipe"
+        ) from None
     return dict(primary)
 
 
@@ -202,11 +213,13 @@ def _without_groups(
             raise ConfigError(f"unknown argument {word!r}; an override has the form key=value")
         if key == "variant":
             chosen += [name.strip() for name in value.strip("[]").split(",") if name.strip()]
-        elif word == "smoke=cpu":
+        elif key.strip() == "smoke":
+            if value.strip(" '\"") != "cpu":
+                raise ConfigError(f"{word!r}: the smoke run is on a CPU; expected smoke=cpu, or --smoke")
             smoke = True
         else:
             rest.append(word)
-    return chosen, smoke, rest
+    return list(dict.fromkeys(chosen)), smoke, rest
 
 
 def _check_variants(variants: Sequence[str], folder: Path, searched: Sequence[str]) -> None:
@@ -216,4 +229,5 @@ def _check_variants(variants: Sequence[str], folder: Path, searched: Sequence[st
     )
     for variant in variants:
         if variant not in known:
-            raise ConfigError(f"unknown variant {variant!r}; known are {' '.join(known)}")
+            hint = did_you_mean(variant, known)
+            raise ConfigError(f"unknown variant {variant!r}; {hint and hint + ' '}known are {', '.join(known)}")

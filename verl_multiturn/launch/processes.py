@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_watched(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, watch: Callable[[Callable[[], bool]], None]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path | None = None,
+    watch: Callable[[Callable[[], bool]], None] | None = None,
+    lock: int | None = None,
 ) -> int:
     """Run a command in a new session until it ends, and return its exit status.
 
@@ -27,9 +32,10 @@ def run_watched(
     Args:
         command: Program and its arguments.
         environment: All environment variables of the command.
-        log: File that the output of the command is appended to.
+        log: File that the output of the command is appended to; None: the output is that of this process.
         watch: Function that is called once, with a function that tells whether the command still runs. It has to
-            return when the command has ended.
+            return when the command has ended. None: nothing is done meanwhile.
+        lock: Descriptor that the command inherits, of a file that stays locked as long as the command runs.
 
     Returns:
         The exit status; negative for a command that a signal ended.
@@ -47,35 +53,40 @@ def run_watched(
     before = {signum: signal.signal(signum, interrupted) for signum in heard}
     process: subprocess.Popen[bytes] | None = None
     try:
-        with log.open("ab") as output:
+        with log.open("ab") if log is not None else contextlib.nullcontext() as output:
             process = subprocess.Popen(
                 command,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.STDOUT if output is not None else None,
                 env={**environment, _MARK: mark},
                 start_new_session=True,
+                pass_fds=() if lock is None else (lock,),
             )
         started = process
-        watch(lambda: started.poll() is None)
+        if watch is not None:
+            watch(lambda: started.poll() is None)
+        started.wait()
     finally:
         # A second Ctrl-C must not interrupt the cleanup.
         for signum in heard:
             signal.signal(signum, signal.SIG_IGN)
-        stop_everything(mark, process)
+        if left := stop_everything(mark, process):
+            numbers = ", ".join(map(str, left))
+            print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)
         for signum, handler in before.items():
             signal.signal(signum, handler)
     return process.returncode
 
 
-def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
-    """End every process of a run.
+def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> list[int]:
+    """End every process of a run, and return the process ids of those that did not end.
 
     The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
     function waits up to 5 seconds for them, and it returns when none is left.
 
     These processes belong to the run: those with its mark in their environment, those in the trainer's session, and
     all descendants of both. The mark alone is not enough, since a process that renames itself overwrites its
-    environment.
+    environment. A process that gave up the mark, the session and its parent is not found.
 
     Args:
         mark: Value of the environment variable that marks the run's processes.
@@ -97,11 +108,12 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> None:
                 found |= set(process.children(recursive=True))
         known = {process for process in known | found if _is_alive(process)}
         if not known:
-            return
+            break
         for process in known:
             with contextlib.suppress(psutil.Error):
                 process.terminate() if attempt == 0 else process.kill()
         psutil.wait_procs(list(known), timeout=5)
+    return sorted(process.pid for process in known if _is_alive(process))
 
 
 def _is_alive(process: psutil.Process) -> bool:

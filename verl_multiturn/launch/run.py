@@ -5,55 +5,60 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.compose import compose_launch, resolved
+from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import run_watched
-from verl_multiturn.observe.metric_files import metric_files
-from verl_multiturn.observe.progress import Display
+from verl_multiturn.launch.run_folder import RunFolder
+from verl_multiturn.observe.progress import Display, RunConsole
 from verl_multiturn.observe.start_up import StartUp
 
 _PPO = "verl.trainer.main_ppo"
-_CHECKPOINT = "latest_checkpointed_iteration.txt"
 _TAIL = 40
 """Number of the log's last lines that are shown when a run failed."""
+_TAIL_BYTES = 65_536
 
 
-def run_recipe(launch: RunPlan, *, only_prepare: bool = False) -> int:
+def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     """Prepare the data, train and report, and return the exit status.
 
     When the training succeeds, the last printed line is a JSON object. The exit status is 130 for a run that was
     interrupted.
 
     Args:
-        launch: The planned run.
+        plan: The planned run.
         only_prepare: Whether to stop when the data is prepared.
 
     Raises:
-        ConfigError: The configuration cannot work. Nothing was written.
+        ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
     """
     started = time.time()
-    config = resolved(compose_launch(launch))
-    command = [*trainer_command(config, only_prepare), *launch.words()]
-    out = Path(config["recipe"]["out"])
-    environment = _environment(launch, config)
-    if status := _prepare_data(launch, config, environment):
-        return status
-    if only_prepare:
-        return 0
-    if _begins_anew(launch, config):
-        _forget(out)
-    return _train(command, config, environment, started)
+    config = resolved(compose_run(plan))
+    command = [*trainer_command(config, only_prepare), *plan.words()]
+    if not str(config["recipe"]["out"] or "").strip():
+        raise ConfigError("recipe.out is empty; expected the folder of this run")
+    folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
+    environment = _environment(plan, config)
+    try:
+        with folder.held() as lock:
+            if status := _prepare_data(plan, config, folder, environment):
+                return status
+            if only_prepare:
+                return 0
+            folder.begin(plan.name, plan.smoke, config["trainer"])
+            return _train(command, config, folder, environment, started, lock)
+    except KeyboardInterrupt:
+        print("interrupted; the processes of the run were ended")
+        return 130
+    except OSError as error:
+        raise ConfigError(f"{folder.path}: {error}") from None
 
 
 def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> list[str]:
@@ -83,7 +88,8 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
         rank, head = os.environ.get("NODE_RANK") or "NODE_RANK", os.environ.get("MASTER_ADDR") or "MASTER_ADDR"
         if (rank == "NODE_RANK" or head == "MASTER_ADDR") and not only_prepare:
             raise ConfigError(
-                f"trainer.nnodes={nodes}: start it on each node with NODE_RANK (0, 1, ...) and MASTER_ADDR set"
+                f"trainer.nnodes={nodes}, but NODE_RANK or MASTER_ADDR is not set; start it on each node with "
+                "NODE_RANK (0, 1, …) and MASTER_ADDR (the address of node 0)"
             )
         port = os.environ.get("MASTER_PORT", "29500")
         where = [f"--nnodes={nodes}", f"--node-rank={rank}", f"--master-addr={head}", f"--master-port={port}"]
@@ -91,62 +97,87 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
     return [*torchrun, "-m", recipe["trainer"]]
 
 
-def shown_command(launch: RunPlan) -> str:
+def shown_command(plan: RunPlan) -> str:
     """Return the command that starts the trainer as text for a shell, without starting anything.
 
     Args:
-        launch: The planned run.
+        plan: The planned run.
 
     Raises:
         ConfigError: The configuration cannot work.
     """
-    config = resolved(compose_launch(launch))
-    trainer, words = trainer_command(config, only_prepare=True), launch.words()
-    on_cpu = "VERL_PLATFORM=cpu " if _is_on_cpu(launch, config) else ""
-    begun = on_cpu + shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
-    return " \\\n    ".join([begun, *map(shlex.quote, words[4:])])
+    config = resolved(compose_run(plan))
+    trainer, words = trainer_command(config, only_prepare=True), plan.words()
+    environment = _environment(plan, config)
+    environment["VERL_FILE_LOGGER_PATH"] = str(RunFolder(Path(config["recipe"]["out"])).next_metrics())
+    variables = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if os.environ.get(key) != value]
+    begun = shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
+    return " \\\n    ".join([*variables, begun, *map(shlex.quote, words[4:])])
 
 
 def _python() -> str:
     return os.environ.get("PYTHON") or sys.executable
 
 
-def _is_on_cpu(launch: RunPlan, config: Mapping[str, Any]) -> bool:
-    return launch.smoke or bool(config["recipe"]["on_cpu"])
+def _is_on_cpu(plan: RunPlan, config: Mapping[str, Any]) -> bool:
+    return plan.smoke or bool(config["recipe"]["on_cpu"])
 
 
-def _environment(launch: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
+def _environment(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    if _is_on_cpu(launch, config):
+    if _is_on_cpu(plan, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
         environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
     return environment
 
 
-def _prepare_data(launch: RunPlan, config: Mapping[str, Any], environment: Mapping[str, str]) -> int:
-    """Run the script that writes the rows, and return its exit status.
+def _node(config: Mapping[str, Any]) -> int:
+    """Return the number of this node in a run that is started once on each node; 0 for other runs."""
+    rank = os.environ.get("NODE_RANK", "0")
+    return (
+        int(rank) if config["recipe"]["trainer"] != _PPO and rank.isdigit() and config["trainer"]["nnodes"] > 1 else 0
+    )
 
-    Existing rows are used again, unless they were made with other options. A smoke run and a run with data of the
-    user's always write new rows.
+
+def _prepare_data(plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, environment: Mapping[str, str]) -> int:
+    """Run the script that writes the rows unless the folder has them, and return its exit status.
+
+    A smoke run, and a run with data that the user names, always write new rows.
     """
     recipe = config["recipe"]
-    out = Path(recipe["out"])
     words = prepare_words(recipe)
-    made, wanted = out / "data" / ".prepared", " ".join([*(["--smoke"] if launch.smoke else []), *words]) + "\n"
-    is_there = (out / "data" / "train.parquet").is_file() and (not made.is_file() or made.read_text() == wanted)
-    if is_there and not launch.smoke and launch.data is None:
+    script, tools = Path(recipe["prepare_data"]), recipe["tools"]
+    made = {
+        "script": f"{script.parent.name}/{script.name}",
+        "words": words,
+        "tools": Path(tools).name if tools else None,
+        "smoke": plan.smoke,
+        "source": plan.data,
+    }
+    if not _takes_rows_of(folder, config) or folder.has_rows(made):
         return 0
-    out.mkdir(parents=True, exist_ok=True)
-    command = [_python(), recipe["prepare_data"], "--out", str(out / "data")]
-    command += ["--smoke"] if launch.smoke else []
-    command += ["--tools", recipe["tools"]] if recipe["tools"] else []
-    command += [*words, *(["--source", launch.data] if launch.data is not None else [])]
-    if status := subprocess.run(command, env=environment, check=False).returncode:
-        return status
-    made.parent.mkdir(exist_ok=True)
-    made.write_text(wanted)
-    return 0
+    command = [_python(), str(script), "--out", str(folder.path / "data")]
+    command += ["--smoke"] if plan.smoke else []
+    command += ["--tools", tools] if tools else []
+    command += [*words, *(["--source", plan.data] if plan.data is not None else [])]
+    folder.begin_rows(made)
+    status = run_watched(command, environment)
+    if status == 0:
+        folder.end_rows()
+        print(f"rows: {folder.described_rows()}", flush=True)
+    return status if status >= 0 else 1
+
+
+def _takes_rows_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
+    """Return whether the trainer reads rows from the run's folder; the user may have named other files."""
+    data = config["data"]
+    named = [each for key in ("train_files", "val_files") for each in _listed(data.get(key))]
+    return not named or any(Path(each).is_relative_to(folder.path) for each in named)
+
+
+def _listed(value: Any) -> list[str]:
+    return [] if value is None else [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
 
 def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
@@ -167,48 +198,46 @@ def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _begins_anew(launch: RunPlan, config: Mapping[str, Any]) -> bool:
-    """Return whether to delete the log, metrics and records of an earlier run in the same folder.
-
-    A run on a CPU takes minutes and starts from the beginning, unless it has a checkpoint from which verl resumes.
-    """
-    resumes = config["trainer"].get("resume_mode", "auto") != "disable"
-    checkpoint = Path(config["recipe"]["out"]) / "checkpoints" / _CHECKPOINT
-    return _is_on_cpu(launch, config) and not (resumes and checkpoint.is_file())
-
-
-def _forget(out: Path) -> None:
-    for path in [*metric_files(out), out / "train.log"]:
-        path.unlink(missing_ok=True)
-    for name in ("records", "validation"):
-        shutil.rmtree(out / name, ignore_errors=True)
-
-
-def _train(command: list[str], config: Mapping[str, Any], environment: dict[str, str], started: float) -> int:
-    recipe, out, console = config["recipe"], Path(config["recipe"]["out"]), Console()
-    log, metrics = out / "train.log", _next_metrics(out)
+def _train(
+    command: list[str],
+    config: Mapping[str, Any],
+    folder: RunFolder,
+    environment: dict[str, str],
+    started: float,
+    lock: int,
+) -> int:
+    recipe, out, log = config["recipe"], folder.path, folder.log
+    metrics = folder.next_metrics()
     environment["VERL_FILE_LOGGER_PATH"] = str(metrics)
+    console = RunConsole()
     start_up = StartUp(started) if recipe["trainer"] == _PPO else None
     display = Display(log, metrics, _records(config), config["trainer"]["total_training_steps"], console, start_up)
+    begun_at = log.stat().st_size if log.exists() else 0
     console.print(f"log: {log}", soft_wrap=True, highlight=False, markup=False)
-    try:
-        status = run_watched(command, environment, log, display.show_while)
-    except KeyboardInterrupt:
-        console.print("interrupted; every process of the run was stopped")
-        return 130
+    status = run_watched(command, environment, log, display.show_while, lock)
     if status != 0:
-        lines = log.read_text(errors="replace").splitlines()
-        console.print("\n".join(lines[-_TAIL:]), markup=False, highlight=False, soft_wrap=True)
+        console.print("\n".join(_tail(log, begun_at)), markup=False, highlight=False, soft_wrap=True)
         doing = "training" if start_up is None else start_up.doing
-        print(f"the trainer ended with exit status {status} while {doing}; whole log: {log}")
+        how = f"ended with exit status {status}" if status > 0 else f"was killed by signal {-status}"
+        memory = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
+        print(f"the trainer {how} while {doing}{memory}; whole log: {log}")
         return status if status > 0 else 1
     if start_up is not None:
-        (out / "start_up.json").write_text(json.dumps({"started": started, "seconds": start_up.seconds}) + "\n")
-    if start_up is not None and not metric_files(out):
+        noted = {"started": started, "seconds": start_up.seconds, "seed": config["data"].get("seed")}
+        (out / "start_up.json").write_text(json.dumps(noted) + "\n")
+    if start_up is not None and not (metrics.is_file() and metrics.stat().st_size):
         # Without verl's file logger there are no metrics to report.
         print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
-    return subprocess.run([_python(), recipe["report"], str(out)], env=environment, check=False).returncode
+    status = run_watched([_python(), recipe["report"], str(out)], environment)
+    return status if status >= 0 else 1
+
+
+def _tail(log: Path, begin: int) -> list[str]:
+    """Return the last lines that this start of the run wrote to the log."""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-_TAIL:]
 
 
 def _records(config: Mapping[str, Any]) -> Path | None:
@@ -216,16 +245,3 @@ def _records(config: Mapping[str, Any]) -> Path | None:
     custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}
     folder = (custom.get("multiturn") or {}).get("record_dir")
     return None if folder is None else Path(folder)
-
-
-def _next_metrics(out: Path) -> Path:
-    """Return the file for the metrics of this start of the run.
-
-    verl's logger empties its file at the start. So a resumed run gets a new file and keeps the files of its earlier
-    starts (`observe/metric_files.py` reads them all).
-    """
-    path, start = out / "metrics.jsonl", 1
-    while path.is_file() and path.stat().st_size:
-        start += 1
-        path = out / f"metrics.{start}.jsonl"
-    return path

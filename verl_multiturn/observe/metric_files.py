@@ -47,7 +47,23 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield step and values of each whole line; a run that is killed may leave a torn line at the end."""
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+    """Yield step and values of each line that can be read."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if (entry := read_entry(line)) is not None:
+            yield entry
+
+
+def read_entry(line: str) -> tuple[int, dict[str, Any]] | None:
+    """Return step and metrics of a line of verl's file logger, without NaN, which verl logs as null.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The pair; None for a torn line, which a kill or a full disk leaves.
+    """
+    try:
         entry = json.loads(line)
-        yield entry["step"], {key: value for key, value in entry["data"].items() if value is not None}
+        return int(entry["step"]), {key: value for key, value in entry["data"].items() if value is not None}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

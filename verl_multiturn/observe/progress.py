@@ -7,8 +7,9 @@ All of it is read from the files that verl's trainer writes. The trainer itself 
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from verl_multiturn.observe.metric_files import read_entry
 from verl_multiturn.observe.start_up import StartUp
 
 REWARD = "critic/score/mean"
@@ -51,6 +53,20 @@ def follow(path: Path, begin: int = 0) -> Iterator[str]:
             *lines, rest = (rest + text).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines if line)
         yield ""
+
+
+def _size(records: Path | None) -> int:
+    """Return the number of bytes of the conversations' records in a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in records.glob("*.jsonl")) if records is not None else 0
+
+
+class RunConsole(Console):
+    """A console whose program goes on when nobody reads its output any more, as with `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on. The console of rich would end the program."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class StepLines:
@@ -133,6 +149,8 @@ class Display:
         self._metrics = follow(metrics)
         self._has_metrics = False
         self._records = records
+        # A resumed run has the records of its earlier starts.
+        self._recorded = _size(records)
         self._lines = StepLines(total)
         self._console = console
         self._start_up = start_up
@@ -162,15 +180,17 @@ class Display:
             self._see_log(line)
         for line in iter(lambda: next(self._metrics), ""):
             self._has_metrics = True
-            entry = json.loads(line)
-            if entry["data"].get(REWARD) is not None:
+            if (entry := read_entry(line)) is None:
+                continue
+            step, data = entry
+            if data.get(REWARD) is not None:
                 if self._start_up is not None and not self._start_up.is_over:
                     self._start_up.end()
-                progress.update(bar, completed=entry["step"])
-            for shown in self._lines.of(entry["step"], entry["data"]):
+                progress.update(bar, completed=step)
+            for shown in self._lines.of(step, data):
                 self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
-        if self._start_up is not None and self._records is not None and not self._start_up.is_over:
-            self._start_up.look_for_conversations(self._records)
+        if self._start_up is not None and not self._start_up.is_over and _size(self._records) > self._recorded:
+            self._start_up.end()
         progress.update(bar, description=self._doing, total=self._lines.total)
 
     def _see_log(self, line: str) -> None:

@@ -1,9 +1,8 @@
-"""The start-up of a run: the time of each phase until the first conversation ends, from the run's log and records."""
+"""The start-up of a run: the time of each phase until the first conversation ends, from the run's log."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 # Each phase: its name, its text in the progress bar, and a part of the line in the trainer's log that ends it.
 _PHASES = (
@@ -51,15 +50,6 @@ class StartUp:
         for index, (_, _, sign) in enumerate(_PHASES):
             if sign is not None and sign in line and index >= len(self.seconds):
                 self._end(index)
-
-    def look_for_conversations(self, records: Path) -> None:
-        """End the last phase if the record of a conversation is written.
-
-        Args:
-            records: Folder of the conversations' records. It need not exist yet.
-        """
-        if any(path.stat().st_size for path in records.glob("*.jsonl")):
-            self.end()
 
     def end(self) -> None:
         """End the last phase, because a conversation is over."""

@@ -1,10 +1,11 @@
-"""Code that runs in the sandboxes of `code.py`, sent there as text; it uses the standard library only.
+"""Code that runs in the sandboxes of `programs.py`, sent there as text; it uses the standard library only.
 
 Values are sent from one sandbox to the other as JSON of `[kind, content]`, and only values of plain types. So an object
 that claims to equal everything stays in its own sandbox.
 """
 
 import builtins
+import contextlib
 import json
 import os
 import sys
@@ -191,6 +192,8 @@ def judge(test: str, names: list[str], results: list[Any]) -> None:
         verdict = ["fail"]
     # Whatever the test made of the call that has no result: its `except:` catches everything.
     verdict = open_verdicts[0] if open_verdicts else verdict
+    with contextlib.suppress(Exception):  # what the test printed last goes before the verdict, not behind it
+        sys.stdout.flush()
     os.write(1, (MARK + json.dumps(verdict)).encode())
 
 

@@ -5,7 +5,7 @@ The program is the last ```python block. Tests are pairs of standard input and o
 The program cannot forge a result:
 - an expected output never enters a sandbox. The program's output is compared outside;
 - a test's code runs in one sandbox, and the program in another. Calls are passed to the program one at a time, and
-  results come back as numbers, strings, lists and the like (`code_cells.py`). So a program that exits, replaces
+  results come back as numbers, strings, lists and the like (`program_cells.py`). So a program that exits, replaces
   functions, looks at its callers' variables or returns objects that equal everything passes no test.
 
 So tests reach a program only by calling its functions. They do not see its classes, its variables, or changes that it
@@ -227,7 +227,7 @@ async def _run_asserts(judge: _TestJudge, program: str, codes: list[str], tally:
 
 
 def _result(result: CellResult) -> list[Any]:
-    """Return the answer of a cell of `code_cells.py`; empty when there is no valid one."""
+    """Return the answer of a cell of `program_cells.py`; empty when there is no valid one."""
     try:
         answer = json.loads(result.output.rpartition(MARK)[2])
     except (ValueError, RecursionError):

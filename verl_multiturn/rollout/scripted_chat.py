@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
@@ -95,7 +96,7 @@ async def scripted_rollout(
         Gates(tool_timeout_s),
         RenderingCheck(tokenizer, {}, _HEADER, end),
     )
-    outcome = await conversation.run(Request("scripted", messages, chosen, kwargs))
+    outcome = await conversation.run(Request(uuid4().hex, messages, chosen, kwargs))
     asked = len(engine.seen)
     if asked > len(turns):
         raise ConfigError(f"turns: the script has {len(turns)} turns, and one more was asked for; add it")

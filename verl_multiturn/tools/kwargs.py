@@ -6,14 +6,13 @@ The methods may have the signatures of our tools, of verl 0.4 or of verl 0.9.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import inspect
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.registry import METHODS
@@ -81,8 +80,7 @@ def _selection(raw: Any, where: str) -> list[str]:
 def _check_names(names: Iterable[str], tools: Mapping[str, Any], key: str, where: str) -> None:
     for name in names:
         if name not in tools:
-            near = difflib.get_close_matches(name, tools, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {sorted(tools)}"
+            hint = did_you_mean(name, tools) or f"known are {sorted(tools)}"
             raise ConfigError(f"{where}: {key} names {name!r}, which is no tool of the YAML; {hint}")
 
 

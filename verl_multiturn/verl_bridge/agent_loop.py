@@ -9,10 +9,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.tools.calls.watch import LoopWatch
+from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.startup.configuration import AGENT_LOOP
-from verl_multiturn.verl_bridge.trainer.closing import close_at_end
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 

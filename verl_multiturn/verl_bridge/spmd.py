@@ -29,10 +29,10 @@ from verl_multiturn.errors import CertificateError, ConfigError, EngineError
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.processors import takes_images
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
-from verl_multiturn.verl_bridge.trainer.closing import close_at_end
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 

@@ -55,7 +55,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Probed of one check: its name, its verdict, what was found, and what to do about it."""
+    """Result of one check: its name, its verdict, what was found, and what to do about it."""
 
     check: str
     verdict: Grade

@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
-from verl_multiturn.verl_bridge.trainer.closing import close_workers
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed

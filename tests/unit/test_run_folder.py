@@ -1,0 +1,231 @@
+"""A run's folder: nothing in it is lost, and nothing of another run is taken for this one's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.recipe_scripts import RECIPES
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.launch.run import run_recipe
+
+# Stand-ins: the trainer logs STEPS steps, as verl's logger does, which empties its file first.
+PYTHON = """#!{python}
+import json, os, sys, time
+if "verl.trainer.main_ppo" not in sys.argv:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+print(os.environ.get("SAYS", "trained"))
+exec(os.environ.get("BEFORE", ""))
+with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
+    first = int(os.environ.get("FIRST", "1"))
+    for step in range(first, first + int(os.environ.get("STEPS", "2"))):
+        exec(os.environ.get("EACH", ""))
+        data = {{"training/global_step": step, "critic/score/mean": float(os.environ.get("REWARD", "0.5"))}}
+        file.write(json.dumps({{"step": step, "data": data}}) + "\\n")
+        file.flush()
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+"""
+PREPARE = """
+import os, sys
+from pathlib import Path
+import pyarrow as pa, pyarrow.parquet
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+for split in ("train", "test"):
+    pyarrow.parquet.write_table(pa.table({"words": [" ".join(sys.argv[1:])]}), folder / f"{split}.parquet")
+    exec(os.environ.get("PREPARING", ""))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Put the stand-ins in place, and return the override that names the script of the rows."""
+    python, script = tmp_path / "python", tmp_path / "rows" / "prepare.py"
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    script.parent.mkdir()
+    script.write_text(PREPARE)
+    monkeypatch.setenv("PYTHON", str(python))
+    return [f"recipe.prepare_data={script}"]
+
+
+def start(name: str, out: Path, overrides: list[str], only_prepare: bool = False, **options: Any) -> int:
+    return run_recipe(plan_run(name, out=out, overrides=overrides, **options), only_prepare=only_prepare)
+
+
+def result(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capfd.readouterr().out.splitlines()[-1])
+    return found
+
+
+def words(out: Path) -> str:
+    import pyarrow.parquet
+
+    return str(pyarrow.parquet.read_table(out / "data" / "train.parquet")["words"][0])
+
+
+def test_a_resumed_run_keeps_its_curve(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setenv("STEPS", "1")
+    for step in (1, 2, 3):
+        monkeypatch.setenv("FIRST", str(step))
+        assert start("gsm8k_multiturn", out, recipe) == 0
+        assert result(capfd)["steps"] == step
+        (out / "checkpoints").mkdir(exist_ok=True)
+        (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
+    with pytest.raises(ConfigError, match="has a checkpoint of 'gsm8k_multiturn', from which 'retool' would resume"):
+        start("retool", out, recipe)
+    # A run that begins anew reports its own steps alone, and the others are kept.
+    assert start("gsm8k_multiturn", out, [*recipe, "trainer.resume_mode=disable"]) == 0
+    assert result(capfd)["steps"] == 1
+    assert len(list((out / "earlier" / "1").glob("metrics*.jsonl"))) == 3
+
+
+def test_what_a_user_has_there_is_kept(recipe: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for name in ("records/mine.txt", "validation/mine.txt", "train.log", "metrics.jsonl", "thesis.txt"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    for _ in range(2):
+        assert start("gsm8k_multiturn", out, recipe, smoke=True) == 0
+        assert result(capfd)["steps"] == 2
+    kept = [path for path in out.rglob("*") if path.is_file() and path.read_bytes() == b"mine"]
+    first = out / "earlier" / "1"
+    assert set(kept) == {
+        out / "thesis.txt",
+        *(first / name for name in ("records/mine.txt", "validation/mine.txt", "train.log", "metrics.jsonl")),
+    }
+    assert (out / "earlier" / "2" / "metrics.jsonl").is_file()
+    # Rows that no run made are not replaced.
+    (out / "data" / ".prepared").unlink()
+    with pytest.raises(ConfigError, match="has rows that no run made, and this run would replace them"):
+        start("gsm8k_multiturn", out, recipe, smoke=True)
+    assert start("gsm8k_multiturn", out, recipe, only_prepare=True) == 0  # they are used
+
+
+def test_rows_are_those_of_this_run(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def prepare(name: str = "smollm2", **options: Any) -> int:
+        return start(name, out, recipe, only_prepare=True, **options)
+
+    assert prepare(seed=1) == 0
+    assert "train.parquet (1)" in capfd.readouterr().out
+    made = (out / "data" / "train.parquet").stat().st_mtime_ns
+    assert prepare(seed=1) == 0
+    assert "rows: those of an earlier start" in capfd.readouterr().out
+    assert (out / "data" / "train.parquet").stat().st_mtime_ns == made
+    # Half of them are replaced: neither half is taken for rows.
+    monkeypatch.setenv("PREPARING", "os._exit(7)")
+    assert prepare(seed=2) == 7
+    monkeypatch.delenv("PREPARING")
+    assert prepare(seed=1) == 0
+    assert words(out).endswith("--seed 1")
+    # Another recipe's, in the same folder.
+    assert prepare("quickstart") == 0
+    assert "--seed 1" not in words(out)
+    # The user's own source stays for runs that name none, and they are told.
+    assert prepare("gsm8k_multiturn", data="mine.jsonl") == 0
+    capfd.readouterr()
+    assert prepare("gsm8k_multiturn") == 0
+    assert "made from mine.jsonl" in capfd.readouterr().out
+    # Where the trainer reads other files, none are made.
+    elsewhere = [*recipe, "data.train_files=/a.parquet", "data.val_files=/b.parquet"]
+    assert start("quickstart", tmp_path / "none", elsewhere, only_prepare=True) == 0
+    assert not (tmp_path / "none" / "data").exists()
+
+
+def test_one_run_at_a_time(recipe: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
+    environment = {**os.environ, "BEFORE": "time.sleep(60)"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        while not (out / "train.log").is_file():
+            time.sleep(0.05)
+        with pytest.raises(ConfigError, match="another run uses"):
+            start("gsm8k_multiturn", out, recipe)
+        other.kill()  # the trainer goes on
+        other.wait()
+    with pytest.raises(ConfigError, match="another run uses"):
+        start("gsm8k_multiturn", out, recipe)
+    for process in psutil.process_iter(["cmdline"]):
+        if {"verl.trainer.main_ppo", f"recipe.out={out}"} <= set(process.info["cmdline"] or []):
+            process.kill()
+
+
+def test_a_start_tells_nothing_of_an_earlier_one(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")  # it resumes: all is kept
+    monkeypatch.setenv("SAYS", "CUDA out of memory")
+    assert start("gsm8k_multiturn", out, recipe) == 0
+    monkeypatch.setenv("SAYS", "")
+    monkeypatch.setenv("BEFORE", "sys.exit(0)")
+    capfd.readouterr()
+    assert start("gsm8k_multiturn", out, recipe) == 0
+    assert result(capfd)["metrics"] is None
+    monkeypatch.setenv("BEFORE", "os.kill(os.getpid(), 9)")
+    assert start("gsm8k_multiturn", out, recipe) == 1
+    told = capfd.readouterr().out
+    assert "the trainer was killed by signal 9 while importing verl" in told
+    assert "CUDA" not in told
+
+
+def test_a_display_that_fails_ends_no_training(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EACH", 'step == 2 and file.write(\'{"step": 2, "da\\n\')')
+    assert start("gsm8k_multiturn", tmp_path / "torn", recipe) == 0
+    assert result(capfd)["steps"] == 2
+    # Nobody reads what is printed.
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "closed")]
+    environment = {**os.environ, "STEPS": "4", "PAUSE": "0.5", "EACH": "", "PYTHONIOENCODING": "ascii"}
+    environment["BEFORE"] = "sys.stdout.buffer.write('schön'.encode())"
+    with subprocess.Popen([*command, *recipe], env=environment, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.wait(120) == 0
+    assert len((tmp_path / "closed" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PREPARING": "import time; time.sleep(60)"}
+    with subprocess.Popen([*command, *recipe], env=environment) as run:
+        while not (tmp_path / "out" / "data" / "train.parquet").is_file():
+            time.sleep(0.05)
+        run.terminate()
+        assert run.wait(60) == 130
+    assert subprocess.run(["pgrep", "-f", str(tmp_path / "out")], check=False).returncode == 1
+    assert (tmp_path / "out" / "data" / ".preparing").is_file()
+
+
+def test_what_cannot_be_used_is_told_in_one_message(recipe: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: .*File exists"):
+        start("gsm8k_multiturn", tmp_path / "file", recipe)
+    with pytest.raises(ConfigError, match=r"recipe.out is empty"):
+        start("gsm8k_multiturn", tmp_path / "x", [*recipe, "recipe.out="])
+    for name in ("quickstart", "smollm2"):
+        script = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(tmp_path / "y")]
+        refused = subprocess.run([*script, "--source", "mine"], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert "makes its own rows; leave --data mine out" in refused.stderr

@@ -1,0 +1,191 @@
+"""`RunFolder`: the output folder of a run, which belongs to one run at a time and loses nothing.
+
+Files that the launcher itself writes there:
+
+    .lock             locked while a run uses the folder
+    .run.json         recipe that uses the folder, and whether it is the smoke run
+    data/.prepared    how the rows in `data/` were made; absent for rows that the user put there
+    data/.preparing   the same, while the rows are being made: rows beside it may be half-written
+    earlier/N/        results of earlier runs that began in this folder and were not resumed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.metric_files import metric_files
+
+_CHECKPOINT = "latest_checkpointed_iteration.txt"
+# Results of a run, beside its files of metrics.
+_RESULTS = ("train.log", "records", "validation", "start_up.json", "summary.json", "curve.png", "trajectories.jsonl")
+
+
+class RunFolder:
+    """The output folder of one run.
+
+    Args:
+        path: The folder. It need not exist.
+        node: Number of this node in a run that is started once on each of several nodes; 0 for the first or only one.
+    """
+
+    def __init__(self, path: Path, node: int = 0) -> None:
+        self.path = path
+        self._node = node
+        suffix = f".{node}" if node else ""
+        self.log = path / f"train{suffix}.log"
+        """File with the output of the trainer."""
+        self._lock = path / f".lock{suffix}"
+        self._data = path / "data"
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """Make the folder, and keep every other run out of it while the context lasts.
+
+        Yields:
+            A descriptor. While a process holds it, the folder stays kept.
+
+        Raises:
+            ConfigError: Another run uses the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another run uses {str(self.path)!r}; wait for its end, or name another folder with --out"
+                ) from None
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def has_rows(self, made: Mapping[str, Any]) -> bool:
+        """Return whether the folder has the rows that a run needs.
+
+        These are rows that were made in the same way, and rows that the user put there. Rows that were made from a
+        source of the user's (`--data`) stay for runs that name none.
+
+        Args:
+            made: The way in which the run would make its rows.
+
+        Raises:
+            ConfigError: The run would replace rows that were not made by a run.
+        """
+        stamp = self._data / ".prepared"
+        if not (self._data / "train.parquet").is_file() or (self._data / ".preparing").exists():
+            return False
+        always = made["smoke"] or made["source"] is not None
+        if not stamp.is_file():
+            if always:
+                raise ConfigError(
+                    f"{str(self._data)!r} has rows that no run made, and this run would replace them; move them away, "
+                    "or name another folder with --out"
+                )
+            return True
+        if always:
+            return False
+        there = _read(stamp)
+        if {**there, "source": None} != dict(made):
+            return False
+        origin = there.get("source")
+        print(f"rows: those of an earlier start{f', made from {origin}' if origin else ''} ({self._data})", flush=True)
+        return True
+
+    def begin_rows(self, made: Mapping[str, Any]) -> None:
+        """Note how rows are about to be made. Until `end_rows` is called, rows in the folder count as half-written.
+
+        Args:
+            made: The way in which the rows are made, as JSON.
+        """
+        self._data.mkdir(parents=True, exist_ok=True)
+        (self._data / ".preparing").write_text(json.dumps(made) + "\n")
+        (self._data / ".prepared").unlink(missing_ok=True)
+
+    def end_rows(self) -> None:
+        """Note that the rows are complete."""
+        (self._data / ".preparing").rename(self._data / ".prepared")
+
+    def described_rows(self) -> str:
+        """Return the paths of the files of rows, with their numbers of rows, as text."""
+        import pyarrow.parquet
+
+        files = sorted(self._data.glob("*.parquet"))
+        return ", ".join(f"{path} ({pyarrow.parquet.read_metadata(path).num_rows})" for path in files)
+
+    def begin(self, recipe: str, smoke: bool, trainer: Mapping[str, Any]) -> None:
+        """Prepare the folder for a start of a run.
+
+        A start that resumes from a checkpoint keeps everything. Otherwise the results of an earlier run are moved into
+        `earlier/N`, where N is the next free number.
+
+        Args:
+            recipe: Name of the recipe.
+            smoke: Whether it is the recipe's smoke run.
+            trainer: The section `trainer` of the configuration.
+
+        Raises:
+            ConfigError: The run would resume from the checkpoint of another recipe.
+        """
+        if self._node:
+            return
+        run = {"recipe": recipe, "smoke": smoke}
+        noted = self.path / ".run.json"
+        if self._resumes(trainer):
+            if noted.is_file() and (there := _read(noted)) != run:
+                raise ConfigError(
+                    f"{str(self.path)!r} has a checkpoint of {_named(there)}, from which {_named(run)} would resume; "
+                    "name another folder with --out, or set trainer.resume_mode=disable"
+                )
+        else:
+            self._move_results()
+        noted.write_text(json.dumps(run) + "\n")
+
+    def _resumes(self, trainer: Mapping[str, Any]) -> bool:
+        mode = trainer.get("resume_mode", "auto")
+        checkpoints = Path(trainer.get("default_local_dir") or self.path / "checkpoints")
+        return mode == "resume_path" or (mode != "disable" and (checkpoints / _CHECKPOINT).is_file())
+
+    def _move_results(self) -> None:
+        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS)]
+        found = [path for path in found if path.exists() or path.is_symlink()]
+        if not found:
+            return
+        numbers = (int(path.name) for path in (self.path / "earlier").glob("*") if path.name.isdigit())
+        target = self.path / "earlier" / str(max(numbers, default=0) + 1)
+        target.mkdir(parents=True)
+        for path in found:
+            path.rename(target / path.name)
+        print(f"the results of an earlier run were moved to {target}", flush=True)
+
+    def next_metrics(self) -> Path:
+        """Return the file for the metrics of this start of the run.
+
+        verl's logger empties its file at the start. So a resumed run gets a new file and keeps the files of its earlier
+        starts (`observe/metric_files.py` reads them all).
+        """
+        path, start = self.path / "metrics.jsonl", 1
+        while path.is_file() and path.stat().st_size:
+            start += 1
+            path = self.path / f"metrics.{start}.jsonl"
+        return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one for a file that holds none."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _named(run: Mapping[str, Any]) -> str:
+    return f"{run.get('recipe')!r}{' (its smoke run)' if run.get('smoke') else ''}"
