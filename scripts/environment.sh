@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv from requirements/cpu.lock and installs this package into it; does nothing when it is already right.
+# Makes .venv from requirements/cpu.lock and installs this package into it. Does nothing if .venv is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,10 +14,10 @@ fi
 echo "environment: installing the locked packages into .venv (some 5 GB, a few minutes)" >&2
 rm -rf .venv
 "$python" -m venv .venv
-# Beside the packages, where nothing imports it: requirements/templates.lock says why.
+# Into a folder of its own, which nothing imports: requirements/templates.lock says why.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venv/share/templates \
     -r requirements/templates.lock
-# The lock is complete, so nothing is left to resolve. (SGLang's own pins contradict verl's.)
+# --no-deps: the lock is complete, and pip could not resolve it, since SGLang's own pins contradict verl's.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 echo "$stamp" > .venv/.stamp

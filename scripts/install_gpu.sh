@@ -4,9 +4,9 @@
 #   bash scripts/install_gpu.sh [--flash-attn WHEEL | --without-flash-attn] [--venv DIR]
 #
 #   --flash-attn WHEEL     path or address of a wheel of flash-attn 2.8.3 for Python 3.12, torch 2.11 and CUDA 13
-#   --without-flash-attn   none; recipes are then started with `--variant without_flash_attn`
-#                          Without either it is built from its source, which needs CUDA 13's compiler and takes an hour or so.
-#   --venv DIR             where the environment is made, or mended; .venv-gpu by default
+#   --without-flash-attn   no flash-attn; start recipes with `--variant without_flash_attn` then
+#                          Without either option it is built from source: CUDA 13's compiler, and an hour or more.
+#   --venv DIR             where the environment is made, or repaired; default: .venv-gpu
 #
 # Needs Linux on x86-64 with glibc 2.34 or newer, Python 3.12 ($PYTHON, or python3.12), and some 20 GB of disk.
 set -euo pipefail
@@ -43,7 +43,7 @@ if [[ -n "$wheel" && "$wheel" != *://* ]]; then
 fi
 venv="$(realpath -m "$venv")"
 
-# Looked at first: everything else takes minutes.
+# These checks come first, since everything else takes minutes.
 if [ -e "$venv" ]; then
     "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null ||
         fail "'$venv' exists and is no environment of Python 3.12; remove it, or name another with --venv"
@@ -53,7 +53,7 @@ else
     "${python:-python3.12}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null ||
         fail "Python 3.12 is needed and '${python:-python3.12}' is not it; install it, or name it with PYTHON=/path/to/python3.12"
 fi
-has_flash_attn() { # whether it is there and fits torch: a wheel of another torch or CUDA fails here
+has_flash_attn() { # is it installed, and does it fit torch? A wheel for another torch or CUDA fails here.
     "$venv/bin/python" -c "
 import importlib.metadata, torch, flash_attn_2_cuda
 assert importlib.metadata.version('flash-attn').split('+')[0] == '$flash_attn_version'"
@@ -69,7 +69,7 @@ fi
 cd "$root"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --timeout 120 --retries 10 "$@"; }
 echo "install_gpu: installing the locked packages into $venv (some 11 GB)" >&2
-# The lock is complete, so nothing is left to resolve. (SGLang's own pins contradict verl's.)
+# --no-deps: the lock is complete, and pip could not resolve it, since SGLang's own pins contradict verl's.
 pip install --quiet --no-deps -r requirements/gpu.lock
 
 if [ "$flash_attn" != none ] && ! has_flash_attn 2>/dev/null; then
@@ -77,11 +77,11 @@ if [ "$flash_attn" != none ] && ! has_flash_attn 2>/dev/null; then
         pip install --quiet --no-deps --force-reinstall "$wheel"
     else
         echo "install_gpu: building flash-attn $flash_attn_version (MAX_JOBS bounds the jobs; each takes some 9 GB of memory)" >&2
-        # Its setup would look for a wheel of CUDA 12, whatever torch has.
+        # Without this variable, its setup looks for a wheel for CUDA 12, whatever torch has.
         FLASH_ATTENTION_FORCE_BUILD=TRUE pip install --no-deps --no-build-isolation --no-binary flash-attn \
             --force-reinstall "flash-attn==$flash_attn_version"
     fi
-    # SGLang needs the `flash_attn.cute` of flash-attn-4; flash-attn has just put an older one there.
+    # SGLang needs `flash_attn.cute` from flash-attn-4. The installation of flash-attn has just replaced it by an older one.
     pip install --quiet --no-deps --force-reinstall "$(grep '^flash-attn-4==' requirements/gpu.lock)"
     has_flash_attn || fail "flash-attn ${wheel:+from '$wheel' }is not $flash_attn_version for Python 3.12, torch 2.11 and CUDA $cuda; give another wheel, or build it"
 fi

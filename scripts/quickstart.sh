@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment and trains a tiny model to call a calculator, on the CPU: see recipes/quickstart/README.md.
+# Makes the environment, and trains a tiny model on the CPU to call a calculator. See recipes/quickstart/README.md.
 #   bash scripts/quickstart.sh [--seed N] [--steps N] [--out DIR] [any.verl.override=value ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

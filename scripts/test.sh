@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the environment, then lint, types and tests, in lanes side by side. Other arguments go to pytest.
+# Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
 #   bash scripts/test.sh [--fast] [pytest arguments]
-#   --fast   without the tests that need verl, Ray or SGLang: within 3 minutes on two cores
+#   --fast   leaves out the tests that need verl, Ray or SGLang; takes up to 3 minutes on two cores
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
@@ -20,13 +20,13 @@ if [ $# -gt 0 ]; then
     exec .venv/bin/python -m pytest "$@"
 fi
 
-set -m # a process group for each lane, which can be interrupted
+set -m # each lane gets a process group of its own, so that it can be interrupted
 logs="$(mktemp -d)"
 lanes=()
 trap 'for lane in "${lanes[@]}"; do kill -INT -- "-$lane" 2>/dev/null || true; done; rm -rf "$logs"' EXIT
 status=0
 
-# Runs a command beside what comes next; `finish` prints what it said.
+# Starts a command in the background. `finish` prints its output.
 beside() {
     "$@" >"$logs/${#lanes[@]}" 2>&1 &
     lanes+=($!)
@@ -44,7 +44,7 @@ finish() {
 tests() { .venv/bin/python -m pytest --durations=10 "$@"; }
 
 beside .venv/bin/mypy
-# More lanes than cores: much of what the tests do is waiting.
+# There are more lanes than cores, because the tests wait much of their time.
 free="not stack and not engine"
 if [ -n "$fast" ]; then
     beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[!a-q]*'
@@ -52,7 +52,7 @@ if [ -n "$fast" ]; then
     beside tests -m "$free" tests/unit --ignore-glob='tests/unit/test_[a-s]*'
     tests -m "$free" --ignore=tests/unit || status=$?
 else
-    beside tests -m engine # in one lane: two engines would not fit in memory
+    beside tests -m engine # in one lane, since two engines would not fit in memory
     beside tests -m "$free"
     tests -m "stack and not engine" || status=$?
 fi
