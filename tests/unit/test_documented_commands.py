@@ -29,7 +29,17 @@ from tests.documents import COMMAND, DOCUMENTS, Block, Command, blocks, commands
 from tests.unit.test_certificate import converse
 from verl_multiturn.cli import app
 
-_TREE = ("benchmarks", "docs", "recipes", "requirements", "scripts", "tests", "tool_configs", "verl_multiturn")
+_TREE = (
+    "benchmarks",
+    "docs",
+    "examples",
+    "recipes",
+    "requirements",
+    "scripts",
+    "tests",
+    "tool_configs",
+    "verl_multiturn",
+)
 _FILES = ("setup.py", "pyproject.toml", "README.md")
 # Words that a reader replaces.
 _PLACEHOLDER = re.compile(r"\b(NAME|DIR|PATH|FILE|N|TOOLS)\b|…|\[--|\.\.\.|\*")

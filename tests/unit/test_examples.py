@@ -1,0 +1,60 @@
+"""The programs under `examples/` are short, and print what their README says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.documents import blocks
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+# What each program prints, by its name, as the README shows it.
+SHOWN = {
+    block.text.removeprefix("python examples/").strip(): block.output
+    for block in blocks(Path("examples/README.md"))
+    if block.text.startswith("python ")
+}
+
+
+def test_the_readme_shows_every_example() -> None:
+    assert sorted(SHOWN) == EXAMPLES
+    assert len(EXAMPLES) == 5
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_has_at_most_40_lines(name: str) -> None:
+    assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_prints_what_the_readme_shows(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)],
+        cwd=tmp_path,  # an example needs nothing of the folder that it is started in
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, SHOWN[name]), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_needs_neither_verl_nor_torch(name: str) -> None:
+    """Run the example with imports of the stack made to fail."""
+    hidden = "import sys; sys.modules.update(dict.fromkeys(['verl', 'torch', 'ray', 'sglang', 'transformers'])); "
+    program = f"import runpy; runpy.run_path({str(ROOT / 'examples' / name)!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
