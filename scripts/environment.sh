@@ -11,6 +11,8 @@ if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info[:2]
     echo "environment: Python 3.11 is needed and '${python:-python3.11}' is not it; install it, or name it with PYTHON=/path/to/python3.11" >&2
     exit 1
 fi
+# In an activated .venv, that is the Python that is about to be removed: take the one that made it.
+python="$("$python" -c 'import sys; print(sys._base_executable)')"
 echo "environment: installing the locked packages into .venv (some 5 GB, a few minutes)" >&2
 rm -rf .venv
 "$python" -m venv .venv

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,24 @@ def test_the_script_and_the_doctor_agree() -> None:
     assert doctor.install_command(gpu=False) == f"bash {ROOT / 'scripts' / 'environment.sh'}"
     variant = doctor.WITHOUT_FLASH_ATTN.removeprefix("--variant ")
     assert (ROOT / "recipes" / "common" / "config" / "variant" / f"{variant}.yaml").is_file()
+
+
+def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> None:
+    """An activated .venv whose lock has changed is removed while its Python is the first on the path."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "requirements").mkdir()
+    shutil.copy(ROOT / "scripts" / "environment.sh", tmp_path / "scripts")
+    (tmp_path / "setup.py").touch()  # nothing is installed, and the last pip fails
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    for name in ("cpu", "templates"):
+        (tmp_path / "requirements" / f"{name}.lock").touch()
+    for _ in range(2):
+        made = subprocess.run(
+            ["bash", str(tmp_path / "scripts" / "environment.sh")],
+            env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        python = tmp_path / ".venv" / "bin" / "python3"
+        assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
