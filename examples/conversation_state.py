@@ -35,5 +35,5 @@ for money in (10, 5):
     row = {"pay": {"create_kwargs": {"money": money}}}
     outcome = asyncio.run(scripted_rollout([tool], turns, "Pay 7.", tools_kwargs=row))
     call = outcome.calls[0]
-    print(f"{call.status}: {call.text!r}, step reward {call.reward}, calc_reward {outcome.tool_rewards['pay']}")
+    print(f"{call.status}: {call.text!r}, step reward {call.reward}, calc_reward {outcome.calc_rewards['pay']}")
 print("state after both conversations:", tool.left)

@@ -6,8 +6,10 @@ python recipes/quickstart/report.py OUT_DIR
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +25,8 @@ from verl_multiturn.observe.progress import REWARD
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
 
-ACCURACY = "val-core/reasoning_gym/chain_sum/acc/mean@1"
+ACCURACY = re.compile(r"val-core/.*/acc/mean@1")
+"""Name of the accuracy of a data set; with several, the first counts."""
 PROB_DIFF_MEAN = "training/rollout_probs_diff_mean"
 PROB_DIFF_MAX = "training/rollout_probs_diff_max"
 CERTIFICATE = "rollout/certificate/"
@@ -64,7 +67,9 @@ def summarize(
         console: Console for the table.
     """
     steps = [entry for entry in metrics if REWARD in entry["data"]]
-    validations = [(entry["step"], entry["data"][ACCURACY]) for entry in metrics if ACCURACY in entry["data"]]
+    names = (key for entry in metrics for key in entry["data"] if ACCURACY.fullmatch(key))
+    accuracy = next(names, "")
+    validations = [(entry["step"], entry["data"][accuracy]) for entry in metrics if accuracy in entry["data"]]
     rewards = [entry["data"][REWARD] for entry in steps]
     trained = [record for record in merge_records(out) if record["temperature"] > 0]
     calls = [call for record in trained for call in record["calls"]]
@@ -85,6 +90,7 @@ def summarize(
         "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
         "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
+        "tool_errors": dict(Counter(call["status"] for call in calls if call["status"] != "ok").most_common()),
         "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
         "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds if step_seconds else None,

@@ -271,6 +271,39 @@ def test_an_update_of_invalid_rows_alone_is_skipped(store: WritableStore) -> Non
     assert whole.updates == [keys[:4], keys[8:]]
 
 
+def test_the_certificate_reads_what_the_critic_gets(store: WritableStore) -> None:
+    from verl_multiturn import CertificateError
+
+    add(store, "u", [1.0, 0.0])
+    for row in store.rows.values():
+        row["values"] = row["rollout_log_probs"] * float("nan")
+    settings = {"algorithm__adv_estimator": "grpo"}  # which does not read them
+    assert step(make_trainer(**settings), store.batch())["rollout/certificate/violations"] == 0
+    with pytest.raises(CertificateError, match="values"):
+        step(make_trainer(critic=True, **settings), store.batch())
+
+
+def test_each_step_and_update_verifies_another_share(store: WritableStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import verify
+
+    for uid in "uvwx":
+        add(store, uid, [1.0, 0.0])
+    drawn: list[tuple[str, ...]] = []
+
+    def recorded(keys: list[str], *rest: Any) -> Any:
+        drawn.append(tuple(keys))
+        return fetch(keys, *rest)
+
+    fetch = verify.fetch
+    monkeypatch.setattr(verify, "fetch", recorded)
+    trainer = make_trainer(actor_rollout_ref__rollout__custom__multiturn__certificate_share=0.5)
+    for trainer.global_steps, trainer.local_trigger_step in ((4, 0), (4, 0), (4, 1), (5, 0)):
+        step(trainer, store.batch())
+    assert [len(keys) for keys in drawn] == [4] * 4
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
+
+
 T, F = True, False
 
 

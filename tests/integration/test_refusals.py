@@ -288,6 +288,27 @@ def test_whose_trainer_runs(
     assert told in "".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("multi_turn.use_inference_chat_template", "True", "the chat template of the model's folder"),
+        ("+multi_turn.num_repeat_rollouts", "4", "set rollout.n"),
+        ("+over_sample_rate", "0.2", "no agent loop aborts requests"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(
+    key: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    plus, name = key[: key.startswith("+")], key.removeprefix("+")
+    config = composed(**{f"{plus + plus}{ROLLOUT}.{name}": value})
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}={value}: nothing in verl 0.9.1 reads it; {remedy}"):
+        configuration.prepare_config(config)
+
+
 def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.startup import ray_cpus
 

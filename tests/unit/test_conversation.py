@@ -29,7 +29,7 @@ async def test_one_call_then_an_answer() -> None:
     assert {v for v, m in zip(trajectory.versions, trajectory.mask, strict=True) if m} == {3}
     assert outcome.stop_reason is StopReason.FINISHED
     assert (trajectory.turns, outcome.user_turns) == (2, 1)
-    assert outcome.tool_rewards == {"echo": 0.5}
+    assert outcome.calc_rewards == {"echo": 0.5}
     assert [m["role"] for m in outcome.messages] == ["user", "assistant", "tool", "assistant"]
     assert tool.counts == {"create": 1, "execute": 1, "calc_reward": 1, "release": 1}
 

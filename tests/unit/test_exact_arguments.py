@@ -175,7 +175,10 @@ def test_what_is_said_before_stays_said() -> None:
     assert turn.content == "I call.<think>so</think>"
     (call,) = turn.calls
     assert isinstance(call, MalformedCall)
-    assert "</tool_call> that closes nothing" in call.problem
+    assert "</tool_call> that closes nothing, so nothing from the first call on was run" in call.problem
+    (alone,) = parse("hermes", "I call. }</tool_call>").calls
+    assert isinstance(alone, MalformedCall)
+    assert "</tool_call> that closes nothing, so nothing was run" in alone.problem
 
 
 CLOSES = {

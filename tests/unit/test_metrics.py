@@ -158,7 +158,7 @@ def test_calls_of_each_tool_and_of_all() -> None:
 
 
 def test_a_tool_that_nobody_called_has_no_hole_in_its_curve() -> None:
-    found = metrics_of(outcome(tool_rewards={"sql": 0.5}), outcome(tool_rewards={"sql": 1.0}))
+    found = metrics_of(outcome(calc_rewards={"sql": 0.5}), outcome(calc_rewards={"sql": 1.0}))
     assert {key: value for key, value in found.items() if key.startswith("tools/sql/") and value} == {
         "tools/sql/calc_reward/mean": 0.75
     }
@@ -168,7 +168,7 @@ def test_a_tool_that_nobody_called_has_no_hole_in_its_curve() -> None:
 
 def test_rewards() -> None:
     conversations = (
-        outcome(call(reward=0.5), call("sql", reward=-0.25), tool_rewards={"sql": 2.0, "search": 1.0}),
+        outcome(call(reward=0.5), call("sql", reward=-0.25), calc_rewards={"sql": 2.0, "search": 1.0}),
         outcome(call(reward=0.25)),
     )
     found = metrics_of(*conversations)
@@ -234,7 +234,7 @@ def test_an_authors_own_numbers() -> None:
 
 def test_the_number_of_keys_is_bounded() -> None:
     calls = [call(metrics={f"of query {i}": 1, "always": 1}, attempts=1) for i in range(50)]
-    found = metrics_of(outcome(*calls, tool_rewards={"search": 1.0}), score=1.0, tool_score=1.0)
+    found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), score=1.0, tool_score=1.0)
     of_tool = [key for key in found if key.startswith("tools/")]
     own = [key for key in of_tool if "/metrics/" in key]
     assert len(own) == MOST_KEYS
@@ -283,7 +283,7 @@ async def test_calc_reward_goes_to_a_sampled_token() -> None:
 
 async def test_an_invalid_conversation_gets_no_tool_reward() -> None:
     found = await roll_out(EchoTool({"reward": 1.0}))
-    assert found.tool_rewards == {"echo": 1.0}
+    assert found.calc_rewards == {"echo": 1.0}
     assert not found.valid
     assert tool_scores(found) == []
 
@@ -313,7 +313,7 @@ def test_a_setting_that_cannot_be(given: Any, message: str) -> None:
 def test_every_key_is_documented() -> None:
     calls = [call(attempts=1, metrics={"hits": 1})]
     extra = {"score": 1.0, "reported": {"acc": 1.0}, "tool_score": 1.0}
-    found = metrics_of(outcome(*calls, tool_rewards={"search": 1.0}), **extra)
+    found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), **extra)
     text = (ROOT / "docs" / "metrics.md").read_text()
     documented = {word for line in text.splitlines() if line.startswith("|") for word in re.findall(r"`([^`]+)`", line)}
     places = {"tools/search/": "tools/<tool>/", "metrics/hits": "metrics/<key>", "reward/acc/": "reward/<key>/"}

@@ -56,7 +56,7 @@ async def test_tools_of_a_yaml_and_their_lives() -> None:
     assert outcome.differences == []
     echo = EchoTool({"reward": 0.5})
     outcome = await scripted_rollout([echo], [tool_call("echo", {"text": "x"}), "x"], "Say x.")
-    assert outcome.tool_rewards == {"echo": 0.5}
+    assert outcome.calc_rewards == {"echo": 0.5}
     assert dict(echo.counts) == {"create": 1, "execute": 1, "calc_reward": 1, "release": 1}
 
 

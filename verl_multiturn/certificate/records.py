@@ -52,7 +52,7 @@ def record_of(outcome: Outcome, receipts: Receipts, **extra: Any) -> dict[str, A
             }
             for call in outcome.calls
         ],
-        "tool_rewards": outcome.tool_rewards,
+        "tool_rewards": outcome.calc_rewards,
         "differences": [str(difference) for difference in outcome.differences],
         "error": outcome.error,
         "generate_s": round(outcome.generate_s, 6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -149,7 +150,7 @@ def _prepare_data(plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, e
     words = prepare_words(recipe)
     script, tools = Path(recipe["prepare_data"]), recipe["tools"]
     made = {
-        "script": f"{script.parent.name}/{script.name}",
+        "script": f"{script.parent.name}/{script.name} {_digest(script)}",
         "words": words,
         "tools": Path(tools).name if tools else None,
         "smoke": plan.smoke,
@@ -167,6 +168,17 @@ def _prepare_data(plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, e
         folder.end_rows()
         print(f"rows: {folder.described_rows()}", flush=True)
     return status if status >= 0 else 1
+
+
+def _digest(script: Path) -> str:
+    """Return a short digest of a script, and fail clearly if there is none."""
+    try:
+        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    except FileNotFoundError:
+        raise ConfigError(
+            f"recipe.prepare_data={script}: no such file; write a script that makes the rows, or name finished ones "
+            "with data.train_files=… data.val_files=…"
+        ) from None
 
 
 def _takes_rows_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:

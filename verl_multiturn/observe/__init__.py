@@ -1,1 +1,1 @@
-"""Looking at a run: metrics, records, the certificate, and the checks of `verl-multiturn doctor`."""
+"""Looking at a run: its metrics and its display, and the checks of `verl-multiturn doctor`."""

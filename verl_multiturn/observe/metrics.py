@@ -60,7 +60,7 @@ def stats_of(outcome: Outcome) -> Stats:
         "differs": bool(outcome.differences),
         "generate_s": outcome.generate_s,
         "tools_s": outcome.tools_s,
-        "calc_rewards": dict(outcome.tool_rewards),
+        "calc_rewards": dict(outcome.calc_rewards),
         "calls": [
             # A plain tuple, so that a process can unpickle it without this class.
             (

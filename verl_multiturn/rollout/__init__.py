@@ -1,1 +1,1 @@
-"""The rollout of one request: the conversation's loop and limits, the engine protocol, trajectories and receipts."""
+"""The rollout of one request: the conversation's loop and limits, the engine protocol, and trajectories."""

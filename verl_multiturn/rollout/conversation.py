@@ -68,7 +68,7 @@ class Outcome:
     """How many of `messages` are the request's own."""
     images: list[Any] = field(default_factory=list)
     """Images of the request's messages and of tools, in the order of their placeholders in the trajectory."""
-    tool_rewards: dict[str, float] = field(default_factory=dict)
+    calc_rewards: dict[str, float] = field(default_factory=dict)
     """The result of `calc_reward`, for each tool."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
     """Fields that tools written for verl 0.9 left for the reward function."""
@@ -180,7 +180,7 @@ class Conversation:
         try:
             async with deadline, session:
                 reason = await self._turns(request, outcome, session, shown)
-                outcome.tool_rewards = await session.calc_rewards()
+                outcome.calc_rewards = await session.calc_rewards()
                 outcome.extra_fields = session.extra_fields
         except TimeoutError:
             if not deadline.expired():

@@ -19,7 +19,7 @@ def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[tuple[int, float]
     """
     trajectory = outcome.trajectory
     rewards = [(turn, call.reward) for turn, call in zip(outcome.call_turns, outcome.calls, strict=True) if call.reward]
-    calculated = sum(outcome.tool_rewards.values())
+    calculated = sum(outcome.calc_rewards.values())
     if not outcome.valid or not (rewards or calculated):
         return []
     last: dict[int, int] = {}

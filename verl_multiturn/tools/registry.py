@@ -144,7 +144,9 @@ def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except (Exception, SystemExit) as error:  # an author's constructor may raise anything
-        raise ConfigError(f"{where}: {entry['class_name']}(config={config!r}) raised {describe(error)}") from error
+        # The keys alone: a value may be a password.
+        keys = ", ".join(map(str, config)) or "none"
+        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
     _check_built(tool, entry["class_name"], where)
     if _leaves_out_execute(tool_class):
         raise ConfigError(
@@ -223,7 +225,8 @@ def resolve(name: Any, where: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # an author's module may raise anything at import
         raise ConfigError(
-            f"{where}: cannot import {module_name!r} ({describe(error)}); install it or set PYTHONPATH"
+            f"{where}: cannot import {module_name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
+            "in the folder where it lies"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}")

@@ -116,7 +116,7 @@ def to_output(outcome: Outcome, settings: OutputSettings, step: int) -> Certifie
             "assistant_texts": [m["content"] for m in outcome.messages[outcome.asked :] if m["role"] == "assistant"],
             "assistant_calls": [[_call(call) for call in turn.calls] for turn in outcome.assistant_turns],
             "void": void,
-            "calc_rewards": dict(outcome.tool_rewards),
+            "calc_rewards": dict(outcome.calc_rewards),
             "rendering_differences": [str(difference) for difference in outcome.differences],
             "call_tools": [call.tool for call in outcome.calls],
             "call_statuses": [str(call.status) for call in outcome.calls],

@@ -151,8 +151,9 @@ class TextParser(ABC):
             stray = self._stray(piece) if index > called else self._end_alone(piece, called < len(pieces))
             if stray:
                 start = min(called, index)
+                first = "from the first call on " if start < index or pieces[start].calls else ""
                 problem = (
-                    f"there is a {stray} that closes nothing, so nothing from the first call on was run; begin each "
+                    f"there is a {stray} that closes nothing, so nothing {first}was run; begin each "
                     "call with its own tag, and write no tags of a call into its arguments"
                 )
                 unclear = "".join(piece.text for piece in pieces[start:] if not piece.thought)

@@ -88,6 +88,7 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
     rollout = config.actor_rollout_ref.rollout
     multi_turn = rollout.multi_turn
     check_format(multi_turn.format)
+    _check_dead_keys(rollout)
     _check_images(config)
     _check_template(config)
     path = multi_turn.tool_config_path or settings.tool_config_path
@@ -119,6 +120,20 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
         if settings.record_dir:
             # Workers may have another working directory than the driver.
             OmegaConf.update(config, f"{PATH}.record_dir", str(Path(settings.record_dir).resolve()))
+
+
+def _check_dead_keys(rollout: DictConfig) -> None:
+    """Refuse keys that verl's configuration still has and nothing reads any more."""
+    dead = {
+        "multi_turn.use_inference_chat_template": "the chat template of the model's folder is always used",
+        "multi_turn.num_repeat_rollouts": "set rollout.n",
+        "over_sample_rate": "no agent loop aborts requests",
+    }
+    for key, remedy in dead.items():
+        if value := OmegaConf.select(rollout, key):
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.{key}={value}: nothing in verl 0.9.1 reads it; {remedy}, and leave it out"
+            )
 
 
 def _check_code_tool(tool_format: str, tools: Mapping[str, Any]) -> None:
