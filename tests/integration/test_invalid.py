@@ -280,7 +280,7 @@ def test_the_certificate_reads_what_the_critic_gets(store: WritableStore) -> Non
     settings = {"algorithm__adv_estimator": "grpo"}  # which does not read them
     assert step(make_trainer(**settings), store.batch())["rollout/certificate/violations"] == 0
     with pytest.raises(CertificateError, match="values"):
-        step(make_trainer(critic=True, **settings), store.batch())
+        step(make_trainer(use_critic=True, **settings), store.batch())
 
 
 def test_each_step_and_update_verifies_another_share(store: WritableStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,17 @@ def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPat
     configuration.prepare_config(composed(**{**adapter, "actor_rollout_ref.model.lora.merge": "True"}))
 
 
+def test_the_cpu_platform_serves_no_adapters() -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.cpu import defaults
+
+    config = composed(**{"actor_rollout_ref.model.lora_rank": "8", f"{ROLLOUT}.name": "sglang"})
+    with pytest.raises(
+        ConfigError, match=r"model.lora_rank=8 on the CPU platform: SGLang 0.5.12 serves adapters on GPUs"
+    ):
+        defaults.fill_in(config, 64)
+
+
 def test_rows_decide_when_they_name_their_loop(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.startup import configuration

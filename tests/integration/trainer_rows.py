@@ -169,14 +169,14 @@ def make_config(mode: str = "sync", **changes: Any) -> Any:
     return made
 
 
-def make_trainer(mode: str = "sync", critic: bool = False, **changes: Any) -> Any:
+def make_trainer(mode: str = "sync", use_critic: bool = False, **changes: Any) -> Any:
     """Make our trainer of a mode, without the parts that need workers."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     ours, verls = get_trainer_cls(f"multiturn_{mode}").__bases__
     assert verls is get_trainer_cls(mode)
     base = base_of(verls)
-    base.use_critic = critic  # type: ignore[attr-defined]
+    base.use_critic = use_critic  # type: ignore[attr-defined]
     trainer = type("Trainer", (ours, base), {"mode": mode})(make_config(mode, **changes))
     assert trainer.config.trainer.v1.trainer_mode == mode  # verl knows no other name
     return trainer

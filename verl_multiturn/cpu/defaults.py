@@ -10,6 +10,7 @@ from verl_multiturn.cpu.environment import DETECTED
 from verl_multiturn.cpu.forkserver import forkserver
 from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.adapters import adapter_rank
 from verl_multiturn.verl_bridge.startup.ray_cpus import cluster_address
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under
@@ -44,8 +45,15 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
             them than it uses.
 
     Raises:
-        ConfigError: the CPU platform was only detected, and the run joins a cluster that may have accelerators.
+        ConfigError: the CPU platform was only detected, and the run joins a cluster that may have accelerators; or
+            the engine would serve adapters.
     """
+    key, rank = adapter_rank(config)
+    if rank:
+        raise ConfigError(
+            f"{key}={rank} on the CPU platform: SGLang 0.5.12 serves adapters on GPUs only; leave it out, or set "
+            "actor_rollout_ref.model.lora.merge=True"
+        )
     cluster = cluster_address(config.ray_kwargs.ray_init.get("address"))
     if cluster and os.environ.get(DETECTED):
         raise ConfigError(

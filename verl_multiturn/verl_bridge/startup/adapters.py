@@ -15,19 +15,25 @@ _MODEL = "actor_rollout_ref.model"
 _RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 
 
+def adapter_rank(config: DictConfig) -> tuple[str, int]:
+    """Return the key and the rank of adapters that the engine would serve; rank 0 without any, or with merged ones."""
+    if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
+        for key in _RANKS:
+            if rank := int(OmegaConf.select(config, key) or 0):
+                return key, rank
+    return "", 0
+
+
 def check_adapters(config: DictConfig) -> None:
     """Refuse adapters that are not merged into the weights, when the rollout is `sglang_async`.
 
     Raises:
         ConfigError: the run has such adapters; the message gives verl's own rollout name as the remedy.
     """
-    if config.actor_rollout_ref.rollout.name != "sglang_async" or OmegaConf.select(config, f"{_MODEL}.lora.merge"):
-        return
-    for key in _RANKS:
-        rank = OmegaConf.select(config, key)
-        if rank and int(rank) > 0:
-            raise ConfigError(
-                f"{key}={rank!r} with rollout.name='sglang_async': verl 0.9.1 wakes an engine with adapters in another "
-                "way unless its name is 'sglang'; set actor_rollout_ref.rollout.name=sglang, whose conversations and "
-                f"tools are the same with the agent loop multiturn_agent, or {_MODEL}.lora.merge=True"
-            )
+    key, rank = adapter_rank(config)
+    if rank > 0 and config.actor_rollout_ref.rollout.name == "sglang_async":
+        raise ConfigError(
+            f"{key}={rank!r} with rollout.name='sglang_async': verl 0.9.1 wakes an engine with adapters in another "
+            "way unless its name is 'sglang'; set actor_rollout_ref.rollout.name=sglang, whose conversations and "
+            f"tools are the same with the agent loop multiturn_agent, or {_MODEL}.lora.merge=True"
+        )
