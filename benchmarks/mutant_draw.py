@@ -20,7 +20,12 @@ PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
 # Modules, and the tests that cover each of them, the most sensitive tests first.
 COVERED: dict[str, list[str]] = {
     "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
-    "rollout/limits": [f"{UNIT}unseen_faults", f"{UNIT}clipping", f"{UNIT}conversation_ends"],
+    "rollout/limits": [
+        f"{UNIT}unseen_faults",
+        f"{UNIT}clipping",
+        f"{UNIT}conversation_ends",
+        f"{UNIT}conversation",
+    ],
     "rollout/marker": [f"{UNIT}below_receipts", f"{UNIT}tir"],
     "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
     "certificate/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
@@ -66,6 +71,8 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}families",
         f"{STACK}vision",
         "tests/properties/test_shown_schemas",
+        f"{STACK}tir::test_a_model_for_images_is_refused",
+        f"{STACK}vision_setup::test_prompts_with_images_are_measured",
     ],
     "verl_bridge/verl_engine": [f"{UNIT}below_receipts", f"{STACK}agent_loop"],
     "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],

@@ -12,7 +12,7 @@ run in a process forked from one that has already imported the slow packages. Th
 
 The results are kept in `outputs/mutants/`, so that a later run continues where this one stopped. A survivor that stands
 in `benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
-JSON object.
+JSON object. It also lists the explanations that explain nothing any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -39,6 +39,9 @@ EXPLAINED = ROOT / "benchmarks" / "results" / "mutants.yaml"
 
 
 OUT = ROOT / "outputs" / "mutants"
+
+# A change: its module, and the lines before and after it.
+Key = tuple[str, str, str]
 
 
 def run_tests(tree: Path, tests: Sequence[str], log: Path, limit_s: float) -> str:
@@ -192,10 +195,36 @@ def known(found: Path, drawn: Sequence[Mutant]) -> dict[Mutant, str]:
     return known
 
 
-def explained() -> dict[tuple[str, str], str]:
-    """Return the reasons why survivors do not matter, by the lines before and after the change."""
+def explained() -> dict[Key, str]:
+    """Return the reasons why survivors do not matter, by the change."""
     entries = yaml.safe_load(EXPLAINED.read_text(encoding="utf-8")) or [] if EXPLAINED.exists() else []
-    return {(each["before"].strip(), each["after"].strip()): each["why"] for each in entries}
+    return {(each["module"], each["before"].strip(), each["after"].strip()): each["why"] for each in entries}
+
+
+def key_of(mutant: Mutant) -> Key:
+    """Return the change of a mutant, by which its explanation is found."""
+    return mutant.module, mutant.before.strip(), mutant.after.strip()
+
+
+def unused(reasons: Iterable[Key], results: dict[Mutant, str], root: Path = ROOT) -> list[Key]:
+    """Return the explanations that explain nothing: their lines are gone, or the tests see their mutant.
+
+    An explanation whose lines are there, and whose mutant was not drawn, is not returned.
+
+    Args:
+        reasons: Changes that are explained.
+        results: Results of the mutants that were examined.
+        root: Folder of the repository.
+    """
+    seen = {key_of(mutant) for mutant, result in results.items() if result != "survived"}
+    seen -= {key_of(mutant) for mutant, result in results.items() if result == "survived"}  # the line stands twice
+    return [key for key in reasons if key in seen or not _is_there(root / key[0], key[1])]
+
+
+def _is_there(module: Path, before: str) -> bool:
+    """Tell whether a module has lines, whatever their indentation."""
+    lines = module.read_text(encoding="utf-8").splitlines() if module.is_file() else []
+    return {line.strip() for line in before.splitlines()} <= {line.strip() for line in lines}
 
 
 def main() -> None:
@@ -222,7 +251,7 @@ def report(drawn: Sequence[Mutant], results: dict[Mutant, str]) -> None:
     reasons = explained()
     of = {mutant: results.get(mutant, "not examined") for mutant in drawn}
     survivors = [mutant for mutant, result in of.items() if result == "survived"]
-    open_ones = [m for m in survivors if (m.before.strip(), m.after.strip()) not in reasons]
+    open_ones = [m for m in survivors if key_of(m) not in reasons]
     for mutant in open_ones:
         print(f"\nsurvived: {mutant.module}:{mutant.line} {mutant.what}\n- {mutant.before}\n+ {mutant.after}")
     counts = {name: sum(result == name for result in of.values()) for name in ("killed", "timeout", "not examined")}
@@ -232,6 +261,7 @@ def report(drawn: Sequence[Mutant], results: dict[Mutant, str]) -> None:
         "explained": len(survivors) - len(open_ones),
         "survived": len(open_ones),
         "not_examined": counts["not examined"],
+        "unused_explanations": [list(key) for key in unused(reasons, results)],
     }
     print(json.dumps(figures))
 

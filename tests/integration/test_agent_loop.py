@@ -52,7 +52,13 @@ async def test_the_engine_behind_verls_client() -> None:
             await ask(broken)
 
 
-def runner(engine: Any, tool_format: str = "hermes", tokenizer: Any = None, model_type: str = "qwen2") -> Any:
+def runner(
+    engine: Any,
+    tool_format: str = "hermes",
+    tokenizer: Any = None,
+    model_type: str = "qwen2",
+    sanity_check: str = "disable",
+) -> Any:
     from transformers import AutoTokenizer
 
     from verl_multiturn.verl_bridge.runner import build_runner
@@ -65,7 +71,7 @@ def runner(engine: Any, tool_format: str = "hermes", tokenizer: Any = None, mode
         "tool_response_truncate_side": "middle",
         "tool_config_path": str(ROOT / "tool_configs" / "calculator.yaml"),
         "format": tool_format,
-        "tokenization_sanity_check_mode": "disable",
+        "tokenization_sanity_check_mode": sanity_check,
     }
     rollout = OmegaConf.create({"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn})
     return build_runner(rollout, tokenizer or AutoTokenizer.from_pretrained(MODEL), engine, model_type, {})
@@ -248,3 +254,42 @@ def test_strippable_differences_are_ignored_when_asked() -> None:
         ids = [*prompt, *said]
         sampled = [False] * len(prompt) + [True] * len(said)
         assert chat.check.differences(messages, [], ids, sampled) == found
+
+
+@pytest.mark.parametrize(
+    ("sanity_check", "found"), [("strict", ["whitespace"]), ("ignore_strippable", []), ("disable", [])]
+)
+async def test_a_conversation_is_compared_as_the_configuration_says(sanity_check: str, found: list[str]) -> None:
+    from transformers import AutoTokenizer
+
+    from verl_multiturn.verl_bridge.certified_output import to_output
+
+    said = AutoTokenizer.from_pretrained(MODEL).encode("\nok\n<|im_end|>")
+    made = runner(Versions([said]), sanity_check=sanity_check)
+    request = await made.request({"raw_prompt": [{"role": "user", "content": "Q"}]}, {}, "r1")
+    outcome, _ = await made.run(request)
+    assert to_output(outcome, made.output_settings, step=9).extra_fields["rendering_differences"] == found
+
+
+async def test_all_requests_of_a_worker_share_one_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    from benchmarks.turn_cost import make_config
+    from verl_multiturn.verl_bridge import agent_loop
+
+    class Client:
+        async def generate(self, **kwargs: Any) -> Any:
+            return answer([5, 2], [-1.0, -2.0], global_steps=3)
+
+    closed: list[Any] = []
+    monkeypatch.setattr(agent_loop, "close_at_end", closed.append)
+    monkeypatch.setattr(agent_loop.MultiTurnAgentLoop, "_runners", {})
+    given, tokenizer = SimpleNamespace(config=make_config(50)), AutoTokenizer.from_pretrained(MODEL)
+    calculator = str(ROOT / "tool_configs" / "calculator.yaml")
+    OmegaConf.update(given.config, "actor_rollout_ref.rollout.multi_turn.tool_config_path", calculator)
+    client, other = Client(), Client()
+    loops = [agent_loop.MultiTurnAgentLoop(given, each, tokenizer, "qwen2") for each in (client, client, other)]
+    assert loops[0]._runner is loops[1]._runner is not loops[2]._runner
+    assert [sorted(tools) for tools in closed] == [["calculator"], ["calculator"]]
+    output = await loops[1].run({"temperature": 1.0}, raw_prompt=[{"role": "user", "content": "1+1"}])
+    assert (output.response_ids, output.versions) == ([5, 2], [3, 3])

@@ -1,5 +1,6 @@
 """Ids built turn by turn equal those rendered at once, with real templates, real tokenizers and verl's own builders."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,36 @@ def test_what_the_template_writes_before_a_turn(tokenizer: Any) -> None:
     from verl_multiturn.verl_bridge.chat_setup import make_chat
 
     assert make_chat(tokenizer, "qwen2").generation_prompt == "<|im_start|>assistant\n"
+
+
+def test_the_variables_of_the_template_reach_the_prompt(tokenizer: Any) -> None:
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
+
+    greeting = copy.deepcopy(tokenizer)
+    greeting.chat_template = "{{ greeting }}" + greeting.chat_template
+    messages = [{"role": "user", "content": "Q"}]
+    plain, greeted = (make_chat(greeting, "qwen2", given).codec for given in ({}, {"greeting": "Good day. "}))
+    prompt = greeting.decode(plain.initial(messages, []))
+    assert greeting.decode(greeted.initial(messages, [])) == f"Good day. {prompt}"
+
+
+def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
+    from verl_multiturn.verl_bridge.chat_setup import prompt_measure
+
+    tools = load_tools(ROOT / "tool_configs" / "calculator.yaml")
+    schemas = [tool.tool_schema.as_dict() for tool in tools.values()]
+    prompt = conversation()[:2]
+    for tool_format, given, shown in (("hermes", tools, schemas), ("hermes", {}, []), ("tir", {}, [])):
+        whole = tokenizer.apply_chat_template(
+            prompt, tools=shown or None, add_generation_prompt=True, return_dict=False
+        )
+        assert prompt_measure(str(MODEL), given, tool_format)({"prompt": prompt}) == len(whole)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.chat_setup import load_chat
+
+    for model in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=f"no tokenizer and config.json of '{model}' on this machine: "):
+            load_chat(str(model))

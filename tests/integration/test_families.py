@@ -35,6 +35,21 @@ def test_family(name: str) -> None:
     assert one.format is None or one.format in known_formats()
 
 
+def test_the_builder_is_the_familys() -> None:
+    """Gemma's own builder knows that the template goes on after a call with a token that opens the tool's answer."""
+    from verl_multiturn.verl_bridge.chat_setup import make_chat
+
+    tokenizer = family("gemma4").tokenizer
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    history = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    answer = [{"role": "tool", "content": "46", "tool_call_id": "c", "name": "f"}]
+    codec = make_chat(tokenizer, "gemma4").codec
+    ids = [*codec.initial(history[:1], []), tokenizer.convert_tokens_to_ids("<tool_call|>")]
+    increment = codec.observation(history, answer, ids, [])
+    assert tokenizer.decode(increment.separator) == "<|tool_response>"
+    assert tokenizer.decode(increment.observation) == 'response:f{value:<|"|>46<|"|>}<tool_response|>'
+
+
 def test_there_are_enough() -> None:
     families = [family(name) for name in names()]
     assert len(families) >= 18

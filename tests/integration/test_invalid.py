@@ -304,6 +304,26 @@ def test_each_step_and_update_verifies_another_share(store: WritableStore, monke
     assert len(set(drawn)) == 3
 
 
+def test_a_batch_whose_updates_all_train_something_goes_to_verl_as_it_is(
+    store: WritableStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
+
+    add(store, "u", [1.0, 0.0, None, 0.0])
+    updates, batch, made = TrainedUpdates(group_size=4), store.batch(), object()
+    given: list[Any] = []
+
+    def update(batch: Any, metrics: dict[str, Any]) -> Any:
+        given.append(batch)
+        return made
+
+    settings: Any = SimpleNamespace(ppo_mini_batch_size=1, ppo_epochs=1, shuffle=False)
+    workers = SimpleNamespace(_dispatch_info={"actor": [0]})
+    assert updates.run(batch, {}, update, settings, workers, "actor") is made
+    assert [each is batch for each in given] == [True]
+    assert "skipped" not in caplog.text
+
+
 T, F = True, False
 
 

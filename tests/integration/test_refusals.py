@@ -52,6 +52,12 @@ tools:
   - class_name: verl_multiturn.tools.calculator.CalculatorTool
     tool_schema: {type: function, function: {name: f, parameters: {type: objekt}}}
 """
+NO_NAME = """
+tools:
+  - class_name: verl_multiturn.tools.calculator.CalculatorTool
+    tool_schema: {type: function, function: {name: f, parameters: {type: object, properties: {
+      expression: {type: string, enum: [<tool_call>]}}}}}
+"""
 
 
 def test_the_command_ends_at_once(tmp_path: Path) -> None:
@@ -76,6 +82,7 @@ def composed(**changes: str) -> Any:
         ({f"{ROLLOUT}.multi_turn.tool_config_path": "no/such.yaml"}, None, "'no/such.yaml' is no file"),
         ({}, UNRESOLVED, "cannot import 'nowhere'"),
         ({}, NO_SCHEMA, "no valid JSON Schema"),
+        ({}, NO_NAME, "tool 'f': '<tool_call>' in its schema is a control token of the model's"),
         ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
         (
@@ -91,6 +98,7 @@ def composed(**changes: str) -> Any:
         "no_yaml",
         "no_class",
         "no_schema",
+        "no_name",
         "unknown_setting",
         "unknown_format",
         "no_tools",
@@ -242,6 +250,28 @@ def test_runs_that_are_none_of_ours_are_left_alone(tmp_path: Path, monkeypatch: 
         configuration.prepare_config(composed(**{**few, **changes}))
 
 
+def test_a_file_that_is_no_parquet_is_not_read(tmp_path: Path) -> None:
+    """Its rows have the default loop; verl refuses the file later."""
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    loop = {f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent"}
+    for name in ("rows.arrow", "rows.txt", "rows"):
+        (tmp_path / name).write_text("rows")
+        files = {"data.train_files": str(tmp_path / name), "data.val_files": str(tmp_path / name)}
+        with pytest.raises(ConfigError, match="'single_turn_agent' never calls a tool"):
+            configuration.prepare_config(composed(**loop, **files))
+
+
+def test_our_settings_may_refer_to_others() -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+
+    rollout = {"seconds": 7.5, "custom": {"multiturn": {"tool_timeout_s": "${seconds}"}}}
+    assert settings_of(OmegaConf.create(rollout)).tool_timeout_s == 7.5
+
+
 def test_other_programs_of_hydra_are_left_alone() -> None:
     from omegaconf import OmegaConf
 
@@ -330,3 +360,60 @@ def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     assert ray_cpus.cluster_address("auto") == "ray://head:10001"
     assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no address and "auto" alone
+
+
+def cpu_config(address: str | None = None, **changes: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    ray_init = {"address": address, "num_cpus": None if address else 4}
+    return OmegaConf.create({"trainer": {"use_v1": True}, "ray_kwargs": {"ray_init": ray_init}, **changes})
+
+
+def test_the_cpus_of_trainers_that_reserve_others_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cpus, "ray", None)  # nothing is joined
+    with pytest.raises(ConfigError, match=r"has 4 logical CPUs and this run reserves 9, .*: 8 workers; 1 controller"):
+        ray_cpus.check_ray_cpus(cpu_config(), {"workers": 8, "controller": 1})
+    for config in (
+        cpu_config(trainer={"use_v1": False}),
+        cpu_config(async_training={}),
+        cpu_config(address="ray://head:10001"),
+    ):
+        ray_cpus.check_ray_cpus(config, {"workers": 9})
+
+
+class Cluster:
+    """Ray's functions for a cluster of 4 logical CPUs."""
+
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+
+    def init(self, address: str, **kwargs: Any) -> None:
+        self.called.append(address)
+
+    def cluster_resources(self) -> dict[str, float]:
+        self.called.append("resources")
+        return {"CPU": 4.0, "GPU": 1.0}
+
+    def shutdown(self) -> None:
+        self.called.append("shutdown")
+
+
+def test_a_cluster_with_too_few_cpus_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = "192.0.2.1:6379"
+    for need, told in ((4, ""), (5, f"the cluster at {address}: Ray has 4 logical CPUs and this run reserves 5,")):
+        cluster = Cluster()
+        monkeypatch.setattr(ray_cpus, "ray", cluster)
+        ray_cpus.check_ray_cpus(cpu_config(address), {"workers": need})
+        assert cluster.called == [address, "resources", "shutdown"]
+        said = capsys.readouterr().err
+        assert told in said
+        assert bool(said) == bool(told)

@@ -267,6 +267,15 @@ def test_no_part_of_a_call_vanishes(name: str, call: str) -> None:
     assert isinstance(malformed, MalformedCall)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity"])
+def test_a_number_that_no_float_holds_is_named(number: str) -> None:
+    """It may also stand where nothing reads it later: beside the arguments."""
+    for call in (f'{{"name": "f", "arguments": {{"x": {number}}}}}', f'{{"name": "f", "index": {number}}}'):
+        (malformed,) = parse("hermes", as_call("hermes", call)).calls
+        assert isinstance(malformed, MalformedCall)
+        assert f"{number} is no number that can be had" in malformed.problem
+
+
 @pytest.mark.parametrize("name", JSON_FORMATS)
 def test_what_a_call_may_have_beside_its_arguments(name: str) -> None:
     for call in (

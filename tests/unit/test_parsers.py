@@ -155,6 +155,14 @@ async def test_harmony_without_json(body: str) -> None:
     assert call == ToolCall("f", '{"x": 1}', "call_0_0")
 
 
+@pytest.mark.parametrize("rest", ['{"x": 2}', "and more", "<|end|>", "<|return|>"])
+async def test_harmony_with_something_after_the_json(rest: str) -> None:
+    written = f'<|channel|>commentary to=functions.f <|message|>{{"x": 1}}{rest}<|call|>'
+    (call,) = (await harmony(written)).calls
+    problem = "the call's JSON is followed by something else; write its JSON after <|message|> and end it with <|call|>"
+    assert call == MalformedCall(f"<|start|>assistant{written}", problem, "call_0_0")
+
+
 ROOT: dict[str, Any] = {"$defs": {"A": {"enum": ["a", 1, None]}, "B": {"$ref": "#/$defs/B"}}}
 
 

@@ -94,6 +94,15 @@ async def test_ids_that_are_no_numbers_are_an_engine_error() -> None:
         await ReceiptingEngine(Scripted(ids=["a", "b"])).generate("r1", [1], {}, 10)
 
 
+@pytest.mark.parametrize(("value", "shape"), [(5, r"\(\)"), ([[5, 6]], r"\(1, 2\)")])
+@pytest.mark.parametrize("name", ["ids", "logprobs", "versions"])
+async def test_what_is_no_list_of_numbers_is_an_engine_error(name: str, value: Any, shape: str) -> None:
+    engine = ReceiptingEngine(Scripted(**{name: value}))
+    with pytest.raises(EngineError, match=rf"not a generation: expected a list of numbers, got .* of shape {shape}"):
+        await engine.generate("r1", [1], {}, 10)
+    assert engine.take("r1") == []
+
+
 async def test_an_id_below_zero_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="not a generation: id -1"):
         await ReceiptingEngine(Scripted(ids=[5, -1])).generate("r1", [1], {}, 10)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.conftest import CharBuilder, CharTokenizer, EchoTool, make_schema
 from tests.scripted import CALL, run
@@ -11,6 +12,7 @@ from tests.text_mode import quickstart_tokenizer
 from verl_multiturn import Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.images import CANNOT_BE_SHOWN
 from verl_multiturn.chat.parsing.formats import make_call_parser
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
@@ -218,3 +220,11 @@ async def test_time_is_told_in_seconds() -> None:
     assert 0 < outcome.generate_s < 5
     outcome = await run([CALL, "ok"], EchoTool())
     assert 0 < outcome.tools_s < 5
+
+
+@pytest.mark.parametrize("limits", [{}, {"observation_length": 60}])
+async def test_a_tools_image_is_told_of_where_the_model_takes_none(limits: dict[str, int]) -> None:
+    tool = EchoTool({"returns": ToolResponse("red", image=[Image.new("RGB", (2, 2), "red")])})
+    outcome = await run([CALL, "ok"], tool, max_tool_response_length=100, **limits)
+    assert (outcome.messages[2]["content"], outcome.images) == (f"red\n{CANNOT_BE_SHOWN}", [])
+    assert f"[red\n{CANNOT_BE_SHOWN}]>" in CharTokenizer().decode(outcome.trajectory.ids)
