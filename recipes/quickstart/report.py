@@ -90,7 +90,7 @@ def summarize(
         "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
         "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
-        "tool_errors": dict(Counter(call["status"] for call in calls if call["status"] != "ok").most_common()),
+        "calls_not_ok": dict(Counter(call["status"] for call in calls if call["status"] != "ok").most_common()),
         "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
         "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds if step_seconds else None,
