@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import wrapt
@@ -24,7 +26,28 @@ _SGLANG = {
 
 
 def _register_trainers(_: ModuleType) -> None:
-    import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
+    with _told():
+        import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Print an error of a registration, and end the trainer's own process. verl would hide the error."""
+    try:
+        yield
+    except Exception as error:
+        print(
+            f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
+            "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run `verl-multiturn\n"
+            "doctor`: it says which package is missing or has another version than verl 0.9.1 needs. To train\n"
+            "without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
+            file=sys.stderr,
+        )
+        traceback.print_exc()
+        if is_trainer():
+            # Not an Exception: verl would swallow it and train without the plugin.
+            raise SystemExit(1) from error
+        raise
 
 
 def register() -> None:
@@ -64,18 +87,5 @@ def register() -> None:
     wrapt.register_post_import_hook(_register_trainers, _TRAINERS)
 
 
-try:
+with _told():
     register()
-except Exception as error:  # any error: verl would hide it, so it is printed here and then raised
-    print(
-        f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
-        "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run `verl-multiturn doctor`: it\n"
-        "says which package is missing or has another version than verl 0.9.1 needs. To train without this plugin,\n"
-        "set VERL_USE_EXTERNAL_PLUGINS=none.\n",
-        file=sys.stderr,
-    )
-    traceback.print_exc()
-    if is_trainer():
-        # Not an Exception: verl would swallow it and train without the plugin.
-        raise SystemExit(1) from error
-    raise

@@ -67,6 +67,8 @@ def copy_recipe(name: str, target: Path) -> Path:
         hint = did_you_mean(name, known)
         raise ConfigError(f"unknown recipe {name!r}; {hint and hint + ' '}known are {', '.join(known)}")
     source = shipped_folder()
+    if target.resolve().is_relative_to(source / "recipes") or target.resolve().is_relative_to(source / "tool_configs"):
+        raise ConfigError(f"{str(target)!r} lies within the recipes themselves; name a folder outside of them")
     try:
         for folder in ("recipes", "tool_configs"):
             shutil.copytree(

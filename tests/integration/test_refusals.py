@@ -332,9 +332,9 @@ def test_whose_trainer_runs(
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
     [
-        ("multi_turn.use_inference_chat_template", "True", "the chat template of the model's folder"),
-        ("+multi_turn.num_repeat_rollouts", "4", "set rollout.n"),
-        ("+over_sample_rate", "0.2", "no agent loop aborts requests"),
+        ("multi_turn.use_inference_chat_template", "True", "leave it out: the chat template of the model"),
+        ("+multi_turn.num_repeat_rollouts", "4", "leave it out, and set rollout.n"),
+        ("+over_sample_rate", "0.2", "leave it out: no agent loop aborts requests"),
     ],
 )
 def test_keys_that_nothing_reads_are_refused(

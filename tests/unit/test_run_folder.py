@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.recipe_scripts import RECIPES
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe
+from verl_multiturn.recipes import copy_recipe
 
 # Stand-ins: the trainer logs STEPS steps, as verl's logger does, which empties its file first.
 PYTHON = """#!{python}
@@ -84,6 +86,7 @@ def test_a_resumed_run_keeps_its_curve(
         assert result(capfd)["steps"] == step
         (out / "checkpoints").mkdir(exist_ok=True)
         (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+        (out / "checkpoints" / f"global_step_{step}").mkdir()
     assert sorted(path.name for path in out.glob("*.jsonl")) == ["metrics.2.jsonl", "metrics.3.jsonl", "metrics.jsonl"]
     with pytest.raises(ConfigError, match="has a checkpoint of 'gsm8k_multiturn', from which 'retool' would resume"):
         start("retool", out, recipe)
@@ -91,6 +94,10 @@ def test_a_resumed_run_keeps_its_curve(
     assert start("gsm8k_multiturn", out, [*recipe, "trainer.resume_mode=disable"]) == 0
     assert result(capfd)["steps"] == 1
     assert len(list((out / "earlier" / "1").glob("metrics*.jsonl"))) == 3
+    # A later start does not resume from what this one left behind.
+    assert (out / "earlier" / "1" / "checkpoints" / "global_step_3").is_dir()
+    assert start("gsm8k_multiturn", out, recipe) == 0
+    assert result(capfd)["steps"] == 1
 
 
 def test_what_a_user_has_there_is_kept(recipe: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +142,13 @@ def test_rows_are_those_of_this_run(
     monkeypatch.delenv("PREPARING")
     assert prepare(seed=1) == 0
     assert words(out).endswith("--seed 1")
+    # The user's own rows in their place are used, and not replaced.
+    made = (out / "data" / "train.parquet").read_bytes()
+    (out / "data" / "train.parquet").write_bytes(made + b"mine")
+    assert prepare(seed=2) == 0
+    assert (out / "data" / "train.parquet").read_bytes() == made + b"mine"
+    (out / "data" / "train.parquet").unlink()
+    assert prepare(seed=1) == 0
     # Another recipe's, in the same folder.
     assert prepare("quickstart") == 0
     assert "--seed 1" not in words(out)
@@ -172,7 +186,7 @@ def test_a_start_tells_nothing_of_an_earlier_one(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    (out / "checkpoints").mkdir(parents=True)
+    (out / "checkpoints" / "global_step_1").mkdir(parents=True)
     (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")  # it resumes: all is kept
     monkeypatch.setenv("SAYS", "CUDA out of memory")
     assert start("gsm8k_multiturn", out, recipe) == 0
@@ -197,13 +211,45 @@ def test_a_display_that_fails_ends_no_training(
     # Nobody reads what is printed.
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "closed")]
     environment = {**os.environ, "STEPS": "4", "PAUSE": "0.5", "EACH": "", "PYTHONIOENCODING": "ascii"}
-    environment["BEFORE"] = "sys.stdout.buffer.write('schön'.encode())"
+    environment["BEFORE"] = "sys.stdout.buffer.write(b'sch\\xffn')"
     with subprocess.Popen([*command, *recipe], env=environment, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         run.stdout.readline()
         run.stdout.close()
         assert run.wait(120) == 0
     assert len((tmp_path / "closed" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("output", ["true", "full"])
+def test_an_output_that_nobody_reads_ends_no_run(recipe: list[str], tmp_path: Path, output: str) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
+    place = "| true" if output == "true" else "> /dev/full"
+    for _ in range(2):  # the second one also tells of the first one's rows and results
+        ran = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f'"$@" {place}', "bash", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert (out / "metrics.jsonl").is_file()
+    assert (out / "earlier" / "1" / "metrics.jsonl").is_file()
+
+
+def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", str(RECIPES / "retool" / "sft"), "--prepare"]
+    command += ["--out", str(tmp_path / "out"), "trainer.nnodes=2", *recipe]
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                subprocess.Popen(command, env={**os.environ, "NODE_RANK": rank}, stdout=subprocess.PIPE)
+            )
+            for rank in "01"
+        ]
+        assert [node.wait(120) for node in nodes] == [0, 0]
+        told = [node.stdout.read().decode() for node in nodes if node.stdout is not None]
+    assert sorted("those of an earlier start" in each for each in told) == [False, True]
 
 
 def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path: Path) -> None:
@@ -219,6 +265,10 @@ def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path
 
 
 def test_what_cannot_be_used_is_told_in_one_message(recipe: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies within the recipes themselves"):
+        copy_recipe("torl", RECIPES / "mine")
+    with pytest.raises(ConfigError, match=r"total_training_steps=two: expected a number"):
+        start("gsm8k_multiturn", tmp_path / "x", [*recipe, "trainer.total_training_steps=two"])
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: .*File exists"):
         start("gsm8k_multiturn", tmp_path / "file", recipe)

@@ -18,7 +18,7 @@ from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import run_watched
 from verl_multiturn.launch.run_folder import RunFolder
-from verl_multiturn.observe.progress import Display, RunConsole
+from verl_multiturn.observe.progress import Display, RunConsole, say
 from verl_multiturn.observe.start_up import StartUp
 
 _PPO = "verl.trainer.main_ppo"
@@ -43,20 +43,23 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     started = time.time()
     config = resolved(compose_run(plan))
     command = [*trainer_command(config, only_prepare), *plan.words()]
+    steps = config["trainer"]["total_training_steps"]
+    if steps is not None and not isinstance(steps, int):
+        raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
     if not str(config["recipe"]["out"] or "").strip():
         raise ConfigError("recipe.out is empty; expected the folder of this run")
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
     environment = _environment(plan, config)
     try:
         with folder.held() as lock:
-            if status := _prepare_data(plan, config, folder, environment):
+            if status := _prepare_data(plan, config, folder, environment, lock):
                 return status
             if only_prepare:
                 return 0
             folder.begin(plan.name, plan.smoke, config["trainer"])
             return _train(command, config, folder, environment, started, lock)
     except KeyboardInterrupt:
-        print("interrupted; the processes of the run were ended")
+        say("interrupted; the processes of the run were ended")
         return 130
     except OSError as error:
         raise ConfigError(f"{folder.path}: {error}") from None
@@ -141,12 +144,16 @@ def _node(config: Mapping[str, Any]) -> int:
     )
 
 
-def _prepare_data(plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, environment: Mapping[str, str]) -> int:
+def _prepare_data(
+    plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, environment: Mapping[str, str], lock: int
+) -> int:
     """Run the script that writes the rows unless the folder has them, and return its exit status.
 
     A smoke run, and a run with data that the user names, always write new rows.
     """
     recipe = config["recipe"]
+    if not _takes_rows_of(folder, config):
+        return 0
     words = prepare_words(recipe)
     script, tools = Path(recipe["prepare_data"]), recipe["tools"]
     made = {
@@ -156,17 +163,18 @@ def _prepare_data(plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, e
         "smoke": plan.smoke,
         "source": plan.data,
     }
-    if not _takes_rows_of(folder, config) or folder.has_rows(made):
-        return 0
     command = [_python(), str(script), "--out", str(folder.path / "data")]
     command += ["--smoke"] if plan.smoke else []
     command += ["--tools", tools] if tools else []
     command += [*words, *(["--source", plan.data] if plan.data is not None else [])]
-    folder.begin_rows(made)
-    status = run_watched(command, environment)
+    with folder.rows_held():
+        if folder.has_rows(made):
+            return 0
+        folder.begin_rows(made)
+        status = run_watched(command, environment, lock=lock)
+        folder.end_rows(made, complete=status == 0)
     if status == 0:
-        folder.end_rows()
-        print(f"rows: {folder.described_rows()}", flush=True)
+        say(f"rows: {folder.described_rows()}")
     return status if status >= 0 else 1
 
 
@@ -184,8 +192,9 @@ def _digest(script: Path) -> str:
 def _takes_rows_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
     """Return whether the trainer reads rows from the run's folder; the user may have named other files."""
     data = config["data"]
-    named = [each for key in ("train_files", "val_files") for each in _listed(data.get(key))]
-    return not named or any(Path(each).is_relative_to(folder.path) for each in named)
+    named = [os.path.realpath(each) for key in ("train_files", "val_files") for each in _listed(data.get(key))]
+    rows = os.path.realpath(folder.path / "data")
+    return not named or any(each in (f"{rows}/train.parquet", f"{rows}/test.parquet") for each in named)
 
 
 def _listed(value: Any) -> list[str]:
@@ -232,16 +241,16 @@ def _train(
         doing = "training" if start_up is None else start_up.doing
         how = f"ended with exit status {status}" if status > 0 else f"was killed by signal {-status}"
         memory = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
-        print(f"the trainer {how} while {doing}{memory}; whole log: {log}")
+        say(f"the trainer {how} while {doing}{memory}; whole log: {log}")
         return status if status > 0 else 1
     if start_up is not None:
         noted = {"started": started, "seconds": start_up.seconds, "seed": config["data"].get("seed")}
         (out / "start_up.json").write_text(json.dumps(noted) + "\n")
     if start_up is not None and not (metrics.is_file() and metrics.stat().st_size):
         # Without verl's file logger there are no metrics to report.
-        print(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
+        say(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
-    status = run_watched([_python(), recipe["report"], str(out)], environment)
+    status = run_watched([_python(), recipe["report"], str(out)], environment, lock=lock)
     return status if status >= 0 else 1
 
 

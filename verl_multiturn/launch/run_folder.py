@@ -4,16 +4,21 @@ Files that the launcher itself writes there:
 
     .lock             locked while a run uses the folder
     .run.json         recipe that uses the folder, and whether it is the smoke run
-    data/.prepared    how the rows in `data/` were made; absent for rows that the user put there
+    data/.lock        locked while a node makes rows
+    data/.prepared    how the rows in `data/` were made, and their files; other rows are the user's
     data/.preparing   the same, while the rows are being made: rows beside it may be half-written
     earlier/N/        results of earlier runs that began in this folder and were not resumed
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
+import platform
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +26,10 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metric_files import metric_files
+from verl_multiturn.observe.progress import say
 
 _CHECKPOINT = "latest_checkpointed_iteration.txt"
+_SPLITS = ("train", "test")
 # Results of a run, beside its files of metrics.
 _RESULTS = ("train.log", "records", "validation", "start_up.json", "summary.json", "curve.png", "trajectories.jsonl")
 
@@ -57,13 +64,26 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                holder = os.read(descriptor, 200).decode(errors="replace").strip() or "a process that left no name"
                 raise ConfigError(
-                    f"another run uses {str(self.path)!r}; wait for its end, or name another folder with --out"
-                ) from None
+                    f"another run uses {str(self.path)!r} ({holder}, or a process that it started); wait for its end, "
+                    "end it, or name another folder with --out"
+                )
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
             yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def rows_held(self) -> Iterator[None]:
+        """Wait until no other node makes rows in this folder, and let none begin while the context lasts."""
+        self._data.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._data / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _locked(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
 
@@ -79,24 +99,24 @@ class RunFolder:
         Raises:
             ConfigError: The run would replace rows that were not made by a run.
         """
-        stamp = self._data / ".prepared"
-        if not (self._data / "train.parquet").is_file() or (self._data / ".preparing").exists():
+        if not all((self._data / f"{split}.parquet").is_file() for split in _SPLITS):
             return False
         always = made["smoke"] or made["source"] is not None
-        if not stamp.is_file():
+        there, half_made = self._stamp(".prepared"), self._stamp(".preparing")
+        stamp = there if half_made is None else half_made
+        if stamp is None or ("files" in stamp and stamp["files"] != self._files()):
             if always:
                 raise ConfigError(
                     f"{str(self._data)!r} has rows that no run made, and this run would replace them; move them away, "
                     "or name another folder with --out"
                 )
             return True
-        if always:
+        if half_made is not None or always:
             return False
-        there = _read(stamp)
-        if {**there, "source": None} != dict(made):
+        if {**stamp["made"], "source": None} != dict(made):
             return False
-        origin = there.get("source")
-        print(f"rows: those of an earlier start{f', made from {origin}' if origin else ''} ({self._data})", flush=True)
+        origin = stamp["made"].get("source")
+        say(f"rows: those of an earlier start{f', made from {origin}' if origin else ''} ({self._data})")
         return True
 
     def begin_rows(self, made: Mapping[str, Any]) -> None:
@@ -105,20 +125,45 @@ class RunFolder:
         Args:
             made: The way in which the rows are made, as JSON.
         """
-        self._data.mkdir(parents=True, exist_ok=True)
-        (self._data / ".preparing").write_text(json.dumps(made) + "\n")
+        (self._data / ".preparing").write_text(json.dumps({"made": made}) + "\n")
         (self._data / ".prepared").unlink(missing_ok=True)
 
-    def end_rows(self) -> None:
-        """Note that the rows are complete."""
-        (self._data / ".preparing").rename(self._data / ".prepared")
+    def end_rows(self, made: Mapping[str, Any], complete: bool) -> None:
+        """Note that the rows are complete, or what a script that failed left of them.
+
+        Rows that differ from these later are the user's.
+
+        Args:
+            made: The way in which the rows were made.
+            complete: Whether the script succeeded.
+        """
+        preparing = self._data / ".preparing"
+        preparing.write_text(json.dumps({"made": made, "files": self._files()}) + "\n")
+        if complete:
+            preparing.rename(self._data / ".prepared")
+
+    def _stamp(self, name: str) -> dict[str, Any] | None:
+        """Return the content of a stamp; None if there is none, or one that cannot be read."""
+        path = self._data / name
+        found = _read(path) if path.is_file() else {}
+        return found if "made" in found else None
+
+    def _files(self) -> dict[str, list[int]]:
+        """Return size in bytes and time of the last change in nanoseconds of each file of rows, by name."""
+        there = {name: self._data / f"{name}.parquet" for name in _SPLITS}
+        return {name: [path.stat().st_size, path.stat().st_mtime_ns] for name, path in there.items() if path.is_file()}
 
     def described_rows(self) -> str:
         """Return the paths of the files of rows, with their numbers of rows, as text."""
+        import pyarrow
         import pyarrow.parquet
 
-        files = sorted(self._data.glob("*.parquet"))
-        return ", ".join(f"{path} ({pyarrow.parquet.read_metadata(path).num_rows})" for path in files)
+        parts = []
+        for split in _SPLITS:
+            path = self._data / f"{split}.parquet"
+            with contextlib.suppress(OSError, pyarrow.ArrowException):  # a script of the user's may write other files
+                parts.append(f"{path} ({pyarrow.parquet.read_metadata(path).num_rows})")
+        return ", ".join(parts) or str(self._data)
 
     def begin(self, recipe: str, smoke: bool, trainer: Mapping[str, Any]) -> None:
         """Prepare the folder for a start of a run.
@@ -145,16 +190,25 @@ class RunFolder:
                     "name another folder with --out, or set trainer.resume_mode=disable"
                 )
         else:
-            self._move_results()
+            self._move_results(self._checkpoints(trainer))
         noted.write_text(json.dumps(run) + "\n")
 
     def _resumes(self, trainer: Mapping[str, Any]) -> bool:
         mode = trainer.get("resume_mode", "auto")
-        checkpoints = Path(trainer.get("default_local_dir") or self.path / "checkpoints")
-        return mode == "resume_path" or (mode != "disable" and (checkpoints / _CHECKPOINT).is_file())
+        if mode in ("resume_path", "disable"):
+            return bool(mode == "resume_path")
+        with contextlib.suppress(OSError):
+            checkpoints = self._checkpoints(trainer)
+            step = (checkpoints / _CHECKPOINT).read_text().strip()
+            return (checkpoints / f"global_step_{step}").is_dir()
+        return False
 
-    def _move_results(self) -> None:
-        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS)]
+    def _checkpoints(self, trainer: Mapping[str, Any]) -> Path:
+        return Path(trainer.get("default_local_dir") or self.path / "checkpoints")
+
+    def _move_results(self, checkpoints: Path) -> None:
+        # verl would resume from checkpoints that stay, beside the metrics of another run.
+        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS), checkpoints]
         found = [path for path in found if path.exists() or path.is_symlink()]
         if not found:
             return
@@ -162,8 +216,12 @@ class RunFolder:
         target = self.path / "earlier" / str(max(numbers, default=0) + 1)
         target.mkdir(parents=True)
         for path in found:
-            path.rename(target / path.name)
-        print(f"the results of an earlier run were moved to {target}", flush=True)
+            if path.is_symlink():  # a relative link would lead elsewhere
+                (target / path.name).symlink_to(os.path.abspath(path.parent / os.readlink(path)))
+                path.unlink()
+            else:
+                shutil.move(path, target / path.name)
+        say(f"the results of an earlier run were moved to {target}")
 
     def next_metrics(self) -> Path:
         """Return the file for the metrics of this start of the run.
@@ -176,6 +234,19 @@ class RunFolder:
             start += 1
             path = self.path / f"metrics.{start}.jsonl"
         return path
+
+
+def _locked(descriptor: int, how: int) -> bool:
+    """Lock a file, and return False if another process holds it. Where there are no locks, nobody is kept out."""
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
+            raise
+        say("this file system has no locks: nothing keeps a second run out of this folder")
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:

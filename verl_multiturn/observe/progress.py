@@ -7,6 +7,7 @@ All of it is read from the files that verl's trainer writes. The trainer itself 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -60,13 +61,31 @@ def _size(records: Path | None) -> int:
     return sum(path.stat().st_size for path in records.glob("*.jsonl")) if records is not None else 0
 
 
+def say(text: str) -> None:
+    """Print a line. A run goes on when nobody reads its output any more."""
+    try:
+        print(text, flush=True)
+    except OSError:  # a closed pipe or terminal, or a full disk
+        _say_nothing()
+
+
+def _say_nothing() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class RunConsole(Console):
     """A console whose program goes on when nobody reads its output any more, as with `| head`."""
 
     def on_broken_pipe(self) -> None:
         """Print nothing from now on. The console of rich would end the program."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_nothing()
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError:
+            _say_nothing()
 
 
 class StepLines:
@@ -167,7 +186,10 @@ class Display:
             running = True
             while running:
                 running = is_running()
-                self._see(progress, bar)
+                try:
+                    self._see(progress, bar)
+                except Exception as error:  # whatever a display cannot show is no reason to end a training
+                    self._console.print(f"not shown: {error}", markup=False, highlight=False, soft_wrap=True)
                 if running:
                     time.sleep(0.3)
 

@@ -16,10 +16,11 @@ _RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 
 
 def adapter_rank(config: DictConfig) -> tuple[str, int]:
-    """Return the key and the rank of adapters that the engine would serve; rank 0 without any, or with merged ones."""
+    """Return the key and the rank of adapters that the engine would serve; rank 0 without any or with merged ones."""
     if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
         for key in _RANKS:
-            if rank := int(OmegaConf.select(config, key) or 0):
+            rank = OmegaConf.select(config, key)
+            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is no number
                 return key, rank
     return "", 0
 

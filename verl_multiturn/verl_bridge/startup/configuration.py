@@ -125,15 +125,13 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
 def _check_dead_keys(rollout: DictConfig) -> None:
     """Refuse keys that verl's configuration still has and nothing reads any more."""
     dead = {
-        "multi_turn.use_inference_chat_template": "the chat template of the model's folder is always used",
-        "multi_turn.num_repeat_rollouts": "set rollout.n",
-        "over_sample_rate": "no agent loop aborts requests",
+        "multi_turn.use_inference_chat_template": "leave it out: the chat template of the model is always used",
+        "multi_turn.num_repeat_rollouts": "leave it out, and set rollout.n",
+        "over_sample_rate": "leave it out: no agent loop aborts requests",
     }
     for key, remedy in dead.items():
         if value := OmegaConf.select(rollout, key):
-            raise ConfigError(
-                f"actor_rollout_ref.rollout.{key}={value}: nothing in verl 0.9.1 reads it; {remedy}, and leave it out"
-            )
+            raise ConfigError(f"actor_rollout_ref.rollout.{key}={value}: nothing in verl 0.9.1 reads it; {remedy}")
 
 
 def _check_code_tool(tool_format: str, tools: Mapping[str, Any]) -> None:
