@@ -38,9 +38,9 @@ def _told() -> Iterator[None]:
     except Exception as error:
         print(
             f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
-            "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run `verl-multiturn\n"
-            "doctor`: it says which package is missing or has another version than verl 0.9.1 needs. To train\n"
-            "without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
+            "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run\n"
+            "`verl-multiturn doctor`: it says which package is missing or has another version than verl 0.9.1\n"
+            "needs. To train without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
             file=sys.stderr,
         )
         traceback.print_exc()
