@@ -166,5 +166,5 @@ def test_otc_takes_over_another_recipe(variants: list[str], tools: str, model: s
 def test_otc_knows_the_variants_of_the_recipe_beneath() -> None:
     ran = run_script(RECIPES / "otc" / "run.sh", "--print", "--variant", "none")
     assert ran.returncode == 2
-    known = ran.stderr.splitlines()[0].partition("known are ")[2].split()
+    known = ran.stderr.splitlines()[0].partition("known are ")[2].split(", ")
     assert {"grpo", "ppo", "search", "simpletir", "zerotir", "fsdp2"} <= set(known)

@@ -103,14 +103,14 @@ def find_recipe(name: str) -> Path:
     """Return the folder of a recipe as an absolute path.
 
     Args:
-        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. A text with a
-            slash is a path. Any other text is a name if there is such a recipe.
+        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. A text that
+            begins with a dot or a slash is a path. Any other text is a name if there is such a recipe.
 
     Raises:
         ConfigError: There is no such recipe.
     """
     shipped = shipped_folder() / "recipes"
-    for folder in (Path(name),) if "/" in name else (shipped / name, Path(name)):
+    for folder in (Path(name),) if name.startswith((".", "/")) else (shipped / name, Path(name)):
         if (folder / "config.yaml").is_file():
             return Path(os.path.abspath(folder))
     known = sorted(path.parent.name for path in shipped.glob("*/config.yaml"))
