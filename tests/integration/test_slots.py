@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.stack
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 async def test_limits_expiry_and_leaving_the_queue() -> None:
