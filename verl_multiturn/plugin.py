@@ -35,7 +35,7 @@ def _told() -> Iterator[None]:
     """Print an error of a registration, and end the trainer's own process. verl would hide the error."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # any error: verl would hide it, so it is printed here and then raised
         print(
             f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
             "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run\n"

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.sandbox_attacks import ATTACKS, Attack, Host, run_attacks
+from benchmarks.sandbox_attacks import ATTACKS, Attack, run_attacks
+from benchmarks.sandbox_host import Host
 from tests.conftest import ROOT, has_ended
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool

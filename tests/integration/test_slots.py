@@ -40,7 +40,8 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
 def cluster() -> Iterator[None]:
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # verl reserves all CPUs, so none is left for the keeper of slots.
+    ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -73,7 +74,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
             for lease in held:
                 await self.slots.release("t", lease or "")
 
-    workers = [ray.remote(num_cpus=1, max_concurrency=50)(Worker).remote() for _ in range(2)]
+    workers = [ray.remote(num_cpus=0, max_concurrency=50)(Worker).remote() for _ in range(2)]
     taken = ray.get([worker.call.remote() for _ in range(8) for worker in workers])
     assert max(taken) == 3
     assert min(taken) >= 1

@@ -78,6 +78,17 @@ def test_a_run_is_shown_from_its_files(tmp_path: Path) -> None:
     assert start_up.is_over
 
 
+def test_what_cannot_be_shown_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
+    entry = {"step": 1, "data": {**trained(0.5), "timing_s/step": float("nan")}}  # no time left can be told of it
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(entry) + "\n" + json.dumps({**entry, "step": 2}) + "\n")
+    console = Console(file=io.StringIO(), width=200)
+    display = Display(tmp_path / "train.log", tmp_path / "metrics.jsonl", None, 9, console, None)
+    looks = iter([True, True, False])
+    display.show_while(lambda: next(looks))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("not shown: ValueError") == 1
+
+
 def test_a_trainer_without_a_file_of_metrics_shows_its_own_lines(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("[rank0] step:1 - train/loss:2.5\nnothing\n")
     assert "step:1 - train/loss:2.5\n" in show(tmp_path, None)

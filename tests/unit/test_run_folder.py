@@ -122,6 +122,16 @@ def test_what_a_user_has_there_is_kept(recipe: list[str], tmp_path: Path, capfd:
     assert start("gsm8k_multiturn", out, recipe, only_prepare=True) == 0  # they are used
 
 
+def test_checkpoints_elsewhere_are_not_moved(recipe: list[str], tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    (models / "another").mkdir(parents=True)
+    elsewhere = [*recipe, f"trainer.default_local_dir={models}", "trainer.resume_mode=disable"]
+    for _ in range(2):
+        assert start("gsm8k_multiturn", tmp_path / "out", elsewhere) == 0
+    assert (tmp_path / "out" / "earlier" / "1").is_dir()
+    assert (models / "another").is_dir()
+
+
 def test_rows_are_those_of_this_run(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT, make_schema
-from verl_multiturn import ConfigError, ToolSchema, load_tools
+from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.config import read_settings
 from verl_multiturn.tools.calculator import evaluate
@@ -163,3 +163,41 @@ def test_a_schema_can_be_sent_to_another_process() -> None:
     again = pickle.loads(pickle.dumps(schema))
     assert again == schema
     assert again.read_arguments('{"text": 1}')[0] is None
+
+
+class WithoutSettings(BaseTool):
+    def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
+        super().__init__(config, tool_schema)
+        if config:
+            raise ConfigError(f"unknown settings {sorted(config)}")
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        return ""
+
+
+class Foreign:
+    """A tool as written for verl, which derives from no class of ours."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
+
+    async def create(self, instance_id: str) -> None: ...
+    async def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
+        return ""
+
+    async def calc_reward(self, instance_id: str) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "seen"), [(WithoutSettings, {}), (Foreign, {"type": "native"})])
+def test_what_verls_loader_demands_does_not_reach_our_tools(tmp_path: Path, kind: type, seen: dict[str, Any]) -> None:
+    path = tmp_path / "tools.yaml"
+    entry = {
+        "class_name": f"{__name__}.{kind.__name__}",
+        "config": {"type": "native"},
+        "tool_schema": make_schema("x").as_dict(),
+    }
+    path.write_text(yaml.safe_dump({"tools": [entry]}))
+    assert load_tools(path)["x"].config == seen

@@ -30,8 +30,12 @@ from verl_multiturn.observe.progress import say
 
 _CHECKPOINT = "latest_checkpointed_iteration.txt"
 _SPLITS = ("train", "test")
-# Results of a run, beside its files of metrics.
-_RESULTS = ("train.log", "records", "validation", "start_up.json", "summary.json", "curve.png", "trajectories.jsonl")
+# Results of a run, beside its files of metrics. verl would resume from checkpoints that stay, beside the metrics of
+# another run. Checkpoints elsewhere (`trainer.default_local_dir`) are not ours to move.
+_RESULTS = (
+    "train.log", "records", "validation", "checkpoints", "start_up.json", "summary.json", "curve.png",
+    "trajectories.jsonl",
+)  # fmt: skip
 
 
 class RunFolder:
@@ -190,25 +194,21 @@ class RunFolder:
                     "name another folder with --out, or set trainer.resume_mode=disable"
                 )
         else:
-            self._move_results(self._checkpoints(trainer))
+            self._move_results()
         noted.write_text(json.dumps(run) + "\n")
 
     def _resumes(self, trainer: Mapping[str, Any]) -> bool:
         mode = trainer.get("resume_mode", "auto")
         if mode in ("resume_path", "disable"):
             return bool(mode == "resume_path")
+        checkpoints = Path(trainer.get("default_local_dir") or self.path / "checkpoints")
         with contextlib.suppress(OSError):
-            checkpoints = self._checkpoints(trainer)
             step = (checkpoints / _CHECKPOINT).read_text().strip()
             return (checkpoints / f"global_step_{step}").is_dir()
         return False
 
-    def _checkpoints(self, trainer: Mapping[str, Any]) -> Path:
-        return Path(trainer.get("default_local_dir") or self.path / "checkpoints")
-
-    def _move_results(self, checkpoints: Path) -> None:
-        # verl would resume from checkpoints that stay, beside the metrics of another run.
-        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS), checkpoints]
+    def _move_results(self) -> None:
+        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS)]
         found = [path for path in found if path.exists() or path.is_symlink()]
         if not found:
             return

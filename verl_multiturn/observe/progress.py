@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from verl_multiturn.describe import describe
 from verl_multiturn.observe.metric_files import read_entry
 from verl_multiturn.observe.start_up import StartUp
 
@@ -77,14 +78,10 @@ def _say_nothing() -> None:
 class RunConsole(Console):
     """A console whose program goes on when nobody reads its output any more, as with `| head`."""
 
-    def on_broken_pipe(self) -> None:
-        """Print nothing from now on. The console of rich would end the program."""
-        _say_nothing()
-
     def _write_buffer(self) -> None:
         try:
             super()._write_buffer()
-        except OSError:
+        except OSError:  # rich itself would end the program
             _say_nothing()
 
 
@@ -173,6 +170,7 @@ class Display:
         self._lines = StepLines(total)
         self._console = console
         self._start_up = start_up
+        self._not_shown: set[str] = set()
 
     def show_while(self, is_running: Callable[[], bool]) -> None:
         """Show the run until it ends.
@@ -189,7 +187,9 @@ class Display:
                 try:
                     self._see(progress, bar)
                 except Exception as error:  # whatever a display cannot show is no reason to end a training
-                    self._console.print(f"not shown: {error}", markup=False, highlight=False, soft_wrap=True)
+                    if (problem := describe(error)) not in self._not_shown:
+                        self._not_shown.add(problem)
+                        self._console.print(f"not shown: {problem}", markup=False, highlight=False, soft_wrap=True)
                 if running:
                     time.sleep(0.3)
 
