@@ -203,6 +203,9 @@ def run(
     variants: Annotated[
         list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
     ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="verl's trainer mode: sync, colocate_async or separate_async.")
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model and made data, on a CPU, in minutes.")] = False,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the data's order, the mini-batches and the sampling.")
@@ -225,6 +228,7 @@ def run(
         plan = plan_run(
             recipe,
             variants=variants or [],
+            mode=mode,
             smoke=smoke,
             data=data,
             out=out,

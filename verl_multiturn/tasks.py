@@ -16,8 +16,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def ended(awaited: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+async def ended(awaited: asyncio.Future[Any], *, pass_on: bool = False) -> asyncio.CancelledError | None:
     """Wait until a future has ended, even if the waiting task is cancelled.
+
+    Args:
+        awaited: The future.
+        pass_on: Whether a cancellation is passed on to the future, which may still end with a result.
 
     Returns:
         The last cancellation that came meanwhile; None without one.
@@ -28,6 +32,8 @@ async def ended(awaited: asyncio.Future[Any]) -> asyncio.CancelledError | None:
             await asyncio.wait({awaited})
         except asyncio.CancelledError as error:
             cancelled = error
+            if pass_on:
+                awaited.cancel()
     return cancelled
 
 

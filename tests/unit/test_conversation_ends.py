@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from verl_multiturn import (
     ToolContractError,
 )
 from verl_multiturn.rollout import limits as limits_module
+from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.limits import Progress
 
 
@@ -252,14 +254,53 @@ async def test_the_last_turn_may_hand_in_an_answer() -> None:
 
 async def test_what_the_engine_sampled_when_the_time_was_up_is_kept() -> None:
     class Slow(ScriptedEngine):
+        """An engine that is still sampling, and stops when it is told to."""
+
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
-            await asyncio.sleep(2)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return replace(await super().generate(*args, **kwargs), finish="abort")
+
+    tokenizer = CharTokenizer()
+    outcome = await run(Slow([tokenizer.turn(CALL)]), EchoTool(), wall_clock_s=0.2)
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.WALL_CLOCK, True)
+    assert sum(outcome.trajectory.mask) == len(CALL) + 1
+
+
+async def test_a_generation_that_ends_without_a_token_when_the_time_is_up_leaves_none() -> None:
+    class Slow(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.Event().wait()
+
+    outcome = await run(Slow([]), EchoTool(), wall_clock_s=0.2)
+    assert (outcome.stop_reason, outcome.trajectory.turns) == (StopReason.WALL_CLOCK, 0)
+
+
+async def test_the_time_for_which_an_engine_stands_still_does_not_count() -> None:
+    class Paused(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            with stopped():
+                await asyncio.sleep(0.6)
             return await super().generate(*args, **kwargs)
 
     tokenizer = CharTokenizer()
-    outcome = await run(Slow([tokenizer.turn(CALL)]), EchoTool(), wall_clock_s=1.0)
-    assert outcome.stop_reason is StopReason.WALL_CLOCK
-    assert sum(outcome.trajectory.mask) == len(CALL) + 1
+    outcome = await run(Paused([tokenizer.turn("ok")]), EchoTool(), wall_clock_s=0.3)
+    assert outcome.stop_reason is StopReason.FINISHED
+
+
+async def test_the_clock_goes_on_after_a_pause() -> None:
+    class Paused(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            with stopped():
+                await asyncio.sleep(0.1)
+            await asyncio.Event().wait()
+
+    assert (await run(Paused([]), EchoTool(), wall_clock_s=0.2)).stop_reason is StopReason.WALL_CLOCK
+
+
+async def test_a_clock_that_nobody_runs_can_be_stopped() -> None:
+    with stopped():
+        pass
 
 
 async def test_an_engine_that_cancels_itself_is_a_failed_one() -> None:

@@ -25,6 +25,7 @@ _SGLANG = {
     "max_total_tokens": 16384,
     "sleep_on_idle": True,  # without it an idle scheduler keeps a core busy that training needs
 }
+_CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
 # Forced settings, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
@@ -70,11 +71,16 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         attention = OmegaConf.select(model, "override_config.attn_implementation")
         if attention in (None, "flash_attention_2", "flash_attention_3"):
             OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
+        if not rollout.checkpoint_engine.custom_backend_module:  # nccl and the like need an accelerator
+            apart = config.trainer.v1.trainer_mode.endswith("separate_async")
+            rollout.checkpoint_engine.backend = "gloo" if apart else "naive"
+            rollout.checkpoint_engine.custom_backend_module = _CHECKPOINT_ENGINE if apart else None
         ray_init = config.ray_kwargs.ray_init
         if cluster:
             return  # a running cluster keeps the resources that it was started with
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+            ray_init.num_gpus += rollout.n_gpus_per_node * rollout.nnodes  # servers apart from the trainer
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"

@@ -19,6 +19,9 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.recipes import is_in_wheel, shipped_folder
 
+MODES = ("sync", "colocate_async", "separate_async")
+"""Trainer modes of verl, each with a file in `recipes/common/config/mode`."""
+
 _FILE = "file://"
 _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
@@ -35,6 +38,7 @@ class RunPlan:
         name: The recipe's name, `recipe.name` in its configuration.
         searched: Places where Hydra looks for configuration groups, besides the recipe's own folder.
         variants: Names of the variants in the order given; later ones win.
+        mode: verl's trainer mode, one of `MODES`; None: the recipe's own.
         smoke: Whether this is the small run on a CPU (`--smoke`).
         data: Local file or hub name that replaces the recipe's own data; None: the recipe's own.
         seed: Seed of the order of the data, the mini-batches and the sampling; None: the recipe's own.
@@ -49,6 +53,7 @@ class RunPlan:
     name: str
     searched: tuple[str, ...]
     variants: tuple[str, ...] = ()
+    mode: str | None = None
     smoke: bool = False
     data: str | None = None
     seed: int | None = None
@@ -62,7 +67,11 @@ class RunPlan:
             words.append(f"recipe.outputs={self.outputs}")
         words.append(f"recipe.out={self.out}")
         if self.variants:
-            words += [f"variant=[{','.join(self.variants)}]", f"trainer.experiment_name={run_name(self)}"]
+            words.append(f"variant=[{','.join(self.variants)}]")
+        if self.mode is not None:
+            words.append(f"+mode={self.mode}")
+        if run_name(self) != self.name:
+            words.append(f"trainer.experiment_name={run_name(self)}")
         if self.smoke:
             words.append("smoke=cpu")
         if self.seed is not None:
@@ -95,8 +104,8 @@ def searchpath(folders: Sequence[str]) -> str:
 
 
 def run_name(plan: RunPlan) -> str:
-    """Return the name of a run: the recipe's name and the names of its variants, joined by `-`."""
-    return "-".join([plan.name, *plan.variants])
+    """Return the name of a run: the names of the recipe, its variants and its trainer mode, joined by `-`."""
+    return "-".join([plan.name, *plan.variants, *([plan.mode] if plan.mode is not None else [])])
 
 
 def find_recipe(name: str) -> Path:
@@ -125,6 +134,7 @@ def plan_run(
     recipe: str,
     *,
     variants: Sequence[str] = (),
+    mode: str | None = None,
     smoke: bool = False,
     data: str | None = None,
     out: Path | None = None,
@@ -137,18 +147,19 @@ def plan_run(
     Args:
         recipe: Name or folder of the recipe.
         variants: Names of variants; later ones win.
+        mode: verl's trainer mode, one of `MODES`; None: the recipe's own.
         smoke: Whether to do the small run on a CPU.
         data: Local file or hub name that replaces the recipe's own data; None: the recipe's own.
         out: Folder of the run, other than the current one; None: a folder below `outputs/`, named after the recipe, its
-            variants and `smoke`.
+            variants, `mode` and `smoke`.
         seed: Seed of the run; None: the recipe's own.
         steps: Number of training steps; None: the recipe's own.
         overrides: Hydra overrides, `key=value`. `variant=…` and `smoke=cpu` among them work like the options.
 
     Raises:
-        ConfigError: The recipe or a variant is unknown, the recipe's `config.yaml` has no name or search path or is not
-            below a folder `recipes`, an override is not `key=value`, `data` is given for a smoke run, or a folder's
-            name has characters that Hydra cannot read.
+        ConfigError: The recipe, a variant or the mode is unknown, the recipe's `config.yaml` has no name or search path
+            or is not below a folder `recipes`, an override is not `key=value`, `data` is given for a smoke run, or a
+            folder's name has characters that Hydra cannot read.
     """
     folder = find_recipe(recipe)
     primary = _read(folder)
@@ -160,9 +171,12 @@ def plan_run(
         raise ConfigError(f"--data {data!r} cannot be used with --smoke, which makes its own data; leave one out")
     searched = [_absolute(entry, root) for entry in primary["hydra"]["searchpath"]]
     _check_variants(variants, folder, searched)
+    if mode is not None and mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}; {_hint(mode, MODES)}known are {', '.join(MODES)}")
     outputs = Path.cwd() / "outputs" if is_in_wheel(root) else root / "outputs"
     name = str(primary["recipe"]["name"])
-    default = outputs / ("-".join([name, *variants]) + ("-smoke" if smoke else ""))
+    parts = [name, *variants, *([mode] if mode is not None else []), *(["smoke"] if smoke else [])]
+    default = outputs / "-".join(parts)
     out = Path(os.path.abspath(default if out is None else out))
     for place, remedy in ((root, "move the recipes"), (out, "choose another --out")):
         if not _PLAIN.fullmatch(str(place)) or str(place).endswith(" "):
@@ -171,7 +185,19 @@ def plan_run(
                 f"(not at the end) and any of _ / + . % * @ ? : - in a path; {remedy}"
             )
     return RunPlan(
-        folder, root, outputs, out, name, tuple(searched), tuple(variants), smoke, data, seed, steps, tuple(overrides)
+        folder,
+        root,
+        outputs,
+        out,
+        name,
+        tuple(searched),
+        tuple(variants),
+        mode,
+        smoke,
+        data,
+        seed,
+        steps,
+        tuple(overrides),
     )
 
 
@@ -229,5 +255,9 @@ def _check_variants(variants: Sequence[str], folder: Path, searched: Sequence[st
     )
     for variant in variants:
         if variant not in known:
-            hint = did_you_mean(variant, known)
-            raise ConfigError(f"unknown variant {variant!r}; {hint and hint + ' '}known are {', '.join(known)}")
+            raise ConfigError(f"unknown variant {variant!r}; {_hint(variant, known)}known are {', '.join(known)}")
+
+
+def _hint(given: str, known: Sequence[str]) -> str:
+    hint = did_you_mean(given, known)
+    return f"{hint} " if hint else ""

@@ -21,6 +21,7 @@ from verl_multiturn.chat.parsing.turns import AssistantTurn, CallParser, Malform
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.rollout.clock import running
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
@@ -178,7 +179,7 @@ class Conversation:
         reason: StopReason | None = None
         deadline = asyncio.timeout(self._limits.wall_clock_s)
         try:
-            async with deadline, session:
+            async with deadline, running(deadline), session:
                 reason = await self._turns(request, outcome, session, shown)
                 outcome.calc_rewards = await session.calc_rewards()
                 outcome.extra_fields = session.extra_fields
@@ -276,8 +277,8 @@ class Conversation:
             generating = asyncio.ensure_future(
                 self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget, **images)
             )
-            # A generation cannot be stopped. Its tokens are kept even if the time ran out meanwhile.
-            cancelled = await ended(generating)
+            # The tokens that a cancelled generation still returns are kept.
+            cancelled = await ended(generating, pass_on=True)
             failed = generating.cancelled() or generating.exception() is not None
             if cancelled is not None and failed:
                 raise cancelled

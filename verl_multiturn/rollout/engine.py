@@ -37,8 +37,13 @@ class Engine(Protocol):
     ) -> Generation:
         """Sample at most `max_new_tokens` tokens after `ids`.
 
-        A generation is never cancelled: verl cannot stop a single generation, and an engine must not be put to sleep
-        while one runs. A request that is cancelled waits for the end of the generation, which the token budget bounds.
+        When the task of a generation is cancelled, the engine stops sampling for this request. It returns what it has
+        sampled so far, and raises CancelledError only where that is nothing. In no case may it end while a server still
+        samples: a server must not be put to sleep meanwhile. An engine that cannot stop a single generation goes on to
+        its end, which the token budget bounds.
+
+        Time in which an engine stands still, for example while it gets new weights, does not count for the request's
+        time limit: wait within `rollout.clock.stopped`.
 
         Args:
             request_id: Name of the request.

@@ -6,8 +6,26 @@ has to prepare the import of SGLang first (`plugin.py` takes care of that).
 
 from __future__ import annotations
 
+from typing import Any
+
+import ray
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
+
+from verl_multiturn.verl_bridge.server import AsyncSGLangServer
 
 
 class AsyncSGLangReplica(SGLangReplica):
-    """verl's SGLang servers, unchanged; `AsyncSGLangRollout` finds them under the names that verl gives them."""
+    """verl's SGLang servers of our class; `AsyncSGLangRollout` finds them under the names that verl gives them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(AsyncSGLangServer)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Stop all generations of this replica, and let none begin until `resume_generation`.
+
+        Args:
+            reject_request: whether requests are refused meanwhile instead of waiting.
+        """
+        # Only the first node's server speaks to SGLang's scheduler.
+        await self.servers[0].abort_all_requests.remote(reject_request=reject_request)

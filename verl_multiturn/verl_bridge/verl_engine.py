@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.tasks import ended
+from verl_multiturn.verl_bridge.client import SEGMENTS, RolloutClient
 
 _FINISH: dict[str | None, Finish] = {"stop": "stop", "completed": "stop", "length": "length"}
 
@@ -16,13 +19,17 @@ _FINISH: dict[str | None, Finish] = {"stop": "stop", "completed": "stop", "lengt
 class VerlEngine:
     """An `Engine` that asks verl for tokens.
 
+    A cancellation is passed on to `RolloutClient`, which stops the generation. A client or server of verl cannot stop a
+    single generation, so its end is waited for.
+
     Args:
         generate: `(request_id=…, prompt_ids=…, sampling_params=…) -> TokenOutput`, called also with `image_data=…`
-            where there are images. Either `LLMServerClient.generate`, or the method of a server actor.
+            where there are images. Either a client's `generate`, or the method of a server actor.
     """
 
     def __init__(self, generate: Callable[..., Awaitable[Any]]) -> None:
         self._generate = generate
+        self._stoppable = isinstance(getattr(generate, "__self__", None), RolloutClient)
 
     async def generate(
         self,
@@ -36,13 +43,21 @@ class VerlEngine:
 
         Raises:
             EngineError: verl's call failed, or did not return one log-probability for each id.
+            CancelledError: the task was cancelled before the first token.
         """
         params = {**sampling, "logprobs": True, "max_new_tokens": max_new_tokens}
-        try:
-            given = {"image_data": list(images)} if images else {}
-            output = await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
-        except Exception as error:  # Ray, HTTP and SGLang raise errors of their own; a failure ends only this request
+        given = {"image_data": list(images)} if images else {}
+
+        async def ask() -> Any:
+            return await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
+
+        asking = asyncio.ensure_future(ask())
+        cancelled = await ended(asking, pass_on=self._stoppable)
+        if asking.cancelled():
+            raise cancelled or EngineError("verl cancelled the generation")
+        if (error := asking.exception()) is not None:  # errors of Ray, HTTP and SGLang; only this request fails
             raise EngineError(describe(error)) from error
+        output = asking.result()
         sampled = list(output.token_ids)
         logprobs = list(output.log_probs or [])
         if len(logprobs) != len(sampled):
@@ -58,9 +73,13 @@ class VerlEngine:
 def _versions(extra_fields: Mapping[str, Any], count: int) -> list[int]:
     """Return a weight version for each of `count` tokens.
 
-    A request that was interrupted and resumed spans several versions. verl reports only the first and the last. The
-    last token gets the last version and all tokens before it get the first, so that staleness is never understated.
+    `RolloutClient` reports the version of each attempt. verl's own client reports only the first and the last version
+    of an interrupted generation: the last token gets the last version and all tokens before it get the first, so that
+    staleness is never understated.
     """
+    segments = extra_fields.get(SEGMENTS)
+    if segments is not None and sum(tokens for _, tokens in segments) == count:
+        return [NO_VERSION if version is None else int(version) for version, tokens in segments for _ in range(tokens)]
     first = extra_fields.get("min_global_steps", extra_fields.get("global_steps"))
     last = extra_fields.get("max_global_steps", first)
     if first is None or last is None:

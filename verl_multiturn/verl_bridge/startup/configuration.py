@@ -37,6 +37,10 @@ from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
 AGENT_LOOP = "multiturn_agent"
+ROLLOUT = "sglang_async"
+"""Our `rollout.name`."""
+MANAGER = "verl_multiturn.verl_bridge.manager.MultiTurnManager"
+"""Our `rollout.agent.agent_loop_manager_class`."""
 OUR_TRAINER = "multiturn_"
 """Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 _TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
@@ -80,7 +84,7 @@ def prepare_config(config: DictConfig) -> None:
         check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
         _check_void_turns(config, settings)
         _choose_trainer(config, settings)
-    if AGENT_LOOP in loops or rollout.name == "sglang_async":
+    if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
 
 
@@ -182,6 +186,10 @@ def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
     if _has_our_trainer(config):
         _check_cached_rollouts(config, settings)
         config.trainer.v1.trainer_mode = OUR_TRAINER + mode.removeprefix(OUR_TRAINER)
+        agent = config.actor_rollout_ref.rollout.agent
+        if not agent.get("agent_loop_manager_class"):
+            with open_dict(config):
+                agent.agent_loop_manager_class = MANAGER
         return
     if settings.certificate_share == 0:
         return
@@ -313,7 +321,7 @@ def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val
             loops |= names or {default}
     loops = loops or {default}
     registered = set(_agent_loop_registry) | {AGENT_LOOP}
-    own_loops = agent.agent_loop_config_path or agent.get("agent_loop_manager_class")
+    own_loops = agent.agent_loop_config_path or agent.get("agent_loop_manager_class") not in (None, "", MANAGER)
     if known and not own_loops and (unknown := sorted(loops - registered)):
         raise ConfigError(f"unknown agent loop {unknown[0]!r}; known are {sorted(registered)}")
     return loops, known

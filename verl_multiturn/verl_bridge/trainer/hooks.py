@@ -23,8 +23,9 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
-from verl_multiturn.verl_bridge.startup.configuration import settings_of
+from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
@@ -57,6 +58,13 @@ class MultiTurnHooks:
         self._otc = OtcScores(settings.otc)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
+
+    def get_llm_client(self) -> Any:
+        """Return the client that agent loops ask for generations: ours, where the servers are."""
+        verls = super().get_llm_client()  # type: ignore[misc]
+        if self.config.actor_rollout_ref.rollout.name != ROLLOUT:
+            return verls
+        return RolloutClient(verls.config, verls._load_balancer)
 
     def fit(self, agent_loop_manager: Any) -> Any:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import logging
+
+from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -12,6 +15,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_multiturn.verl_bridge.startup.configuration import OUR_TRAINER
 from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
+
+_verls_logger = logging.getLogger(trainer_separate_async.__name__)
 
 
 @register_trainer(f"{OUR_TRAINER}sync")
@@ -33,3 +38,15 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
     """verl's trainer `separate_async` with our hooks."""
 
     mode = "separate_async"
+
+    def _setup(self) -> None:
+        """Set up verl's trainer, without the line with which verl 0.9.1 ends it when `hybrid_engine=False`.
+
+        verl gives its logger an argument there that only `print` takes, which is a TypeError at the level INFO.
+        """
+        level = _verls_logger.level
+        _verls_logger.setLevel(logging.WARNING)
+        try:
+            super()._setup()
+        finally:
+            _verls_logger.setLevel(level)

@@ -1,0 +1,87 @@
+"""Our agent-loop worker: who waits for groups is woken, and a cancelled group leaves nothing behind."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a worker of ours whose conversations the test ends; `puts` has what goes to TransferQueue."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+
+    class Worker(MultiTurnWorker):
+        def __init__(self) -> None:
+            self._groups, self._ended, self._changed = {}, 0, asyncio.Event()
+            self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
+            self.puts: list[tuple[str, str]] = []
+            self.let_go = asyncio.Event()
+            self.writing = asyncio.Event()
+            self.released = 0
+
+        async def _run_agent_loop(self, *args: Any, uid: str, session_id: int, **kwargs: Any) -> None:
+            try:
+                await self.let_go.wait()
+            finally:
+                await asyncio.sleep(0.01)  # tools are released
+                self.released += 1
+            await self._agent_loop_postprocess(uid, session_id)
+
+    async def write(self: Any, uid: str, session_id: int) -> None:
+        self.writing.set()
+        await asyncio.sleep(0.01)
+        self.puts.append((f"{uid}_{session_id}", "row"))
+
+    made = Worker()
+
+    async def put(key: str, tag: dict[str, Any], **_: Any) -> None:
+        made.puts.append((key, tag["status"]))
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_agent_loop_postprocess", write)
+    return made
+
+
+def start(worker: Any, uid: str) -> asyncio.Task[None]:
+    return asyncio.ensure_future(worker._run_prompt({"uid": uid}, {}, {"validate": False}))
+
+
+async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
+    group = start(worker, "a")
+    waiting = asyncio.ensure_future(worker.finished(0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    worker.let_go.set()
+    assert await waiting == 1
+    await group
+    assert await worker.finished(0) == 1
+    assert worker.puts[-1] == ("a", "finished")
+
+
+async def test_a_cancelled_group_releases_and_writes_nothing(worker: Any) -> None:
+    groups = [start(worker, "a"), start(worker, "b")]
+    await asyncio.sleep(0.01)
+    assert await worker.cancel(["a", "unknown"]) == 1
+    assert (worker.released, worker.puts) == (2, [("a", "running"), ("b", "running")])
+    worker.let_go.set()
+    await asyncio.gather(*groups, return_exceptions=True)
+    assert [key for key, _ in worker.puts[2:]] == ["b_0", "b_1", "b"]
+    assert worker._groups == {}
+
+
+async def test_a_row_that_is_being_written_is_written_before_a_cancellation_ends(worker: Any) -> None:
+    start(worker, "a")
+    worker.let_go.set()
+    await worker.writing.wait()
+    assert await worker.cancel(["a"]) == 1
+    assert ("a_0", "row") in worker.puts
+    written = list(worker.puts)
+    await asyncio.sleep(0.05)
+    assert worker.puts == written
+    assert ("a", "finished") not in written

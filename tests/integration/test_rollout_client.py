@@ -1,0 +1,182 @@
+"""Our client for verl's servers: attempts, versions, pauses, cancellation."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_multiturn.verl_bridge.admission import PAUSED
+
+pytestmark = pytest.mark.stack
+
+
+class Remote:
+    """A function that is called as a method of a Ray actor is."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return asyncio.ensure_future(self.function(*args, **kwargs))
+
+
+class Server:
+    """A server that samples its script: a list of tokens and reasons for each attempt, or an exception.
+
+    It counts on from the last id that it is given, so that each token tells its place.
+    """
+
+    def __init__(self, script: list[Any]) -> None:
+        self.script = script
+        self.asked: list[tuple[list[int], int]] = []
+        self.aborted: list[str] = []
+        self.open = asyncio.Event()
+        self.leaves = False
+        self.stop = asyncio.Event()
+        self.last = asyncio.Event()
+        for name in ("generate", "resumed", "abort_request"):
+            setattr(self, name, Remote(getattr(self, name)))
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        self.asked.append((prompt_ids, sampling_params["max_new_tokens"]))
+        if not self.script[1:]:
+            self.last.set()
+        count, reason, version, paused = self.script.pop(0)
+        if reason == "never":
+            await self.stop.wait()
+            reason = "abort"
+        ids = [prompt_ids[-1] + i + 1 for i in range(count)]
+        fields = {"global_steps": version, PAUSED: paused}
+        return TokenOutput(token_ids=ids, log_probs=[-float(i) for i in ids], stop_reason=reason, extra_fields=fields)
+
+    async def resumed(self) -> bool:
+        await self.open.wait()
+        return not self.leaves
+
+    async def abort_request(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.stop.set()
+
+
+class Balancer:
+    """A load balancer that hands out its servers in turn."""
+
+    def __init__(self, *servers: Server) -> None:
+        self.servers = list(servers)
+        self.released: list[str] = []
+        for name in ("require_acquire_fields", "require_release_fields", "acquire_server", "release_server"):
+            setattr(self, name, Remote(getattr(self, name)))
+
+    async def require_acquire_fields(self) -> list[str]:
+        return []
+
+    async def require_release_fields(self) -> list[str]:
+        return []
+
+    async def acquire_server(self, request_id: str) -> tuple[str, Server]:
+        server = self.servers.pop(0) if len(self.servers) > 1 else self.servers[0]
+        return "server", server
+
+    async def release_server(self, server_id: str) -> None:
+        self.released.append(server_id)
+
+
+def client(*servers: Server) -> Any:
+    from verl_multiturn.verl_bridge.client import RolloutClient
+
+    rollout = {"name": "sglang_async", "response_length": 64}
+    return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), Balancer(*servers))
+
+
+async def sample(of: Any, most: int = 20) -> Any:
+    return await of.generate("r1", prompt_ids=[10], sampling_params={"temperature": 1.0, "max_new_tokens": most})
+
+
+async def test_a_generation_goes_on_after_pauses() -> None:
+    server = Server([(3, "abort", 4, True), (0, "abort", 4, True), (2, "abort", 5, True), (1, "stop", 6, False)])
+    asking = asyncio.ensure_future(sample(client(server)))
+    await asyncio.sleep(0.05)
+    assert (len(server.asked), asking.done()) == (1, False)  # it waits for the server, and does not ask again
+    server.open.set()
+    output = await asking
+    assert output.token_ids == [11, 12, 13, 14, 15, 16]
+    assert output.log_probs == [-11.0, -12.0, -13.0, -14.0, -15.0, -16.0]
+    assert output.stop_reason == "stop"
+    assert output.extra_fields == {
+        "segments": [(4, 3), (5, 2), (6, 1)],
+        "global_steps": 6,
+        "min_global_steps": 4,
+        "max_global_steps": 6,
+    }
+    # Each attempt is asked for what is left of the budget.
+    assert [(len(ids), most) for ids, most in server.asked] == [(1, 20), (4, 17), (4, 17), (6, 15)]
+
+
+async def test_every_token_has_the_version_of_its_attempt() -> None:
+    from verl_multiturn.verl_bridge.verl_engine import VerlEngine
+
+    server = Server([(3, "abort", 4, True), (2, "abort", 5, True), (1, "stop", None, False)])
+    server.open.set()
+    generation = await VerlEngine(client(server).generate).generate("r1", [10], {}, 20)
+    assert generation.versions == [4, 4, 4, 5, 5, -1]
+
+
+async def test_the_budget_ends_an_interrupted_generation() -> None:
+    server = Server([(3, "abort", 4, True)])
+    output = await sample(client(server), most=3)
+    assert (output.token_ids, output.stop_reason) == ([11, 12, 13], "length")
+
+
+async def test_a_server_that_leaves_is_left() -> None:
+    leaving, other = Server([(2, "abort", 4, True)]), Server([(1, "stop", 5, False)])
+    leaving.leaves = True
+    leaving.open.set()
+    output = await sample(client(leaving, other))
+    assert (output.token_ids, output.extra_fields["segments"]) == ([11, 12, 13], [(4, 2), (5, 1)])
+
+
+async def test_a_server_that_aborts_without_a_reason_is_not_asked_for_ever() -> None:
+    server = Server([(0, "abort", 4, False)] * 9)
+    output = await sample(client(server))
+    assert (output.token_ids, output.stop_reason, len(server.asked)) == ([], "abort", 3)
+
+
+async def test_a_cancelled_generation_is_stopped_and_returns_what_it_has() -> None:
+    server = Server([(3, "abort", 4, True), (2, "never", 5, False)])
+    server.open.set()
+    asking = asyncio.ensure_future(sample(client(server)))
+    await server.last.wait()
+    asking.cancel()
+    output = await asking
+    assert (output.token_ids, output.stop_reason) == ([11, 12, 13, 14, 15], "abort")
+    assert output.extra_fields["segments"] == [(4, 3), (5, 2)]
+
+
+async def test_a_generation_that_is_cancelled_in_a_pause_returns_what_it_has() -> None:
+    server = Server([(3, "abort", 4, True)])
+    asking = asyncio.ensure_future(sample(client(server)))
+    await server.last.wait()
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    assert (await asking).token_ids == [11, 12, 13]
+
+
+async def test_a_generation_that_is_cancelled_before_its_first_token_is_cancelled() -> None:
+    server = Server([(0, "never", 5, False)])
+    asking = asyncio.ensure_future(sample(client(server)))
+    await server.last.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert server.aborted
+
+
+async def test_nothing_is_remembered_of_a_generation() -> None:
+    server = Server([(1, "stop", 4, False)])
+    ours = client(server)
+    await sample(ours)
+    assert (ours._servers, ours._attempts, ours._load_balancer.released) == ({}, {}, ["server"])

@@ -1,0 +1,80 @@
+"""`Admission`: which generations a server lets in, and how many are inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+PAUSED = "paused"
+"""Field of a generation's output: whether its server is paused."""
+
+
+class Admission:
+    """The door of a generation server.
+
+    The door is open, or closed for a pause, or closed for good because the server leaves the load balancer. Nobody
+    waits at the door of a generation: who is not let in is told so, and may wait with `opened`.
+    """
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._changed = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._inside = 0
+        self._leaves = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether generations are let in."""
+        return self._open.is_set()
+
+    def enter(self) -> bool:
+        """Let a generation in, and return True; return False when the door is closed."""
+        if not self._open.is_set():
+            return False
+        self._inside += 1
+        self._empty.clear()
+        return True
+
+    def leave(self) -> None:
+        """Note that a generation that was let in has ended."""
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
+
+    def close(self, *, leaves: bool = False) -> None:
+        """Let nobody in until `open`.
+
+        Args:
+            leaves: whether the server leaves the load balancer, so that nobody should wait for it.
+        """
+        self._open.clear()
+        self._leaves = leaves
+        self._change()
+
+    def open(self) -> None:
+        """Let generations in again."""
+        self._leaves = False
+        self._open.set()
+        self._change()
+
+    async def opened(self) -> bool:
+        """Wait until the door is open, and return True; return False as soon as the server leaves."""
+        while not self._open.is_set():
+            if self._leaves:
+                return False
+            await self._changed.wait()
+        return True
+
+    async def emptied(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` seconds until no generation is inside; return whether that is so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        return self._empty.is_set()
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
