@@ -135,6 +135,22 @@ class MultiTurnSettings(BaseModel):
     the run.
     """
 
+    max_staleness: int | None = Field(None, ge=0, strict=True)
+    """The largest age of a trained token, in weight versions; null: verl's own settings hold.
+
+    A token that the newest weights sampled has the age 0. The start-up check derives verl's settings from this one:
+    `num_warmup_batches` and `max_off_policy_threshold`. In the trainer `sync` only 0 is possible.
+    """
+
+    staleness_strategy: Literal["drop", "wait", "mask", "reroll"] = "reroll"
+    """What happens to a group of conversations that is too slow for `max_staleness`.
+
+    - `drop`: it is evicted when it has finished, and a fresh prompt takes its place. The slow prompts are lost.
+    - `wait`: the trainer waits for it.
+    - `mask`: it is trained, except for its tokens that are too old.
+    - `reroll`: it is cancelled, and the same prompt is begun anew with newer weights, at most 3 times; then as `mask`.
+    """
+
     tool_config_path: str | None = None
     """Path of the tool YAML. Do not set it yourself.
 

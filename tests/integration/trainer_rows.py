@@ -125,6 +125,7 @@ def base_of(verls: type) -> type:
     class Base:
         batches: list[Any]
         use_critic = False
+        replay_buffer = None
         global_steps, local_trigger_step = 4, 0
         actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
         _compute_advantage = verls._compute_advantage  # type: ignore[attr-defined]

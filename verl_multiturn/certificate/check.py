@@ -8,6 +8,8 @@ A row without violations has these properties:
 - the mask is 1 at the tokens of generations and nowhere else. Their logprobs (to the bit, as float32) and weight
   versions are those that the engine returned with them. Every other token has the logprob 0.0 and the version -1;
 - if the trainer has filtered the row, its mask is 0 throughout, and nothing else of it differs;
+- if the trainer bounds the age of tokens, the mask is 0 at exactly the sampled tokens that are older, or whose version
+  is not known. Nothing else of them differs;
 - ids, positions, columns and version tags fit each other, and the row's name is that of the receipts. Positions may
   have four dimensions: order, and time, height and width for images. Then the first is the row's order. In the other
   three the tokens of a sampled turn count up one by one, as text does, from beyond all positions before the turn. The
@@ -107,7 +109,12 @@ class Violation:
 
 
 def verify(
-    row: Row, receipts: Receipts, mask_may_shrink: bool = False, bypass: bool = False, filtered: bool = False
+    row: Row,
+    receipts: Receipts,
+    mask_may_shrink: bool = False,
+    bypass: bool = False,
+    filtered: bool = False,
+    oldest: int | None = None,
 ) -> list[Violation]:
     """Return all violations of a row; at most one for each column and generation.
 
@@ -118,8 +125,9 @@ def verify(
             add a token, and never change `loss_mask`.
         bypass: whether the trainer uses the engine's logprobs as `old_log_probs`.
         filtered: whether the mask of the row has to be 0 throughout.
+        oldest: version of the oldest weights whose tokens are trained; None: all tokens are.
     """
-    return _Check(row, receipts, filtered).run(mask_may_shrink, bypass)
+    return _Check(row, receipts, filtered, oldest).run(mask_may_shrink, bypass)
 
 
 def repeated(keys: Iterable[str]) -> list[Violation]:
@@ -156,6 +164,7 @@ class _Check:
     row: Row
     receipts: Receipts
     filtered: bool = False
+    oldest: int | None = None
     found: list[Violation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -317,6 +326,8 @@ class _Check:
             turns[before:end] = turn
             before = end
         mask = np.zeros(total, int) if self.filtered else sampled
+        if self.oldest is not None:  # an unknown version, -1, is older than all
+            mask = mask * (versions >= max(self.oldest, 0))
         self._column("mask", row.mask, mask[self.first :], may_shrink=mask_may_shrink)
         self._column("loss_mask", row.loss_mask, mask[self.first :])
         if row.logprobs is not None:

@@ -34,6 +34,7 @@ from verl_multiturn.verl_bridge.processors import engine_image_settings, load_pr
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
+from verl_multiturn.verl_bridge.startup.staleness import check_staleness
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
 AGENT_LOOP = "multiturn_agent"
@@ -83,6 +84,7 @@ def prepare_config(config: DictConfig) -> None:
         _check_our_loop(config, settings, loops)
         check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
         _check_void_turns(config, settings)
+        check_staleness(config, settings, _our_mode(config))
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
@@ -213,8 +215,13 @@ def _check_cached_rollouts(config: DictConfig, settings: MultiTurnSettings) -> N
 
 def _has_our_trainer(config: DictConfig) -> bool:
     """Tell whether we have a trainer that extends the configured one."""
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    return _is_v1(config) and mode.removeprefix(OUR_TRAINER) in _TRAINER_MODES
+    return _our_mode(config) is not None
+
+
+def _our_mode(config: DictConfig) -> str | None:
+    """Return verl's name of the configured trainer if we have one that extends it."""
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode")).removeprefix(OUR_TRAINER)
+    return mode if _is_v1(config) and mode in _TRAINER_MODES else None
 
 
 def _is_v1(config: DictConfig) -> bool:

@@ -16,6 +16,9 @@ from tensordict import TensorDict
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.verl_bridge.certified_output import STATS
 
+TRAIN = "train"
+"""TransferQueue's partition of the training data."""
+
 
 def get_columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> TensorDict:
     """Return columns of rows.
@@ -56,6 +59,32 @@ def put_zeros(keys: Sequence[str], partition_id: str, names: Sequence[str], dtyp
     masks = get_rows(keys, partition_id, "response_mask")
     zeros = nested([torch.zeros_like(mask, dtype=dtype) for mask in masks])
     put_columns(keys, partition_id, **dict.fromkeys(names, zeros))
+
+
+def list_prompts(partition_id: str) -> dict[str, dict[str, Any]]:
+    """Return the tags of a partition's prompts, by uid; each prompt stands for a group of conversations."""
+    listed = transfer_queue.kv_list(partition_id) or {}
+    return {key: tag for key, tag in listed.get(partition_id, {}).items() if tag.get("is_prompt", False)}
+
+
+def get_prompts(uids: Sequence[str], partition_id: str) -> TensorDict:
+    """Return the data rows of prompts, as verl's asynchronous trainers keep them for a restart."""
+    data: TensorDict = transfer_queue.kv_batch_get(keys=list(uids), partition_id=partition_id)
+    return data
+
+
+def put_tags(keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]]) -> None:
+    """Write a tag for each key; what a tag had before stays, unless it is named again."""
+    transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, tags=list(tags))
+
+
+def clear_groups(uids: Sequence[str], partition_id: str) -> None:
+    """Remove prompts, and all rows of their groups."""
+    listed = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
+    of_groups = set(uids)
+    keys = [key for key in listed if key.split("_")[0] in of_groups]
+    if keys:
+        transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:

@@ -6,11 +6,16 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     masks           rows with void turns leave the loss                         void_turns.py
       ↓
+    ages            tokens that are too old leave it; the ages are measured     token_ages.py
+      ↓
     advantages      verl's estimator, without invalid rows in their group       groups.py
       ↓
     certificate     the result is compared with what the engine returned        verify.py
       ↓
     updates         those without a trained token are skipped                   updates.py
+
+In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
+begun anew when a step begins (`rerolls.py`).
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
@@ -23,13 +28,17 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
+from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
+from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
+from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
 from verl_multiturn.verl_bridge.trainer.void_turns import mask_void_rows
@@ -54,10 +63,37 @@ class MultiTurnHooks:
         config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)  # type: ignore[call-arg]
         settings = settings_of(config.actor_rollout_ref.rollout)
+        bound = self._bound()
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
-        self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows)
+        self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
+        self._ages = None if self.mode == "sync" else TokenAges(bound)
+        self._rerolls = Rerolls(bound) if bound is not None and bound.strategy == "reroll" else None
+
+    def _build_replay_buffer(self) -> Any:
+        verls = super()._build_replay_buffer()  # type: ignore[misc]
+        return replay_buffer_from(verls, self._bound(), self.config.data.train_batch_size)
+
+    def _bound(self) -> Bound | None:
+        """Return the bound of the ages; None without one, and in `sync`, where all tokens have the age 0."""
+        settings = settings_of(self.config.actor_rollout_ref.rollout)
+        if settings.max_staleness is None or self.mode == "sync":
+            return None
+        return Bound(settings.max_staleness, settings.staleness_strategy)
+
+    def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
+        # With more of them, groups would be beyond the bound from the start.
+        bound = self._bound()
+        most = num_warmup_batches if bound is None else min(num_warmup_batches, bound.max_staleness)
+        super()._add_async_warmup_batches(most)  # type: ignore[misc]
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Begin late groups anew, with the weights that were just published; then do as verl does."""
+        if self._rerolls is not None:
+            self._rerolls.run(self)
+        metrics: dict[str, Any] = super().prepare_step()  # type: ignore[misc]
+        return metrics
 
     def get_llm_client(self) -> Any:
         """Return the client that agent loops ask for generations: ours, where the servers are."""
@@ -68,6 +104,8 @@ class MultiTurnHooks:
 
     def fit(self, agent_loop_manager: Any) -> Any:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
+        if hasattr(agent_loop_manager, "wait") and isinstance(self.replay_buffer, Waking):
+            self.replay_buffer.waiter = agent_loop_manager
         try:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
         finally:
@@ -78,7 +116,9 @@ class MultiTurnHooks:
 
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
-        counted = (self._otc, self._verifier, self._updates)
+        buffer = self.replay_buffer if isinstance(self.replay_buffer, MultiTurnReplayBufferAsync) else None
+        parts: list[Any] = [self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
+        counted = [part for part in parts if part is not None]
         for each in counted:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
@@ -92,6 +132,8 @@ class MultiTurnHooks:
         self._otc.scale(batch)
         if self._masks_void_rows:
             mask_void_rows(batch)
+        if self._ages is not None:
+            self._ages.look(batch, self.global_steps)
         batch = compute_advantages(batch, metrics, verls, self.config)
         self._verifier.verify(batch, self.global_steps, self.local_trigger_step)
         return batch

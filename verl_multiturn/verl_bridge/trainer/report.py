@@ -15,6 +15,8 @@ from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 
 PREFIX = "rollout/"
 VALIDATION_PREFIX = "val/rollout/"
+ASYNC_PREFIX = "rollout/async/"
+"""Beginning of the metrics about the ages of tokens."""
 
 
 @contextmanager

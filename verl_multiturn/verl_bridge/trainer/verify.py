@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from verl_multiturn.certificate.check import Row, Violation, repeated, shared, verify
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.certified_output import STATS
 from verl_multiturn.verl_bridge.startup.configuration import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import get_columns
@@ -49,9 +50,12 @@ class BatchVerifier:
         config: verl's whole configuration.
         use_critic: whether the run trains a critic.
         masks_void_rows: whether rows with void turns are kept out of the loss.
+        bound: the bound of the ages, beyond which tokens are kept out of the loss; None: there is none.
     """
 
-    def __init__(self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False) -> None:
+    def __init__(
+        self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False, bound: Bound | None = None
+    ) -> None:
         self._share = settings_of(config.actor_rollout_ref.rollout).certificate_share
         correction = config.algorithm.get("rollout_correction") or {}
         self._bypass = bool(correction.get("bypass_mode"))
@@ -59,6 +63,7 @@ class BatchVerifier:
         self._mask_may_shrink = bool(correction.get("rollout_rs")) and not self._bypass
         self._loss_inputs = _LOSS_INPUTS + (_CRITIC_INPUTS if use_critic else [])
         self._masks_void_rows = masks_void_rows
+        self._max_staleness = None if bound is None else bound.max_staleness
         self._only_ours = only_our_loop(config)
         self._tally: dict[str, float] = {}
         self.begin_step()
@@ -100,7 +105,7 @@ class BatchVerifier:
             keys = [batch.keys[i] for i in chosen]
             request_ids: dict[str, str] = {}
             for i, fields in zip(chosen, fetch(keys, batch.partition_id, self._loss_inputs), strict=True):
-                found += self._verify_row(batch.keys[i], batch.tags[i], fields, request_ids)
+                found += self._verify_row(batch.keys[i], batch.tags[i], fields, request_ids, step)
             found += shared(request_ids)
         self._tally["violations"] += len(found)
         if found:
@@ -112,7 +117,7 @@ class BatchVerifier:
             )
 
     def _verify_row(
-        self, key: str, tag: dict[str, Any], fields: dict[str, Any], request_ids: dict[str, str]
+        self, key: str, tag: dict[str, Any], fields: dict[str, Any], request_ids: dict[str, str], step: int
     ) -> list[Violation]:
         """Verify one row, and enter the request id of its receipts into `request_ids`."""
         receipts = Receipts("", [])
@@ -132,7 +137,8 @@ class BatchVerifier:
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
         row = _row(key, tag, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
         filtered = receipts.invalid or (receipts.void and self._masks_void_rows)
-        return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered)
+        oldest = None if self._max_staleness is None else step - 1 - self._max_staleness
+        return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered, oldest)
 
 
 def fetch(keys: Sequence[str], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,140 @@
+"""The start-up check derives verl's settings from `max_staleness`, and refuses what contradicts it."""
+
+import re
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.stack
+
+ETA = "+actor_rollout_ref.rollout.custom.multiturn.max_staleness"
+STRATEGY = "+actor_rollout_ref.rollout.custom.multiturn.staleness_strategy"
+BACKEND = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+SEPARATE = {
+    "trainer.v1.trainer_mode": "separate_async",
+    "trainer.v1.separate_async.parameter_sync_step": "2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "4",
+    "data.train_batch_size": "8",
+    BACKEND: "nccl",
+}
+COLOCATED = {"trainer.v1.trainer_mode": "colocate_async"}
+
+
+def checked(**changes: str) -> Any:
+    """Compose verl's configuration with changes, and check it as the start-up check does."""
+    from tests.trainer_config import compose_config
+    from verl_multiturn.verl_bridge.startup.configuration import _our_mode, settings_of
+    from verl_multiturn.verl_bridge.startup.staleness import check_staleness
+
+    settings = {"actor_rollout_ref.rollout.name": "sglang_async", **changes}
+    config = compose_config([f"{key}={value}" for key, value in settings.items()])
+    check_staleness(config, settings_of(config.actor_rollout_ref.rollout), _our_mode(config))
+    return config
+
+
+def derived(config: Any, mode: str) -> tuple[Any, Any, Any]:
+    sampler = config.trainer.v1.sampler
+    warmup = config.trainer.v1[mode].num_warmup_batches
+    return warmup, sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_verls_settings_are_derived(mode: str) -> None:
+    changes = SEPARATE if mode == "separate_async" else COLOCATED
+    assert derived(checked(**changes), mode) == (1, 8, "drop")  # verl's defaults, which stay without the setting
+    assert derived(checked(**changes, **{ETA: "3"}), mode) == (3, 4, "wait")
+    assert derived(checked(**changes, **{ETA: "0", STRATEGY: "drop"}), mode) == (0, 1, "drop")
+    assert derived(checked(**changes, **{ETA: "2", STRATEGY: "wait"}), mode) == (2, 3, "wait")
+
+
+def test_the_derived_values_may_be_written_out() -> None:
+    written = {
+        "trainer.v1.colocate_async.num_warmup_batches": "3",
+        "trainer.v1.sampler.max_off_policy_threshold": "4",
+        "trainer.v1.sampler.max_off_policy_strategy": "wait",
+    }
+    assert derived(checked(**COLOCATED, **written, **{ETA: "3"}), "colocate_async") == (3, 4, "wait")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {**COLOCATED, ETA: "3", "trainer.v1.colocate_async.num_warmup_batches": "2"},
+            "trainer.v1.colocate_async.num_warmup_batches=2: actor_rollout_ref.rollout.custom.multiturn."
+            "max_staleness=3 makes it 3; leave it out, or leave out max_staleness",
+        ),
+        (
+            {**COLOCATED, ETA: "3", "trainer.v1.sampler.max_off_policy_threshold": "3"},
+            "trainer.v1.sampler.max_off_policy_threshold=3: actor_rollout_ref.rollout.custom.multiturn."
+            "max_staleness=3 makes it 4",
+        ),
+        (
+            {**COLOCATED, ETA: "3", "trainer.v1.sampler.max_off_policy_threshold": "null"},
+            "trainer.v1.sampler.max_off_policy_threshold=None: ",
+        ),
+        (
+            {**COLOCATED, ETA: "3", STRATEGY: "drop", "trainer.v1.sampler.max_off_policy_strategy": "wait"},
+            "trainer.v1.sampler.max_off_policy_strategy='wait': actor_rollout_ref.rollout.custom.multiturn."
+            "max_staleness=3 makes it 'drop'",
+        ),
+        (
+            {ETA: "1"},
+            "max_staleness=1: the trainer 'sync' trains only tokens of the age 0; set trainer.v1.trainer_mode",
+        ),
+        (
+            {**COLOCATED, ETA: "1", "trainer.use_v1": "False"},
+            "max_staleness=1: only verl's own V1 trainers take it, got trainer.use_v1=False and",
+        ),
+        (
+            {ETA: "0", "trainer.v1.trainer_mode": "mine"},
+            "got trainer.use_v1=True and trainer.v1.trainer_mode='mine'; use one of them, or leave max_staleness out",
+        ),
+        (
+            {**COLOCATED, ETA: "1", "actor_rollout_ref.rollout.name": "sglang"},
+            "actor_rollout_ref.rollout.name='sglang' does not say under which weights each token was sampled; set "
+            "actor_rollout_ref.rollout.name=sglang_async",
+        ),
+        (
+            {
+                **COLOCATED,
+                ETA: "1",
+                "trainer.v1.sampler.custom_sampler.path": "mine.py",
+                "trainer.v1.sampler.custom_sampler.name": "Mine",
+            },
+            "trainer.v1.sampler.custom_sampler.name='Mine' chooses the groups itself",
+        ),
+        (
+            {**SEPARATE, "data.train_batch_size": "16"},
+            "data.train_batch_size=16: with trainer.v1.trainer_mode=separate_async it has to be trainer.v1."
+            "separate_async.parameter_sync_step=2 times actor_rollout_ref.actor.ppo_mini_batch_size=4, which is 8",
+        ),
+        ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive' copies weights within one process"),
+        (
+            {**SEPARATE, BACKEND: "delta_sharded"},
+            f"{BACKEND}='delta_sharded': verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused(changes: dict[str, str], message: str) -> None:
+    from verl_multiturn import ConfigError
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        checked(**changes)
+
+
+def test_sync_takes_the_age_0() -> None:
+    config = checked(**{ETA: "0"})
+    assert config.trainer.v1.sampler.max_off_policy_threshold == 8
+
+
+def test_the_whole_check_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    with pytest.raises(ConfigError, match="max_staleness=2: the trainer 'sync' trains only tokens of the age 0"):
+        configuration.prepare_config(composed(**{ETA: "2"}))
+    with pytest.raises(ConfigError, match=r"max_staleness: Input should be a valid integer, got 1\.5"):
+        configuration.prepare_config(composed(**{ETA: "1.5"}))

@@ -1,0 +1,103 @@
+"""The part of the start-up check about asynchronous training: it derives verl's settings from `max_staleness`.
+
+The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
+that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the derived one, and is
+refused then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_multiturn.config import PATH, MultiTurnSettings
+from verl_multiturn.errors import ConfigError
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_SAMPLER = "trainer.v1.sampler"
+_BACKEND = f"{_ROLLOUT}.checkpoint_engine.backend"
+# verl 0.9.1's defaults (`trainer/config/ppo_trainer.yaml`).
+_WARMUP, _THRESHOLD, _STRATEGY = 1, 8, "drop"
+
+
+def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str | None) -> None:
+    """Check the settings of asynchronous training, and derive verl's settings from `max_staleness` in place.
+
+    Args:
+        config: verl's whole configuration.
+        settings: our settings in it.
+        mode: verl's name of the trainer that ours extends; None when it is not one that we extend.
+
+    Raises:
+        ConfigError: two settings contradict each other, or the trainer does not keep the bound.
+    """
+    if mode == "separate_async":
+        _check_separate(config)
+    if settings.max_staleness is None:
+        return
+    given = f"{PATH}.max_staleness={settings.max_staleness}"
+    _check_bound(config, settings.max_staleness, given, mode)
+    if mode == "sync":
+        return
+    derived = {
+        f"trainer.v1.{mode}.num_warmup_batches": (_WARMUP, settings.max_staleness),
+        f"{_SAMPLER}.max_off_policy_threshold": (_THRESHOLD, settings.max_staleness + 1),
+        # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
+        f"{_SAMPLER}.max_off_policy_strategy": (_STRATEGY, "drop" if settings.staleness_strategy == "drop" else "wait"),
+    }
+    for key, (default, value) in derived.items():
+        found = OmegaConf.select(config, key)
+        if found not in (default, value):
+            raise ConfigError(f"{key}={found!r}: {given} makes it {value!r}; leave it out, or leave out max_staleness")
+    with open_dict(config):
+        for key, (_, value) in derived.items():
+            OmegaConf.update(config, key, value)
+
+
+def _check_bound(config: DictConfig, eta: int, given: str, mode: str | None) -> None:
+    if mode is None:
+        name = OmegaConf.select(config, "trainer.v1.trainer_mode")
+        raise ConfigError(
+            f"{given}: only verl's own V1 trainers take it, got trainer.use_v1={config.trainer.use_v1!r} and "
+            f"trainer.v1.trainer_mode={name!r}; use one of them, or leave max_staleness out"
+        )
+    if mode == "sync" and eta > 0:
+        raise ConfigError(
+            f"{given}: the trainer 'sync' trains only tokens of the age 0; set trainer.v1.trainer_mode=separate_async "
+            "or colocate_async, or leave max_staleness out"
+        )
+    if (name := config.actor_rollout_ref.rollout.name) != "sglang_async":
+        raise ConfigError(
+            f"{given}: {_ROLLOUT}.name={name!r} does not say under which weights each token was sampled; set "
+            f"{_ROLLOUT}.name=sglang_async, or leave max_staleness out"
+        )
+    sampler: Any = OmegaConf.select(config, f"{_SAMPLER}.custom_sampler") or {}
+    if sampler.get("path") and sampler.get("name"):
+        raise ConfigError(
+            f"{given}: {_SAMPLER}.custom_sampler.name={sampler['name']!r} chooses the groups itself, so that the bound "
+            "would not hold; leave out one of the two"
+        )
+
+
+def _check_separate(config: DictConfig) -> None:
+    """Check what verl asserts of `separate_async`, in clearer words."""
+    updates = int(config.trainer.v1.separate_async.parameter_sync_step)
+    size, batch = int(config.actor_rollout_ref.actor.ppo_mini_batch_size), int(config.data.train_batch_size)
+    if updates * size != batch:
+        raise ConfigError(
+            f"data.train_batch_size={batch}: with trainer.v1.trainer_mode=separate_async it has to be "
+            f"trainer.v1.separate_async.parameter_sync_step={updates} times "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={size}, which is {updates * size}; change one of the three"
+        )
+    backend = OmegaConf.select(config, _BACKEND)
+    if backend == "naive":
+        raise ConfigError(
+            f"{_BACKEND}='naive' copies weights within one process, and trainer.v1.trainer_mode=separate_async has its "
+            f"engines apart; set {_BACKEND}=nccl"
+        )
+    if backend == "delta_sharded" and config.actor_rollout_ref.rollout.name == "sglang_async":
+        raise ConfigError(
+            f"{_BACKEND}='delta_sharded': verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only, and "
+            f"{_ROLLOUT}.name='sglang_async'; set {_BACKEND}=nccl"
+        )

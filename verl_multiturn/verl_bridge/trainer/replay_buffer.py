@@ -1,0 +1,209 @@
+"""Our replay buffers: verl's own, which wake up when a group has finished and keep the bound of the ages.
+
+With `custom.multiturn.max_staleness` the bound decides, and verl's `max_off_policy_threshold` is not looked at. Each
+strategy takes the finished groups with the earliest deadlines first; `rollout/staleness.py` says what a deadline is.
+
+    drop      a finished group whose deadline has passed is evicted, and a fresh prompt takes its place
+    wait      a batch is taken only when every group that stays can still meet its deadline
+    mask      nothing is evicted; the trainer leaves old tokens out of the loss        token_ages.py
+    reroll    as `mask`; besides, the trainer begins late groups anew                  rerolls.py
+
+Without the setting verl's own rules hold.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from typing import Any, Protocol
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from verl_multiturn.rollout.staleness import Bound, earliest, may_take
+from verl_multiturn.verl_bridge.trainer.batch import TRAIN
+from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EVERY_S = 60.0
+_SHOWN = 5
+_VALIDATION = "val"
+
+
+class Waiter(Protocol):
+    """What a replay buffer waits with until there may be something new."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a group has finished, and after `timeout_s` seconds at the latest."""
+
+
+class Sleep:
+    """The waiter of a run in which nothing tells that a group has finished."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep for `timeout_s` seconds, as verl does."""
+        time.sleep(timeout_s)
+
+
+class Waking:
+    """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute."""
+
+    # Attributes of verl's replay buffer: partition → names, or name → step.
+    poll_interval: float
+    pending_keys: dict[str, set[str]]
+    running_keys: dict[str, set[str]]
+    prompt_global_steps: dict[str, dict[str, int]]
+
+    waiter: Waiter = Sleep()
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._seen_at: dict[str, float] = {}
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
+        now = time.time()
+        known = [uid for groups in self.prompt_global_steps.values() for uid in groups]
+        self._seen_at = {uid: self._seen_at.get(uid, now) for uid in known}
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.waiter.wait(self.poll_interval)
+        now = time.time()
+        if now - last_debug_time < _TOLD_EVERY_S:
+            return last_debug_time
+        logger.warning("%s", self._waits_for(partition_id, now))
+        return now
+
+    def _waits_for(self, partition_id: str, now: float) -> str:
+        """Return a sentence about the unfinished groups, the oldest first."""
+        steps = self.prompt_global_steps[partition_id]
+        unfinished = self.pending_keys[partition_id] | self.running_keys[partition_id]
+        in_order = sorted(unfinished, key=lambda uid: (steps[uid], uid))
+        shown = [f"{uid} (dispatched in step {steps[uid]}, {now - self._seen_at[uid]:.0f} s ago)" for uid in in_order]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return f"the trainer waits for {len(shown)} groups of {partition_id!r}: {', '.join(shown[:_SHOWN])}{more}"
+
+
+class MultiTurnReplayBuffer(Waking, ReplayBuffer):
+    """verl's synchronous replay buffer, which waits with a `Waiter`."""
+
+
+class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
+    """verl's asynchronous replay buffer, which waits with a `Waiter` and keeps the bound of the ages.
+
+    Its metrics of a step are `evicted` (groups that were beyond the bound) and `prompts_lost` (prompts that leave
+    untrained, because their group was evicted or failed).
+
+    Args:
+        bound: the bound of the ages; None: verl's own rules hold.
+        batch_size: number of groups that a training step takes in all its samples.
+        arguments: those of verl's class.
+    """
+
+    # Attributes of verl's class.
+    finished_keys: dict[str, set[str]]
+    partitions: dict[str, dict[str, dict[str, Any]]]
+
+    def __init__(self, bound: Bound | None, batch_size: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._bound = bound
+        self._batch_size = batch_size
+        self._taken = (0, 0)
+        if bound is not None:
+            self.max_off_policy_threshold = None  # verl's rules are off; ours are below
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the counts of the step before."""
+        self._evicted = self._lost = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metrics."""
+        return {f"{ASYNC_PREFIX}evicted": self._evicted, f"{ASYNC_PREFIX}prompts_lost": self._lost}
+
+    def _deadlines(self, partition_id: str, bound: Bound) -> dict[str, int]:
+        """Return the deadline of every group; that of a finished one follows from its oldest token."""
+        oldest: dict[str, list[int | None]] = {}
+        for key, tag in self.partitions[partition_id].items():
+            oldest.setdefault(key.split("_")[0], []).append(tag.get("min_global_steps"))
+        deadlines = {}
+        for uid, dispatched in self.prompt_global_steps[partition_id].items():
+            found = oldest.get(uid, []) if uid in self.finished_keys[partition_id] else []
+            known = [version for version in found if version is not None]
+            # A row whose versions are not known may be as old as the dispatch.
+            deadlines[uid] = bound.deadline(dispatched, min(known) if known and len(known) == len(found) else None)
+        return deadlines
+
+    def _stale_terminal_keys(self, global_steps: int, partition_id: str) -> set[str]:
+        if self._bound is None:
+            stale: set[str] = super()._stale_terminal_keys(global_steps, partition_id)
+            return stale
+        if partition_id == _VALIDATION or self._bound.strategy != "drop":
+            return set()
+        deadlines = self._deadlines(partition_id, self._bound)
+        return {uid for uid in self.finished_keys[partition_id] if deadlines[uid] < global_steps}
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        stale, _, failed, _ = eviction_reasons
+        if partition_id == TRAIN:
+            self._evicted += len(stale)
+            self._lost += len(stale | failed)
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+
+    def _has_enough_samples(
+        self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]
+    ) -> bool:
+        if not super()._has_enough_samples(global_steps, partition_id, batch_size, sampleable_keys):
+            return False
+        if self._bound is None or self._bound.strategy != "wait" or partition_id == _VALIDATION:
+            return True
+        deadlines = self._deadlines(partition_id, self._bound)
+        step, taken = self._taken
+        left = self._batch_size - batch_size - (taken if step == global_steps else 0)
+        return may_take(
+            [deadlines[uid] for uid in sampleable_keys],
+            [deadlines[uid] for uid in self.pending_keys[partition_id] | self.running_keys[partition_id]],
+            batch_size,
+            global_steps,
+            max(0, left),
+            self._batch_size,
+        )
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
+        selected = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
+        if self._bound is None or partition_id == _VALIDATION:
+            found: tuple[list[str], dict[str, dict[str, Any]], dict[str, int]] = selected
+            return found
+        deadlines = self._deadlines(partition_id, self._bound)
+        first = earliest({uid: deadlines[uid] for uid in sorted(sampleable_keys)}, batch_size)
+        return first, selected[1], selected[2]
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Sample a batch as verl does, and note how many groups of the step are taken."""
+        sampled: tuple[Any, dict[str, Any]] = super().sample(
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        if partition_id == TRAIN:
+            step, taken = self._taken
+            self._taken = (global_steps, batch_size + (taken if step == global_steps else 0))
+        return sampled
+
+
+def replay_buffer_from(verls: Any, bound: Bound | None, batch_size: int) -> Any:
+    """Return our replay buffer with the arguments of verl's; one of the user's own class is returned as it is.
+
+    Args:
+        verls: the replay buffer that verl's trainer built.
+        bound: the bound of the ages; None: verl's own rules hold.
+        batch_size: number of groups that a training step takes.
+    """
+    if type(verls) not in (ReplayBuffer, ReplayBufferAsync):
+        return verls
+    names = [name for name in inspect.signature(ReplayBuffer.__init__).parameters if name != "self"]
+    arguments = {name: getattr(verls, name) for name in names}
+    if type(verls) is ReplayBuffer:
+        return MultiTurnReplayBuffer(**arguments)
+    return MultiTurnReplayBufferAsync(bound, batch_size, **arguments)
