@@ -135,6 +135,17 @@ class MultiTurnSettings(BaseModel):
     the run.
     """
 
+    importance_weight: Literal["exact", "truncated", "verl"] = "exact"
+    """How an asynchronous run with `max_staleness` corrects for tokens that an older policy sampled (decoupled PPO).
+
+    Each token's loss is weighted by its probability at the step's start over that under which it was sampled.
+
+    - `exact`: as in equation 5 of AReaL, with nothing cut off.
+    - `truncated`: the weight is at most `algorithm.rollout_correction.rollout_is_threshold`, and verl's dual clip
+      (`actor.clip_ratio_c`) is on.
+    - `verl`: verl's settings stay as they are. Its defaults have no weight.
+    """
+
     tool_config_path: str | None = None
     """Path of the tool YAML. Do not set it yourself.
 

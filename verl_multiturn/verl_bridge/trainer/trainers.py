@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ray
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -12,6 +14,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_multiturn.verl_bridge.startup.configuration import OUR_TRAINER
 from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
+from verl_multiturn.verl_bridge.trainer.real_copies import RealCopiesWorker
 
 
 @register_trainer(f"{OUR_TRAINER}sync")
@@ -33,3 +36,10 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
     """verl's trainer `separate_async` with our hooks."""
 
     mode = "separate_async"
+
+    def _init_resource_pool_mgr(self) -> None:
+        """Choose the workers as verl does, with ours in the place of its `DetachActorWorker`."""
+        super()._init_resource_pool_mgr()
+        for role, worker in self.role_worker_mapping.items():
+            if getattr(worker, "__ray_actor_class__", None) is DetachActorWorker:
+                self.role_worker_mapping[role] = ray.remote(RealCopiesWorker)
