@@ -16,6 +16,8 @@ from verl_multiturn.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+ImportanceWeight = Literal["exact", "truncated", "verl"]
+
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
 
@@ -135,7 +137,7 @@ class MultiTurnSettings(BaseModel):
     the run.
     """
 
-    importance_weight: Literal["exact", "truncated", "verl"] = "exact"
+    importance_weight: ImportanceWeight = "exact"
     """How an asynchronous run with `max_staleness` corrects for tokens that an older policy sampled (decoupled PPO).
 
     Each token's loss is weighted by its probability at the step's start over that under which it was sampled.

@@ -14,14 +14,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_multiturn.config import PATH
+from verl_multiturn.config import PATH, ImportanceWeight
 from verl_multiturn.errors import ConfigError
-
-ImportanceWeight = Literal["exact", "truncated", "verl"]
 
 NEVER = 1e9
 """A limit that no ratio reaches: verl keeps the logarithm of each ratio within 20 of 0, and exp(20) is 4.9e8."""
