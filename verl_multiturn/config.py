@@ -16,6 +16,8 @@ from verl_multiturn.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+ImportanceWeight = Literal["exact", "truncated", "verl"]
+
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
 
@@ -149,6 +151,17 @@ class MultiTurnSettings(BaseModel):
     - `wait`: the trainer waits for it.
     - `mask`: it is trained, except for its tokens that are too old.
     - `reroll`: it is cancelled, and the same prompt is begun anew with newer weights, at most 3 times; then as `mask`.
+    """
+
+    importance_weight: ImportanceWeight = "exact"
+    """How an asynchronous run with `max_staleness` corrects for tokens that an older policy sampled (decoupled PPO).
+
+    Each token's loss is weighted by its probability at the step's start over that under which it was sampled.
+
+    - `exact`: as in equation 5 of AReaL, with nothing cut off.
+    - `truncated`: the weight is at most `algorithm.rollout_correction.rollout_is_threshold`, and verl's dual clip
+      (`actor.clip_ratio_c`) is on.
+    - `verl`: verl's settings stay as they are. Its defaults have no weight.
     """
 
     tool_config_path: str | None = None

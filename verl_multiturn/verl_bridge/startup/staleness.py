@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.importance import derive_importance_weights
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SAMPLER = "trainer.v1.sampler"
@@ -34,6 +35,7 @@ def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str |
     """
     if mode == "separate_async":
         _check_separate(config)
+    derive_importance_weights(config, settings.importance_weight, settings.max_staleness)
     if settings.max_staleness is None:
         return
     given = f"{PATH}.max_staleness={settings.max_staleness}"

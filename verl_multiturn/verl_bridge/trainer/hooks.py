@@ -35,7 +35,7 @@ from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_o
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, replay_buffer_from
+from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, Waking, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges

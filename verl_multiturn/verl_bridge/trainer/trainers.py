@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 
+import ray
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -15,6 +17,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_multiturn.verl_bridge.startup.configuration import OUR_TRAINER
 from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
+from verl_multiturn.verl_bridge.trainer.real_copies import RealCopiesWorker
 
 _verls_logger = logging.getLogger(trainer_separate_async.__name__)
 
@@ -50,3 +53,10 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
             super()._setup()
         finally:
             _verls_logger.setLevel(level)
+
+    def _init_resource_pool_mgr(self) -> None:
+        """Choose the workers as verl does, with ours in the place of its `DetachActorWorker`."""
+        super()._init_resource_pool_mgr()
+        for role, worker in self.role_worker_mapping.items():
+            if getattr(worker, "__ray_actor_class__", None) is DetachActorWorker:
+                self.role_worker_mapping[role] = ray.remote(RealCopiesWorker)
