@@ -1,6 +1,7 @@
 """Our agent-loop worker: who waits for groups is woken, and a cancelled group leaves nothing behind."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
-            self._groups, self._ended, self._changed = {}, 0, asyncio.Event()
+            self._groups, self._conversation_ends, self._ended, self._forgotten = {}, {}, [], 0
+            self._changed = asyncio.Event()
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
             self.let_go = asyncio.Event()
@@ -31,7 +33,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             finally:
                 await asyncio.sleep(0.01)  # tools are released
                 self.released += 1
-            await self._agent_loop_postprocess(uid, session_id)
+            await self._agent_loop_postprocess(uid=uid, session_id=session_id)
 
     async def write(self: Any, uid: str, session_id: int) -> None:
         self.writing.set()
@@ -53,15 +55,20 @@ def start(worker: Any, uid: str) -> asyncio.Task[None]:
 
 
 async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
+    begun = time.time()
     group = start(worker, "a")
     waiting = asyncio.ensure_future(worker.finished(0))
     await asyncio.sleep(0)
     assert not waiting.done()
     worker.let_go.set()
-    assert await waiting == 1
+    ((uid, ended),) = await waiting
+    assert (uid, worker.puts[-1]) == ("a", ("a", "finished"))
+    assert begun < ended < time.time() - 0.01  # before its row was written
     await group
-    assert await worker.finished(0) == 1
-    assert worker.puts[-1] == ("a", "finished")
+    assert await worker.finished(0) == [("a", ended)]
+    await start(worker, "b")
+    assert [uid for uid, _ in await worker.finished(1)] == ["b"]
+    assert worker._conversation_ends == {}
 
 
 async def test_a_cancelled_group_releases_and_writes_nothing(worker: Any) -> None:

@@ -1,7 +1,7 @@
 """Our replay buffers, on a TransferQueue of keys and tags within this process."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -45,6 +45,10 @@ class Queue:
             raise TimeoutError("the buffer waits for ever")
         self.events.pop(0)()
 
+    def ended_at(self, uids: Collection[str]) -> float:
+        self.asked = uids
+        return self.now - 0.25
+
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
@@ -80,7 +84,7 @@ def sample(buffer: Any, step: int, size: int = 2) -> list[str]:
 
 def counts(buffer: Any) -> tuple[float, float]:
     metrics = buffer.metrics()
-    assert set(metrics) == {"rollout/async/evicted", "rollout/async/prompts_lost"}
+    assert metrics.keys() >= {"rollout/async/evicted", "rollout/async/prompts_lost"}
     return metrics["rollout/async/evicted"], metrics["rollout/async/prompts_lost"]
 
 
@@ -213,3 +217,19 @@ def test_the_arguments_are_those_of_verls_buffer() -> None:
     assert (bounded.refill_fn, bounded.filter_groups_metric, bounded.poll_interval) == (refill, "acc", 2.0)
     users = Users(**common)
     assert replay_buffer_from(users, Bound(1, "drop"), 4) is users
+
+
+def test_a_step_tells_how_often_it_listed_and_how_late_it_woke(queue: Queue) -> None:
+    buffer = make(queue, None)
+    queue.group("a", 1, "finished")
+    queue.events = [lambda: None, lambda: queue.group("b", 1, "finished")]
+    assert sample(buffer, step=1) == ["a", "b"]
+    assert queue.asked == {"a", "b"}
+    metrics = buffer.metrics()
+    assert (metrics["rollout/async/listings"], metrics["rollout/async/wake_ms"]) == (3, 250.0)
+    buffer.begin_step()
+    for uid in ("c", "d"):
+        queue.group(uid, 1, "finished")
+    assert sample(buffer, step=1) == ["c", "d"]
+    metrics = buffer.metrics()  # the trainer did not wait
+    assert (metrics["rollout/async/listings"], "rollout/async/wake_ms" in metrics) == (1, False)

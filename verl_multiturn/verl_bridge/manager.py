@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -32,14 +33,24 @@ class MultiTurnWorker(_VerlWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._groups: dict[str, asyncio.Task[Any]] = {}
-        self._ended = 0
+        self._conversation_ends: dict[str, float] = {}
+        """When the last conversation of each running group ended (`time.time`), before its row was written."""
+        self._ended: list[tuple[str, float]] = []
+        """Groups that have ended, with that time; those that the trainer has seen are forgotten."""
+        self._forgotten = 0
         self._changed = asyncio.Event()
 
-    async def finished(self, seen: int) -> int:
-        """Wait until more than `seen` groups have ended since the start; return how many have."""
-        while self._ended <= seen:
+    async def finished(self, seen: int) -> list[tuple[str, float]]:
+        """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`.
+
+        Returns:
+            The uid of each group, and when its last conversation ended (`time.time`).
+        """
+        del self._ended[: seen - self._forgotten]
+        self._forgotten = max(seen, self._forgotten)
+        while not self._ended:
             await self._changed.wait()
-        return self._ended
+        return list(self._ended)
 
     async def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups, and return how many of them were running here.
@@ -60,13 +71,14 @@ class MultiTurnWorker(_VerlWorker):
             await super()._run_prompt(prompt, *args, **kwargs)
         finally:
             del self._groups[uid]
-            self._ended += 1
+            self._ended.append((uid, self._conversation_ends.pop(uid, time.time())))
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    async def _agent_loop_postprocess(self, *args: Any, **kwargs: Any) -> None:
+    async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        self._conversation_ends[uid] = time.time()
         # A row that is being written is written to its end, so that nothing is written after a cancellation.
-        await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, **kwargs)))
+        await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs)))
 
 
 class MultiTurnManager(AgentLoopManagerTQ):
@@ -78,6 +90,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._seen: dict[int, int] = {}
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
+        self._ends: dict[str, float] = {}
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a group has ended since the last call, at most `timeout_s` seconds."""
@@ -89,10 +102,17 @@ class MultiTurnManager(AgentLoopManagerTQ):
         for index in [index for index, poll in self._polls.items() if poll in ready]:
             poll = self._polls.pop(index)
             try:
-                self._seen[index] = ray.get(poll)
+                ended = ray.get(poll)
             except RayError as error:
                 logger.error("agent-loop worker %d does not answer: %s", index, error)
                 raise
+            self._seen[index] = self._seen.get(index, 0) + len(ended)
+            self._ends.update(ended)
+
+    def ended_at(self, uids: Collection[str]) -> float | None:
+        """Return when the last conversation of these groups ended, and forget them; None when that is not known."""
+        known = [end for uid in uids if (end := self._ends.pop(uid, None)) is not None]
+        return max(known, default=None)
 
     def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""

@@ -35,7 +35,7 @@ from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_o
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, Waking, replay_buffer_from
+from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
@@ -116,7 +116,7 @@ class MultiTurnHooks:
 
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
-        buffer = self.replay_buffer if isinstance(self.replay_buffer, MultiTurnReplayBufferAsync) else None
+        buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
         parts: list[Any] = [self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
         counted = [part for part in parts if part is not None]
         for each in counted:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -37,6 +38,9 @@ class Waiter(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Return when a group has finished, and after `timeout_s` seconds at the latest."""
 
+    def ended_at(self, uids: Collection[str]) -> float | None:
+        """Return when the last conversation of these groups ended (`time.time`); None when that is not known."""
+
 
 class Sleep:
     """The waiter of a run in which nothing tells that a group has finished."""
@@ -45,9 +49,17 @@ class Sleep:
         """Sleep for `timeout_s` seconds, as verl does."""
         time.sleep(timeout_s)
 
+    def ended_at(self, uids: Collection[str]) -> float | None:
+        """Return None."""
+        return None
+
 
 class Waking:
-    """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute."""
+    """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
+
+    Its metrics of a step are `listings` (how often all of TransferQueue was listed) and, where the trainer waited,
+    `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on.
+    """
 
     # Attributes of verl's replay buffer: partition → names, or name → step.
     poll_interval: float
@@ -60,14 +72,41 @@ class Waking:
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._seen_at: dict[str, float] = {}
+        self._waited = False
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the counts of the step before."""
+        self._listings = 0
+        self._wakes_ms: list[float] = []
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metrics."""
+        found: dict[str, float] = {f"{ASYNC_PREFIX}listings": self._listings}
+        if self._wakes_ms:
+            found[f"{ASYNC_PREFIX}wake_ms"] = max(self._wakes_ms)
+        return found
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Sample a batch as verl does, and note how long the trainer took to go on."""
+        self._waited = False
+        sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        ended = self.waiter.ended_at({key.split("_")[0] for key in sampled[0].keys})
+        if self._waited and ended is not None:
+            self._wakes_ms.append((time.time() - ended) * 1e3)
+        return sampled
 
     def _sync_metadata_from_transfer_queue(self) -> None:
+        self._listings += 1
         super()._sync_metadata_from_transfer_queue()  # type: ignore[misc]
         now = time.time()
         known = [uid for groups in self.prompt_global_steps.values() for uid in groups]
         self._seen_at = {uid: self._seen_at.get(uid, now) for uid in known}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self._waited = True
         self.waiter.wait(self.poll_interval)
         now = time.time()
         if now - last_debug_time < _TOLD_EVERY_S:
@@ -112,15 +151,16 @@ class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
         self._taken = (0, 0)
         if bound is not None:
             self.max_off_policy_threshold = None  # verl's rules are off; ours are below
-        self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the counts of the step before."""
+        super().begin_step()
         self._evicted = self._lost = 0
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
-        return {f"{ASYNC_PREFIX}evicted": self._evicted, f"{ASYNC_PREFIX}prompts_lost": self._lost}
+        found = {f"{ASYNC_PREFIX}evicted": self._evicted, f"{ASYNC_PREFIX}prompts_lost": self._lost}
+        return super().metrics() | found
 
     def _deadlines(self, partition_id: str, bound: Bound) -> dict[str, int]:
         """Return the deadline of every group; that of a finished one follows from its oldest token."""
