@@ -1,0 +1,95 @@
+"""The quickstart in verl's three trainer modes: it learns in each, and each goes on as soon as a batch is complete.
+
+    python -m benchmarks.async_modes [--modes sync colocate_async separate_async] [--steps 20] [--out FOLDER]
+
+Each mode is one run of `verl-multiturn run quickstart --mode MODE` on the CPU, with the certificate on. The last line
+is a JSON object, with an object by mode in each field:
+
+- `accuracy`: of the last validation;
+- `seconds_to_0.9`: seconds of training and validation until a validation was at least 0.9; null when none was;
+- `wake_ms`: 95th percentile of the milliseconds from the end of a batch's last conversation to the trainer's going on,
+  over the steps in which the trainer waited; null when it never did;
+- `listings`: listings of TransferQueue in the whole run, and `allowed`: one for each trained group and one for every
+  two seconds that the trainer waited;
+- `max_age`: the largest age of a trained token;
+- `violations`: of the certificate;
+- `curve`: seconds and accuracy of every validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+MODES = ("sync", "colocate_async", "separate_async")
+_PREFIX = "rollout/async/"
+_GROUPS = 16  # of a step
+_POLL_S = 2.0  # verl's poll
+
+
+def main() -> None:
+    """Run the modes one after another, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")
+    given = parser.parse_args()
+    out = given.out or Path(tempfile.mkdtemp(prefix="async_modes-"))
+    results = {mode: run(mode, given.steps, given.seed, out / mode) for mode in given.modes}
+    fields = next(iter(results.values()))
+    print(json.dumps({field: {mode: results[mode][field] for mode in results} for field in fields}))
+
+
+def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
+    """Run the quickstart in a mode, and return its results by the fields of the last line."""
+    words = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}"]
+    settings = ["trainer.test_freq=2", "trainer.save_freq=-1"]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *settings]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "VERL_PLATFORM": "cpu"}, check=True)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    return {**measure([record["data"] for record in records]), "violations": summary["certificate_violations"]}
+
+
+def measure(steps: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the results of a run from the metrics of its steps, in order."""
+    seconds, curve = 0.0, []
+    wakes: list[float] = []
+    ages: list[float] = []
+    listings, allowed = 0.0, 0.0
+    for metrics in steps:
+        seconds += metrics.get("timing_s/step", 0.0) + metrics.get("timing_s/testing", 0.0)
+        accuracy = [value for name, value in metrics.items() if name.startswith("val-core/")]
+        if accuracy:
+            curve.append((round(seconds, 1), round(accuracy[0], 3)))
+        if f"{_PREFIX}listings" not in metrics:
+            continue  # the validation before the first step
+        # The asynchronous trainers list once more when a step begins, to find late groups.
+        listings += metrics[f"{_PREFIX}listings"] + (f"{_PREFIX}rerolled" in metrics)
+        allowed += _GROUPS + metrics["timing_s/gen"] / _POLL_S
+        wakes += [metrics[name] for name in (f"{_PREFIX}wake_ms",) if name in metrics]
+        ages += [metrics[name] for name in (f"{_PREFIX}age/max",) if name in metrics]
+    reached = [second for second, accuracy in curve if accuracy >= 0.9]
+    return {
+        "accuracy": curve[-1][1],
+        "seconds_to_0.9": reached[0] if reached else None,
+        "wake_ms": round(float(np.percentile(wakes, 95)), 1) if wakes else None,
+        "listings": int(listings),
+        "allowed": int(allowed),
+        "max_age": max(ages, default=0.0),
+        "curve": curve,
+    }
+
+
+if __name__ == "__main__":
+    main()
