@@ -10,18 +10,28 @@ verl's two seconds remain the longest that it waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from verl_multiturn.describe import describe
 from verl_multiturn.tasks import finish
+from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
 
 logger = logging.getLogger(__name__)
+
+# How often a group is begun again because its worker died. One that kills its workers must not do so for ever.
+_RESTARTS = 3
+# Seconds after which Ray tells a poll that its worker has died, at the latest.
+_TOLD_S = 60.0
 
 # verl's worker is defined as a Ray actor, which cannot be subclassed; this is the class inside.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -81,16 +91,54 @@ class MultiTurnWorker(_VerlWorker):
         await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs)))
 
 
+@dataclass
+class _Group:
+    """A group that was given to a worker and has not ended, as far as the manager knows."""
+
+    worker: int
+    chunk: Any
+    """Batch that was submitted."""
+    place: int
+    """Row of the group in it."""
+    restarts: int = 0
+
+    @property
+    def prompt(self) -> Any:
+        """The group's part of the batch."""
+        return self.chunk[self.place : self.place + 1]
+
+    @property
+    def partition(self) -> str:
+        """The group's partition of TransferQueue."""
+        return "val" if self.chunk.get("validate", None) else TRAIN
+
+
 class MultiTurnManager(AgentLoopManagerTQ):
-    """verl's manager with our workers."""
+    """verl's manager with our workers.
+
+    A worker that dies, for example because the system ran out of memory, is replaced. Its unfinished groups are begun
+    again, at most three times each; after that a group counts as failed.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MultiTurnWorker)
+        self._groups: dict[str, _Group] = {}
         self._seen: dict[int, int] = {}
+        """How many ended groups of each worker are known."""
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
         self._ends: dict[str, float] = {}
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Give each worker its part of a batch of prompts, as verl does."""
+        self._collect()
+        for index, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
+            self._groups |= {uid: _Group(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
+        try:
+            super().generate_sequences(prompts)
+        except ActorDiedError:  # found again by the poll, which replaces the worker
+            self.wait(_TOLD_S)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a group has ended since the last call, at most `timeout_s` seconds."""
@@ -98,16 +146,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
             if index not in self._polls:
                 self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
         ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_s)
-        ready, _ = ray.wait(list(self._polls.values()), num_returns=len(self._polls), timeout=0)
-        for index in [index for index, poll in self._polls.items() if poll in ready]:
-            poll = self._polls.pop(index)
-            try:
-                ended = ray.get(poll)
-            except RayError as error:
-                logger.error("agent-loop worker %d does not answer: %s", index, error)
-                raise
-            self._seen[index] = self._seen.get(index, 0) + len(ended)
-            self._ends.update(ended)
+        self._collect()
 
     def ended_at(self, uids: Collection[str]) -> float | None:
         """Return when the last conversation of these groups ended, and forget them; None when that is not known."""
@@ -116,4 +155,52 @@ class MultiTurnManager(AgentLoopManagerTQ):
 
     def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""
-        return sum(ray.get([worker.cancel.remote(list(uids)) for worker in self.agent_loop_workers]))
+        asked = [worker.cancel.remote(list(uids)) for worker in self.agent_loop_workers]
+        cancelled = 0
+        for answer in asked:
+            with contextlib.suppress(ActorDiedError):  # a dead worker runs nothing
+                cancelled += ray.get(answer)
+        for uid in uids:
+            self._groups.pop(uid, None)
+        return cancelled
+
+    def _collect(self) -> None:
+        """Take the answers that polls have; replace workers that have died."""
+        polls = list(self._polls.values())
+        ready = ray.wait(polls, num_returns=len(polls), timeout=0)[0] if polls else []
+        for index in [index for index, poll in self._polls.items() if poll in ready]:
+            try:
+                ended = ray.get(self._polls.pop(index))
+            except ActorDiedError as error:
+                self._replace(index, error)
+                continue
+            self._seen[index] = self._seen.get(index, 0) + len(ended)
+            self._ends.update(ended)
+            for uid, _ in ended:
+                self._groups.pop(uid, None)
+
+    def _replace(self, index: int, error: ActorDiedError) -> None:
+        """Start a worker in the place of one that has died, and begin its unfinished groups again."""
+        lost = {uid: group for uid, group in self._groups.items() if group.worker == index}
+        logger.error("agent-loop worker %d has died and is replaced: %s", index, describe(error))
+        # The place of a worker is Ray's choice here: the node of the old one may be gone, too.
+        worker = self.agent_loop_workers_class.options(name=f"agent_loop_worker_{index}_{uuid4().hex[:8]}").remote(
+            self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
+        )
+        self.agent_loop_workers[index] = worker
+        self._seen[index] = 0
+        for partition in sorted({group.partition for group in lost.values()}):
+            tags = list_prompts(partition)
+            here = {uid: group for uid, group in lost.items() if group.partition == partition}
+            again = [uid for uid in here if tags.get(uid, {}).get("status") in ("pending", "running")]
+            clear_groups(again, partition, prompts=False)
+            given_up = [uid for uid in again if here[uid].restarts == _RESTARTS]
+            statuses = ["failure" if uid in given_up else "pending" for uid in again]
+            put_tags(again, partition, [{"status": status} for status in statuses])
+            for uid in here:
+                if uid not in again or uid in given_up:
+                    del self._groups[uid]
+                else:
+                    here[uid].restarts += 1
+                    worker.generate_sequences.remote(here[uid].prompt)
+            logger.error("%d groups of %r are begun again, %d have failed", len(again), partition, len(given_up))

@@ -6,7 +6,7 @@ TransferQueue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,10 @@ def put_tags(keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, An
     transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, tags=list(tags))
 
 
-def clear_groups(uids: Sequence[str], partition_id: str) -> None:
-    """Remove prompts, and all rows of their groups."""
+def clear_groups(uids: Collection[str], partition_id: str, *, prompts: bool = True) -> None:
+    """Remove all rows of groups, and their prompts, too, unless `prompts` is False."""
     listed = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
-    of_groups = set(uids)
-    keys = [key for key in listed if key.split("_")[0] in of_groups]
+    keys = [key for key in listed if key.split("_")[0] in uids and (prompts or "_" in key)]
     if keys:
         transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
 

@@ -1,0 +1,153 @@
+"""An agent-loop worker of a real Ray dies: its unfinished groups, and no others, are begun again by a new one."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+
+class Worker:
+    """A worker that keeps the groups that it is given, ends them when told, and dies of groups whose name says so."""
+
+    def __init__(self, *_: Any) -> None:
+        self.given: list[str] = []
+        self.ended: list[tuple[str, float]] = []
+        self.changed = asyncio.Event()
+
+    async def generate_sequences(self, prompts: Any) -> None:
+        self.given += list(prompts["uid"])
+        if any("deadly" in uid for uid in prompts["uid"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def finished(self, seen: int) -> list[tuple[str, float]]:
+        while len(self.ended) <= seen:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.ended[seen:]
+
+    async def end(self, uid: str) -> None:
+        self.ended.append((uid, 5.0))
+        self.changed.set()
+
+    async def groups(self) -> list[str]:
+        return self.given
+
+    async def cancel(self, uids: list[str]) -> int:
+        return len(set(uids) & set(self.given))
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class Queue:
+    """The tags of TransferQueue."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, dict[str, Any]] = {}
+        self.cleared: list[str] = []
+
+    def list_prompts(self, partition: str) -> dict[str, dict[str, Any]]:
+        assert partition == "train"
+        return self.tags
+
+    def clear_groups(self, uids: Any, partition: str, *, prompts: bool) -> None:
+        assert not prompts
+        self.cleared += uids
+
+    def put_tags(self, uids: list[str], partition: str, tags: list[dict[str, Any]]) -> None:
+        for uid, tag in zip(uids, tags, strict=True):
+            self.tags[uid] |= tag
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def started(cluster: None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Queue]:
+    import ray
+    from verl.experimental.agent_loop import AgentLoopManager
+
+    from verl_multiturn.verl_bridge import manager as module
+
+    queue = Queue()
+    for name in ("list_prompts", "clear_groups", "put_tags"):
+        monkeypatch.setattr(module, name, getattr(queue, name))
+    monkeypatch.setattr(AgentLoopManager, "__init__", lambda self: None)
+    manager: Any = module.MultiTurnManager()
+    manager.config = manager.llm_client = manager.teacher_client = manager.reward_loop_worker_handles = None
+    manager.agent_loop_workers_class = ray.remote(num_cpus=0)(Worker)
+    manager.agent_loop_workers = [manager.agent_loop_workers_class.remote() for _ in range(2)]
+    return manager, queue
+
+
+def submit(manager: Any, queue: Queue, *uids: str) -> None:
+    from verl.utils.tensordict_utils import get_tensordict
+
+    queue.tags |= {uid: {"status": "running"} for uid in uids}
+    manager.generate_sequences(get_tensordict({"uid": list(uids)}))
+
+
+def groups(worker: Any) -> list[str]:
+    import ray
+
+    return list(ray.get(worker.groups.remote()))
+
+
+def until(manager: Any, happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        manager.wait(0.2)
+
+
+def test_the_groups_of_a_dead_worker_are_begun_again(started: tuple[Any, Queue]) -> None:
+    import ray
+
+    manager, queue = started
+    submit(manager, queue, "a", "b", "c", "d")
+    first, second = manager.agent_loop_workers
+    assert (groups(first), groups(second)) == (["a", "b"], ["c", "d"])
+    ray.get(second.end.remote("d"))
+    until(manager, lambda: "d" in manager._ends)
+    assert manager.ended_at(["d", "unknown"]) == 5.0
+    queue.tags["b"]["status"] = "finished"  # it ended just before its worker died
+    os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    assert groups(manager.agent_loop_workers[0]) == ["a"]
+    assert groups(second) == ["c", "d"]
+    assert (queue.cleared, queue.tags["a"]["status"], queue.tags["b"]["status"]) == (["a"], "pending", "finished")
+    ray.get(manager.agent_loop_workers[0].end.remote("a"))
+    until(manager, lambda: "a" in manager._ends)
+    assert sorted(manager._groups) == ["c"]
+
+
+def test_a_group_that_kills_its_workers_fails(started: tuple[Any, Queue]) -> None:
+    manager, queue = started
+    submit(manager, queue, "deadly", "b")
+    until(manager, lambda: queue.tags["deadly"]["status"] == "failure")
+    assert queue.cleared == ["deadly"] * 4  # it was begun again three times
+    assert sorted(manager._groups) == ["b"]
+
+
+def test_a_dead_worker_has_nothing_to_cancel(started: tuple[Any, Queue]) -> None:
+    import ray
+
+    manager, queue = started
+    submit(manager, queue, "a", "b")
+    first, _ = manager.agent_loop_workers
+    os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+    assert manager.cancel(["a", "b"]) == 1
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    assert groups(manager.agent_loop_workers[0]) == []
