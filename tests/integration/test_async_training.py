@@ -1,0 +1,72 @@
+"""The asynchronous trainers on the real stack: tokens have their versions, the proximal policy is the step's first.
+
+The modes are those of `verl-multiturn run --mode`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+OURS = "actor_rollout_ref.rollout.custom.multiturn"
+
+
+def run(mode: str, out: Path, *settings: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run the quickstart's smoke run in a mode; return the metrics of its steps, and its conversations' records."""
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--smoke", "--mode", mode]
+    settings = (f"--out={out}", "trainer.val_before_train=False", "trainer.test_freq=-1", *settings)
+    done = subprocess.run(
+        [*command, *settings], capture_output=True, text=True, env={**os.environ, "VERL_PLATFORM": "cpu"}
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    metrics = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    return metrics, records
+
+
+def test_trainer_and_servers_apart(tmp_path: Path) -> None:
+    """With the bound 0, a step trains only what its own first parameters sampled.
+
+    So the probabilities of its second update agree with the engine's only if that update's proximal policy has those
+    parameters, too, and not the ones that the first update made.
+    """
+    two_updates = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    metrics, records = run(
+        "separate_async",
+        tmp_path / "out",
+        "--steps=2",
+        f"{OURS}.max_staleness=0",
+        *two_updates,
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.actor.optim.lr=1e-2",  # so that a step's two updates differ
+    )
+    assert len(metrics) == 2
+    for data in metrics:
+        assert data["rollout/certificate/rows"] == 16 * 8
+        assert data["rollout/certificate/violations"] == 0
+        assert data["rollout/async/age/max"] == 0
+        assert data["rollout/async/masked_share"] == 0
+        assert data["training/rollout_probs_diff_max"] < 1e-4
+    assert {version for record in records for version in record["versions"] if version >= 0} == {0, 1}
+
+
+def test_conversations_go_on_after_an_update(tmp_path: Path) -> None:
+    metrics, records = run("colocate_async", tmp_path / "out", "--steps=3")
+    assert len(metrics) == 3
+    for step, data in enumerate(metrics):
+        assert data["rollout/certificate/rows"] == 8 * 8
+        assert data["rollout/certificate/violations"] == 0
+        assert data["rollout/async/age/max"] <= min(step, 1)
+        assert data["rollout/async/masked_share"] == 0
+    for record in records:
+        versions = [version for version in record["versions"] if version >= 0]
+        assert versions == sorted(versions)
+        assert {version >= 0 for version, mask in zip(record["versions"], record["mask"], strict=True) if mask} <= {
+            True
+        }
