@@ -299,7 +299,11 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("changes", "mode", "told"),
     [
-        ({"trainer.v1.trainer_mode": "separate_async"}, "multiturn_separate_async", ""),
+        (
+            {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.checkpoint_engine.backend": "nccl"},
+            "multiturn_separate_async",
+            "",
+        ),
         ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0.1"}, "multiturn_sync", ""),
         ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0"}, "multiturn_sync", ""),
         (

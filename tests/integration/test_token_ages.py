@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place, step
 from verl_multiturn import CertificateError
 
@@ -279,3 +280,5 @@ def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
     metrics = step(trainer, store.batch())
     names = {name.removeprefix("rollout/async/") for name in metrics if name.startswith("rollout/async/")}
     assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost"}
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert not [name for name in names if f"`async/{name}`" not in text]
