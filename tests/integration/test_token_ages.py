@@ -1,6 +1,7 @@
 """The ages of trained tokens: measured, bounded by the mask, and certified. And late groups begun anew."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,21 +252,39 @@ def test_warm_up_is_not_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
         assert added.pop() == expected
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_our_trainers_build_our_buffer_from_verls(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+def built_by(mode: str, *changes: str) -> Any:
+    """Return the replay buffer that our trainer of a mode builds from verl's whole configuration."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
 
+    from tests.trainer_config import compose_config
+    from verl_multiturn.rollout.staleness import Bound
+
+    trainer = object.__new__(get_trainer_cls(f"multiturn_{mode}"))
+    trainer.config, trainer.trainer_mode, trainer._bound = compose_config(changes), mode, Bound(1, "drop")
+    return trainer._build_replay_buffer()
+
+
+def test_our_trainers_build_our_buffer_with_verls_arguments() -> None:
     from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBuffer, MultiTurnReplayBufferAsync
 
-    trainer = make_trainer(mode, data__train_batch_size=2)
-    arguments = {"trainer_mode": mode, "trainer_config": {}, "max_off_policy_threshold": 3,
-                 "max_off_policy_strategy": "wait", "sampler_kwargs": {}}  # fmt: skip
-    verls = ReplayBuffer if mode == "sync" else ReplayBufferAsync
-    base = type(trainer).__mro__[2]
-    monkeypatch.setattr(base, "_build_replay_buffer", lambda self: verls(**arguments), raising=False)
-    built = trainer._build_replay_buffer()
-    assert type(built) is (MultiTurnReplayBuffer if mode == "sync" else MultiTurnReplayBufferAsync)
-    assert (built.max_off_policy_threshold, built.max_off_policy_strategy) == (3, "wait")
+    filtering = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc")
+    for mode in ("colocate_async", "separate_async"):
+        built = built_by(mode, *filtering)
+        assert type(built) is MultiTurnReplayBufferAsync
+        assert built.filter_groups_metric == "acc"
+        assert built.refill_fn.__name__ == "_add_prompts_to_generate"
+    built = built_by("sync", *filtering, "algorithm.filter_groups.max_inflight_gen_batches=3")
+    assert type(built) is MultiTurnReplayBuffer
+    assert (built.filter_groups_metric, built.max_inflight_gen_batches, built.gen_batch_size) == ("acc", 3, 1)
+
+
+def test_a_sampler_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    sampler = "trainer.v1.sampler.custom_sampler"
+    (tmp_path / "mine.py").write_text(
+        "from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync\nclass Mine(ReplayBufferAsync): pass\n"
+    )
+    built = built_by("separate_async", f"{sampler}.path={tmp_path}/mine.py", f"{sampler}.name=Mine")
+    assert type(built).__name__ == "Mine"
 
 
 def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
