@@ -300,10 +300,7 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("changes", "mode", "told"),
     [
         (
-            {
-                "trainer.v1.trainer_mode": "separate_async",
-                f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
-            },
+            {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.checkpoint_engine.backend": "nccl"},
             "multiturn_separate_async",
             "",
         ),

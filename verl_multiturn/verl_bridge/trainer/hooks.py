@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
+from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.client import RolloutClient
@@ -61,9 +62,9 @@ class MultiTurnHooks:
     def __init__(self, config: DictConfig) -> None:
         # verl reads the mode in many places, and knows only its own names.
         config.trainer.v1.trainer_mode = self.mode
-        super().__init__(config)  # type: ignore[call-arg]
         settings = settings_of(config.actor_rollout_ref.rollout)
-        bound = self._bound()
+        self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
+        super().__init__(config)  # type: ignore[call-arg]
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
@@ -73,18 +74,11 @@ class MultiTurnHooks:
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
-        return replay_buffer_from(verls, self._bound(), self.config.data.train_batch_size)
-
-    def _bound(self) -> Bound | None:
-        """Return the bound of the ages; None without one, and in `sync`, where all tokens have the age 0."""
-        settings = settings_of(self.config.actor_rollout_ref.rollout)
-        if settings.max_staleness is None or self.mode == "sync":
-            return None
-        return Bound(settings.max_staleness, settings.staleness_strategy)
+        return replay_buffer_from(verls, self._bound, self.config.data.train_batch_size)
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
         # With more of them, groups would be beyond the bound from the start.
-        bound = self._bound()
+        bound = self._bound
         most = num_warmup_batches if bound is None else min(num_warmup_batches, bound.max_staleness)
         super()._add_async_warmup_batches(most)  # type: ignore[misc]
 
@@ -152,3 +146,10 @@ class MultiTurnHooks:
         with observe_samples(self.replay_buffer, stats):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
         return metrics | prefixed(VALIDATION_PREFIX, stats)
+
+
+def _bound_of(settings: MultiTurnSettings, mode: str) -> Bound | None:
+    """Return the bound of the ages; None without one, and in `sync`, where all tokens have the age 0."""
+    if settings.max_staleness is None or mode == "sync":
+        return None
+    return Bound(settings.max_staleness, settings.staleness_strategy)

@@ -1,0 +1,114 @@
+"""The simulated asynchronous training: the world itself, and a short form of `benchmarks.staleness`."""
+
+import pytest
+
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+GROUPS = 480
+
+
+def test_two_requests_share_the_engine_and_tools_wait_for_nobody() -> None:
+    from benchmarks.async_world import Draw, Engine, World
+
+    world = World(Engine(tokens_per_s=10, total_tokens_per_s=10))
+    world.submit("a", None, [Draw([10, 10], [3.0])], step=1)
+    world.submit("b", None, [Draw([5], [])], step=1)
+    world.wait(100)
+    assert world.now == pytest.approx(1.0)  # both at 5 tokens per second
+    assert world.partitions["train"]["b"]["status"] == "finished"
+    world.wait(100)
+    # `a` has 5 tokens left, alone; then its call, and 10 tokens.
+    assert world.now == pytest.approx(1.5 + 3 + 1)
+    assert world.partitions["train"]["a"]["status"] == "finished"
+
+
+def test_tokens_have_the_version_of_their_weights() -> None:
+    from benchmarks.async_world import Draw, Engine, World
+
+    world = World(Engine(tokens_per_s=10))
+    group = world.submit("a", None, [Draw([20, 10], [1.0])], step=1)
+    world.sleep(0.5)
+    world.publish()
+    world.sleep(1.0)
+    world.pause()
+    world.sleep(4.0)  # a paused engine samples nothing
+    world.publish()
+    world.resume()
+    world.wait(100)
+    assert world.now == pytest.approx(5.5 + 0.5 + 1 + 1)
+    assert group.sessions[0].tokens == pytest.approx({0: 5, 1: 10, 2: 15})
+    assert world.partitions["train"]["a_0_0"] == {"min_global_steps": 0, "max_global_steps": 2}
+
+
+def test_nothing_of_a_cancelled_group_is_written() -> None:
+    from benchmarks.async_world import Draw, Engine, World
+
+    world = World(Engine(tokens_per_s=10))
+    world.submit("a", None, [Draw([10], []), Draw([20], []), Draw([5, 5], [9.0])], step=1)
+    world.submit("b", None, [Draw([60], [])], step=1)
+    world.sleep(1.5)
+    assert sorted(world.partitions["train"]) == ["a", "a_0_0", "b"]
+    world.cancel("a")
+    world.wait(100)
+    assert sorted(world.partitions["train"]) == ["b", "b_0_0"]
+    assert world.now == pytest.approx(6)
+
+
+@pytest.mark.parametrize("policy", ["drop", "wait", "mask", "reroll"])
+@pytest.mark.parametrize(("eta", "warmup"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 2)])
+def test_the_bound_holds_for_every_warm_up(policy: str, eta: int, warmup: int) -> None:
+    from benchmarks.async_training import Setting
+    from benchmarks.staleness import measure
+
+    measured = measure(Setting(policy, eta, warmup), GROUPS)
+    assert measured["over_age"] == 0
+    assert measured["max_age"] <= eta
+    assert measured["consumed"] == GROUPS
+    assert (measured["prompts_lost"] > 0) is (policy == "drop" and min(eta, warmup) > 0)
+    if policy in ("drop", "wait"):
+        assert measured["masked"] == 0
+
+
+@pytest.mark.parametrize("policy", ["drop", "wait", "mask", "reroll"])
+def test_the_bound_holds_with_several_updates_and_on_shared_gpus(policy: str) -> None:
+    from benchmarks.async_training import Setting
+    from benchmarks.staleness import measure
+
+    for setting in (Setting(policy, 1, 1, updates=4), Setting(policy, 2, 2, mode="colocated")):
+        measured = measure(setting, GROUPS)
+        assert measured["over_age"] == 0
+        assert measured["masked"] == 0 or policy in ("mask", "reroll")
+
+
+def test_without_our_buffer_it_does_not() -> None:
+    """With verl's buffer, `wait` lets old tokens through once the warm-up reaches its threshold."""
+    from benchmarks.async_training import Setting
+    from benchmarks.staleness import measure
+
+    assert measure(Setting("capacity rule", 1, 1), GROUPS)["over_age"] > 0.05
+    assert measure(Setting("verl wait", 1, 1), GROUPS)["over_age"] == 0
+    assert measure(Setting("verl wait", 1, 2), GROUPS)["over_age"] > 0.9
+
+
+def test_a_claim_that_does_not_hold_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.async_training import Setting
+    from benchmarks.staleness import settings, unkept
+
+    fine = {"over_age": 0.0, "masked": 0.0, "prompts_lost": 0.0, "seconds_per_step": 6.0}
+    found = {setting: dict(fine) for setting in settings()}
+    assert len(found) == 88
+    found[Setting("wait", 1, 1)]["seconds_per_step"] = 9.0
+    assert unkept(found) == []
+    found[Setting("drop", 1, 1)]["prompts_lost"] = 3.0  # `drop` may
+    found[Setting("drop", 2, 2)]["over_age"] = 0.01
+    found[Setting("wait", 2, 3)]["masked"] = 0.01
+    found[Setting("mask", 4, 5)]["prompts_lost"] = 1.0
+    found[Setting("reroll", 2, 2)]["seconds_per_step"] = 7.0
+    assert unkept(found) == [
+        "drop, eta=2, warmup=2: trains tokens beyond the bound",
+        "wait, eta=2, warmup=3: leaves tokens to the mask",
+        "mask, eta=4, warmup=5: loses prompts",
+        "reroll, eta=2, warmup=2: takes 1.17 times as long as 'no bound'",
+    ]
+    assert "reroll takes 0.67 times as long as 'wait' at eta=1" in capsys.readouterr().out
