@@ -26,6 +26,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.documents import COMMAND, DOCUMENTS, Block, Command, blocks, commands, mentioned
+from tests.recipe_scripts import run_here
 from tests.unit.test_certificate import converse
 from verl_multiturn.cli import app
 
@@ -128,8 +129,9 @@ def test_every_command_of_the_stack_works_as_it_stands(document: Path, folders: 
 
 
 @pytest.mark.parametrize("document", WITH_COMMANDS, ids=named)
-def test_what_is_not_run_is_there(document: Path) -> None:
+def test_what_is_not_run_is_there(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes print their trainer's command, which takes their variants and options."""
+    monkeypatch.chdir(ROOT)
     for block in blocks(document):
         for command in commands(block) if block.is_shell else []:
             if not command.not_run:
@@ -137,15 +139,8 @@ def test_what_is_not_run_is_there(document: Path) -> None:
             for part in command.text.split(" && "):
                 check_that_it_exists(part)
                 if re.search(r"bash recipes/\S+\.sh", part):
-                    printed = subprocess.run(
-                        ["bash", "-c", f"{part} --print"],
-                        cwd=ROOT,
-                        env={**os.environ, "PYTHON": sys.executable},
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                    )
-                    assert printed.returncode == 0, f"{document}:{command.number}: {part}: {printed.stderr}"
+                    printed = run_here(part, "--print")
+                    assert printed.exit_code == 0, f"{document}:{command.number}: {part}: {printed.stderr}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)

@@ -1,4 +1,4 @@
-"""The locks of the two environments, and the cases that scripts/install_gpu.sh refuses before it installs anything."""
+"""The locks of the two environments, what their scripts refuse before they install anything, and the lanes of tests."""
 
 import os
 import re
@@ -111,13 +111,20 @@ def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> Non
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
     for name in ("cpu", "templates"):
         (tmp_path / "requirements" / f"{name}.lock").touch()
-    for _ in range(2):
-        made = subprocess.run(
-            ["bash", str(tmp_path / "scripts" / "environment.sh")],
-            env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        python = tmp_path / ".venv" / "bin" / "python3"
-        assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
+    made = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "environment.sh")],
+        env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / ".venv" / "bin" / "pip").is_file(), made.stderr
+    python = tmp_path / ".venv" / "bin" / "python3"
+    assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
+
+
+def test_the_fast_lanes_have_every_file_once() -> None:
+    lanes = re.findall(r"tests/unit/\S+[.]py", (ROOT / "scripts" / "test.sh").read_text())
+    found = [path.name for lane in lanes for path in ROOT.glob(lane)]
+    assert sorted(found) == sorted(path.name for path in (ROOT / "tests" / "unit").glob("test_*.py"))

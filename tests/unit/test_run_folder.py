@@ -8,15 +8,20 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from tests.recipe_scripts import RECIPES
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.launch.compose import compose_run
+from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.run import run_recipe
 from verl_multiturn.recipes import copy_recipe
 
@@ -57,7 +62,22 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     script.parent.mkdir()
     script.write_text(PREPARE)
     monkeypatch.setenv("PYTHON", str(python))
+    monkeypatch.setattr("verl_multiturn.launch.run.compose_run", compose_quickly)
     return [f"recipe.prepare_data={script}"]
+
+
+@cache
+def compose_once(name: str, smoke: bool, seed: int | None) -> Any:
+    return compose_run(plan_run(name, smoke=smoke, seed=seed))
+
+
+def compose_quickly(plan: RunPlan) -> Any:
+    """Compose a run as `compose_run` does; Hydra composes each recipe once, and what these tests override is put in."""
+    config = deepcopy(compose_once(plan.name, plan.smoke, plan.seed))
+    for word in (f"recipe.out={plan.out}", *plan.overrides):
+        key, _, value = word.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value))
+    return config
 
 
 def start(name: str, out: Path, overrides: list[str], only_prepare: bool = False, **options: Any) -> int:
