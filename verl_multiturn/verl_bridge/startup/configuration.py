@@ -32,6 +32,7 @@ from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
+from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.tools import load_run_tools
@@ -75,10 +76,19 @@ def prepare_config(config: DictConfig) -> None:
             f"rollout.multi_turn.enable=True, but the agent loop {min(loops)!r} never calls a tool; set "
             f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
         )
+    if rollout.name == "sglang_async" and known and AGENT_LOOP not in loops and not _own_loops(rollout.agent):
+        print(
+            f"verl-multiturn: rollout.name=sglang_async, but no row uses the agent loop {AGENT_LOOP}: this run's loop "
+            f"is verl's {' and '.join(sorted(loops))}, without our tools' life, limits, records and certificate; for "
+            f"ours set actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}",
+            file=sys.stderr,
+        )
     if AGENT_LOOP in loops:
         _check_our_loop(config, settings, loops)
         check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
         _check_void_turns(config, settings)
+        if _has_our_trainer(config):
+            check_batch_sizes(config)
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == "sglang_async":
         check_ray_cpus(config, parts)
@@ -313,10 +323,14 @@ def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val
             loops |= names or {default}
     loops = loops or {default}
     registered = set(_agent_loop_registry) | {AGENT_LOOP}
-    own_loops = agent.agent_loop_config_path or agent.get("agent_loop_manager_class")
-    if known and not own_loops and (unknown := sorted(loops - registered)):
+    if known and not _own_loops(agent) and (unknown := sorted(loops - registered)):
         raise ConfigError(f"unknown agent loop {unknown[0]!r}; known are {sorted(registered)}")
     return loops, known
+
+
+def _own_loops(agent: DictConfig) -> bool:
+    """Tell whether the run has agent loops of the user's own."""
+    return bool(agent.agent_loop_config_path or agent.get("agent_loop_manager_class"))
 
 
 def _agent_names(file: str) -> set[str] | None:
