@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 from verl_multiturn.observe import doctor
+from verl_multiturn.sandbox import launch
+from verl_multiturn.sandbox.control_groups import find_parent
 
 REQUIREMENTS = ROOT / "requirements"
 INSTALL = ROOT / "scripts" / "install_gpu.sh"
@@ -100,6 +102,19 @@ def test_the_script_and_the_doctor_agree() -> None:
     assert doctor.install_command(gpu=False) == f"bash {ROOT / 'scripts' / 'environment.sh'}"
     variant = doctor.WITHOUT_FLASH_ATTN.removeprefix("--variant ")
     assert (ROOT / "recipes" / "common" / "config" / "variant" / f"{variant}.yaml").is_file()
+
+
+def test_the_doctor_runs_a_program_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"
+    assert doctor._sandbox() == doctor.Finding("sandbox", True, f"a program ran, isolation bwrap, {limits}")
+    launch.check.cache_clear()
+    monkeypatch.setattr(launch, "find_bwrap", lambda: "/bin/false")
+    found = doctor._sandbox()
+    launch.check.cache_clear()
+    assert not found.ok
+    assert found.found.startswith("isolation 'bwrap' does not work here: ")
+    assert found.remedy.startswith("only tools and rewards that run code need it: allow user namespaces")
+    assert "or set isolation: subprocess" in found.remedy
 
 
 def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> None:
