@@ -238,7 +238,7 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "recipes" / "otc" / "README.md").read_text() == "mine"
     (tmp_path / "file").touch()
     refused = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path / "file")])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "cannot copy the recipes into" in refused.output
     # A path is not taken for a name.
     assert plan_run(f"{tmp_path}/recipes/otc").folder == tmp_path / "recipes" / "otc"
@@ -282,7 +282,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["recipe", "copy", "gsm9k", str(tmp_path)])
-    assert ran.exit_code == 1
+    assert ran.exit_code == 2
     assert "unknown recipe 'gsm9k'; known are " in ran.output.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 

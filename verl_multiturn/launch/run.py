@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.config import read_settings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
@@ -41,7 +42,7 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
         ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
     """
     started = time.time()
-    config = resolved(compose_run(plan))
+    config = _configuration(plan)
     command = [*trainer_command(config, only_prepare), *plan.words()]
     steps = config["trainer"]["total_training_steps"]
     if steps is not None and not isinstance(steps, int):
@@ -110,13 +111,25 @@ def shown_command(plan: RunPlan) -> str:
     Raises:
         ConfigError: The configuration cannot work.
     """
-    config = resolved(compose_run(plan))
+    config = _configuration(plan)
     trainer, words = trainer_command(config, only_prepare=True), plan.words()
     environment = _environment(plan, config)
     environment["VERL_FILE_LOGGER_PATH"] = str(RunFolder(Path(config["recipe"]["out"])).next_metrics())
     variables = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if os.environ.get(key) != value]
     begun = shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
     return " \\\n    ".join([*variables, begun, *map(shlex.quote, words[4:])])
+
+
+def _configuration(plan: RunPlan) -> dict[str, Any]:
+    """Return the composed configuration of a run, in which our own settings were checked as a worker will read them."""
+    config = resolved(compose_run(plan))
+    read_settings(_our_settings(config))
+    return config
+
+
+def _our_settings(config: Mapping[str, Any]) -> Any:
+    """Return the section `custom.multiturn` of the rollout; None in a configuration without one, as that of an SFT."""
+    return (config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}).get("multiturn")
 
 
 def _python() -> str:
@@ -263,6 +276,5 @@ def _tail(log: Path, begin: int) -> list[str]:
 
 def _records(config: Mapping[str, Any]) -> Path | None:
     """Return the folder of the conversations' records; None: the run writes none."""
-    custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}
-    folder = (custom.get("multiturn") or {}).get("record_dir")
+    folder = (_our_settings(config) or {}).get("record_dir")
     return None if folder is None else Path(folder)
