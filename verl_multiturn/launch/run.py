@@ -17,7 +17,7 @@ from verl_multiturn.config import read_settings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
-from verl_multiturn.launch.processes import run_watched
+from verl_multiturn.launch.processes import interruptible, run_watched
 from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.observe.progress import Display, RunConsole, say
 from verl_multiturn.observe.start_up import StartUp
@@ -41,6 +41,15 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     Raises:
         ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
     """
+    try:
+        with interruptible():
+            return _run(plan, only_prepare)
+    except KeyboardInterrupt:
+        say("interrupted; the processes of the run were ended")
+        return 130
+
+
+def _run(plan: RunPlan, only_prepare: bool) -> int:
     started = time.time()
     config = _configuration(plan)
     command = [*trainer_command(config, only_prepare), *plan.words()]
@@ -57,13 +66,19 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
                 return status
             if only_prepare:
                 return 0
-            folder.begin(plan.name, plan.smoke, config["trainer"])
+            folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
             return _train(command, config, folder, environment, started, lock)
-    except KeyboardInterrupt:
-        say("interrupted; the processes of the run were ended")
-        return 130
     except OSError as error:
         raise ConfigError(f"{folder.path}: {error}") from None
+
+
+def _resumes_from_path(config: Mapping[str, Any]) -> bool:
+    """Return whether the trainer resumes from the checkpoint that `trainer.resume_from_path` names."""
+    trainer = config["trainer"]
+    mode = trainer.get("resume_mode", "auto")
+    # verl's SFT trainer takes the path in the mode `auto`, too; the PPO trainer does not.
+    is_sft = config["recipe"]["trainer"] != _PPO
+    return bool(mode == "resume_path" or (is_sft and mode == "auto" and trainer.get("resume_from_path")))
 
 
 def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> list[str]:
