@@ -90,7 +90,11 @@ def composed(**changes: str) -> Any:
             None,
             "nor function_tool_path names tools",
         ),
-        ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown agent loop 'multitrun_agent'"),
+        (
+            {f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"},
+            None,
+            "or the column agent_name; did you mean 'multiturn_agent'?",
+        ),
         ({f"+{ROLLOUT}.custom.multiturn.turns_reminder": "True"}, None, "max_assistant_turns is null, so no turns"),
         ({"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "3"}, None, "_gpu=3 does not divide them"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
@@ -333,7 +337,7 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "trainer.v1.trainer_mode=mine: training batches are not verified",
         ),
         ({"trainer.use_v1": "False"}, "sync", "trainer.use_v1=False: training batches are not verified"),
-        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", ""),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", "no row uses the agent loop multiturn_agent"),
     ],
 )
 def test_whose_trainer_runs(

@@ -60,7 +60,8 @@ def function(**changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"class_name": "nowhere.at_all.Tool"}, "cannot import 'nowhere.at_all'"),
-        ({"class_name": "verl_multiturn.tools.calculator.Nope"}, "has no 'Nope'"),
+        ({"class_name": "verl_multiturn.tools.calculator.Nope"}, "has no 'Nope'; correct the name, or define it there"),
+        ({"class_name": "verl_multiturn.tools.calculator.CalcTool"}, "; did you mean 'CalculatorTool'?"),
         ({"class_name": "Tool"}, "no dotted name"),
         ({"class_name": "pathlib.Path"}, "has no method 'create'"),
         ({"class": "x"}, "unknown key 'class'"),

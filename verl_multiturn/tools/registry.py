@@ -236,5 +236,6 @@ def resolve(name: Any, where: str) -> Any:
             "in the folder where it lies"
         ) from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}")
+        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
+        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
     return getattr(module, attribute)

@@ -26,6 +26,7 @@ from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.call_formats import check_format
@@ -244,8 +245,8 @@ def _check_images(config: DictConfig) -> None:
     given = plain_dict(OmegaConf.select(config, key))
     if given and given != wanted:
         raise ConfigError(
-            f"{key}={given}, data.mm_processor_kwargs asks for {wanted}: engine and trainer would see other images; "
-            "leave the first out"
+            f"{key}={given}, but data.mm_processor_kwargs asks for {wanted}: engine and trainer would see other "
+            "images; leave the first out"
         )
     with open_dict(config):
         OmegaConf.update(config, key, wanted, force_add=True)
@@ -324,7 +325,10 @@ def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val
     loops = loops or {default}
     registered = set(_agent_loop_registry) | {AGENT_LOOP}
     if known and not _own_loops(agent) and (unknown := sorted(loops - registered)):
-        raise ConfigError(f"unknown agent loop {unknown[0]!r}; known are {sorted(registered)}")
+        hint = did_you_mean(str(unknown[0]), sorted(registered)) or f"known are {sorted(registered)}"
+        raise ConfigError(
+            f"unknown agent loop {unknown[0]!r} in rollout.agent.default_agent_loop or the column agent_name; {hint}"
+        )
     return loops, known
 
 
@@ -367,7 +371,7 @@ class StartUpCheck(Callback):
         # Hydra composes the configuration of each job after its callbacks have run, so they cannot check it.
         if _is_trainer_config(config):
             print(
-                "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs singly\n",
+                "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs one by one\n",
                 file=sys.stderr,
             )
             raise SystemExit(2)
