@@ -49,10 +49,10 @@ free="not stack and not engine"
 if [ -n "$fast" ]; then
     # Lanes of equal length, by the durations of their tests.
     beside tests -m "$free" tests/unit/test_[a-c]*.py tests/unit/test_re[!w]*.py
-    beside tests -m "$free" tests/unit/test_[d-q]*.py
+    beside tests -m "$free" tests/unit/test_[d-q]*.py tests/faults/test_mcp*.py
     beside tests -m "$free" tests/unit/test_rew*.py
     beside tests -m "$free" tests/unit/test_r[!e]*.py tests/unit/test_[s-z]*.py
-    tests -m "$free" --ignore=tests/unit || status=$?
+    tests -m "$free" --ignore=tests/unit --ignore-glob='tests/faults/test_mcp*' || status=$?
 else
     beside tests -m engine # in one lane, since two engines would not fit in memory
     beside tests -m "$free"
