@@ -39,6 +39,11 @@ def check(**changes: Any) -> None:
         {f"{ACTOR}.ppo_mini_batch_size": 31, N: 8},
         {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5, f"{ACTOR}.use_dynamic_bsz": True},
         {"critic.ppo_mini_batch_size": 3},  # there is no critic
+        {
+            "model_engine": "megatron",
+            f"{ACTOR}.ppo_mini_batch_size": 31,
+            f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+        },
         {"trainer.v1.trainer_mode": "separate_async", STEPS: 2},
     ],
 )
@@ -64,6 +69,10 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
         (
             {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.ppo_mini_batch_size": 33, N: 2},
             "a mini-batch has 66 rows, which cannot be divided equally among 4 data-parallel ranks",
+        ),
+        (
+            {"model_engine": "megatron", f"{ACTOR}.ppo_mini_batch_size": 31},
+            "a mini-batch has 124 rows, which cannot be divided equally among 8 data-parallel ranks",
         ),
         (
             {"algorithm.adv_estimator": "gae", "critic.ppo_mini_batch_size": 3},
