@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet
+from click.testing import Result
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
 from tests.conftest import ROOT
+from verl_multiturn.cli import app
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
 
 RECIPES = ROOT / "recipes"
+_PRINT_ARGUMENTS = ROOT / "tests" / "print_arguments.sh"
 
 
 def script(recipe: str, name: str = "prepare_data") -> ModuleType:
@@ -29,9 +34,9 @@ def script(recipe: str, name: str = "prepare_data") -> ModuleType:
 
 
 def prepared(recipe: str, folder: Path, *words: str) -> dict[str, list[dict[str, Any]]]:
-    command = [sys.executable, str(RECIPES / recipe / "prepare_data.py"), "--out", str(folder), *words]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    """Run the script of a recipe's rows in this process, and return the rows that it wrote."""
+    with mock.patch.object(sys, "argv", ["prepare_data.py", "--out", str(folder), *words]):
+        script(recipe).main()
     return {split: pyarrow.parquet.read_table(folder / f"{split}.parquet").to_pylist() for split in ("train", "test")}
 
 
@@ -44,3 +49,27 @@ def composed(recipe: str, *variants: str, overrides: Sequence[str] = (), **optio
 def run_script(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable, **variables}
     return subprocess.run(["bash", str(script), *words], capture_output=True, text=True, env=environment, check=False)
+
+
+def run_here(command: str, *words: str, **variables: str) -> Result:
+    """Run a shell command that starts a recipe's script; what the script starts of ours runs in this process.
+
+    A process of its own would import everything again, which takes longer than what most tests look at.
+
+    Args:
+        command: The command, for example `bash recipes/torl/run.sh --smoke`.
+        words: Further arguments.
+        variables: Environment variables.
+    """
+    environment = {**os.environ, "PYTHON": str(_PRINT_ARGUMENTS)}
+    told = subprocess.run(
+        ["bash", "-c", f'{command} "$@"', "bash", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        check=True,
+        cwd=ROOT,
+    )
+    module, name, *arguments = told.stdout.split("\0")[:-1]
+    assert (module, name) == ("-m", "verl_multiturn.cli")
+    return CliRunner().invoke(app, arguments, env={"PYTHON": sys.executable, **variables})

@@ -1,4 +1,8 @@
-"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-tool`, `recipe` and `verify`."""
+"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-tool`, `recipe` and `verify`.
+
+Exit statuses: 0, all is well; 1, what was asked for was tried and failed, or a check found something; 2, what was asked
+for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -86,7 +90,7 @@ def _examine(model: str, tool_format: str, tools: bool) -> None:
 
         rules = examine_model(model, tool_format, tools)
     except MultiTurnError as error:
-        _fail(str(error))
+        _refuse(error)
     except ImportError as error:
         _fail(_NO_STACK.format(error=error))
     table = Table("", "rule", "found", title=f"chat template of {model}")
@@ -115,7 +119,7 @@ def validate(
     try:
         tools = load_tools(tool_config)
     except MultiTurnError as error:
-        _fail(str(error))
+        _refuse(error)
     for name, tool in tools.items():
         console.print(f"[green]ok[/] tool {name}: {type(tool).__module__}.{type(tool).__qualname__}", highlight=False)
     measure = None
@@ -125,14 +129,14 @@ def validate(
 
             measure = prompt_measure(model, tools, tool_format)
         except MultiTurnError as error:
-            _fail(str(error))
+            _refuse(error)
         except ImportError as error:
             _fail(_NO_STACK.format(error=error))
     for path in dataset or []:
         try:
             rows, problems = validate_dataset(path, tools, measure, prompt_length)
         except MultiTurnError as error:
-            _fail(str(error))
+            _refuse(error)
         if problems:
             for problem in problems[:20]:
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
@@ -178,7 +182,7 @@ def check_tools(
             console.print(table)
             problems += sum(finding.verdict is Grade.PROBLEM for finding in findings)
     except MultiTurnError as error:
-        _fail(str(error))
+        _refuse(error)
     if problems:
         _fail(f"{target}: {problems} problem(s)")
 
@@ -241,8 +245,7 @@ def run(
             return
         status = run_recipe(plan, only_prepare=only_prepare)
     except MultiTurnError as error:
-        print(f"verl-multiturn: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        _refuse(error)
     if status:
         raise typer.Exit(status)
 
@@ -253,7 +256,7 @@ def list_them() -> None:
     try:
         recipes = list_recipes()
     except MultiTurnError as error:
-        _fail(str(error))
+        _refuse(error)
     table = Table(show_header=False, box=None)
     for name, title in recipes.items():
         table.add_row(name, escape(title))
@@ -272,7 +275,7 @@ def copy(
     try:
         copied = copy_recipe(name, folder)
     except MultiTurnError as error:
-        _fail(str(error))
+        _refuse(error)
     console.print(
         f"[green]ok[/] {copied}: bash {shlex.quote(str(copied / 'run.sh'))} [--smoke] …; its README.md says more",
         highlight=False,
@@ -300,7 +303,7 @@ def verify(
                 for violation in verdict.violations:
                     console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
         except MultiTurnError as error:
-            _fail(str(error))
+            _refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
     summary += f", {torn} torn lines" if torn else ""
     console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
@@ -308,9 +311,14 @@ def verify(
         raise typer.Exit(1)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int = 1) -> NoReturn:
     print(f"verl-multiturn: {message}", file=sys.stderr)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
+
+
+def _refuse(error: MultiTurnError) -> NoReturn:
+    """End the program with status 2: what was asked for cannot be done, as the error says."""
+    _fail(str(error), status=2)
 
 
 def main() -> None:

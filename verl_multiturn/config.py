@@ -177,7 +177,9 @@ class MultiTurnSettings(BaseModel):
         try:
             re.compile(pattern or "")
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"no regular expression ({error}); mind that a shell takes backslashes away") from None
+            raise ValueError(
+                f"no regular expression ({error}); put it in single quotes, since a shell removes backslashes"
+            ) from None
         return pattern
 
 
@@ -191,7 +193,7 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
         ConfigError: A key is unknown (the error names the nearest known one), or a value does not fit.
     """
     if raw is not None and not isinstance(raw, Mapping):
-        raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}")
+        raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}; write each setting under its own key")
     return read_model(MultiTurnSettings, raw or {}, PATH)
 
 

@@ -27,6 +27,7 @@ def test_all_is_well_in_the_locked_environment() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "platform: cpu" in done.stdout
+    assert "a program ran, isolation bwrap" in done.stdout
 
 
 def test_it_says_when_verl_does_not_load_the_plugin() -> None:

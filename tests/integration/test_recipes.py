@@ -65,7 +65,6 @@ def test_every_gpu_configuration_is_accepted() -> None:
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["failed"] == []
-    assert found["equal_to_before"] is True
     assert found["recipes"] >= 10
     assert found["variants"] >= found["recipes"] * 2
     assert {name: found["steps"][name] for name in ("retool", "retool+ppo", "search_r1", "smollm2")} == {

@@ -90,8 +90,13 @@ def composed(**changes: str) -> Any:
             None,
             "nor function_tool_path names tools",
         ),
-        ({f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"}, None, "unknown agent loop 'multitrun_agent'"),
+        (
+            {f"{ROLLOUT}.agent.default_agent_loop": "multitrun_agent"},
+            None,
+            "or the column agent_name; did you mean 'multiturn_agent'?",
+        ),
         ({f"+{ROLLOUT}.custom.multiturn.turns_reminder": "True"}, None, "max_assistant_turns is null, so no turns"),
+        ({"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "3"}, None, "_gpu=3 does not divide them"),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
     ids=[
@@ -104,6 +109,7 @@ def composed(**changes: str) -> Any:
         "no_tools",
         "no_loop",
         "no_turns",
+        "no_divisor",
         "few_cpus",
     ],
 )
@@ -122,6 +128,29 @@ def test_what_is_refused(
         changes = {**changes, f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, yaml_text)}
     with pytest.raises(ConfigError, match=re.escape(message)):
         configuration.prepare_config(composed(**changes))
+
+
+@pytest.mark.parametrize(
+    ("loop", "name", "told"),
+    [
+        ("tool_agent", "sglang_async", True),
+        ("single_turn_agent", "sglang_async", True),
+        ("tool_agent", "sglang", False),
+        ("multiturn_agent", "sglang_async", False),
+    ],
+)
+def test_a_run_without_our_loop_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loop: str, name: str, told: bool
+) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    changes = {f"{ROLLOUT}.agent.default_agent_loop": loop, f"{ROLLOUT}.name": name}
+    off = {f"{ROLLOUT}.multi_turn.enable": "False"} if loop == "single_turn_agent" else {}
+    configuration.prepare_config(composed(**{**changes, **off, "ray_kwargs.ray_init.num_cpus": "64"}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "but no row uses the agent loop" in line]
+    assert len(lines) == told
+    assert not told or f"this run's loop is verl's {loop}, " in lines[0]
 
 
 @pytest.mark.parametrize("rank", ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"])
@@ -312,7 +341,7 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "trainer.v1.trainer_mode=mine: training batches are not verified",
         ),
         ({"trainer.use_v1": "False"}, "sync", "trainer.use_v1=False: training batches are not verified"),
-        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", ""),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", "no row uses the agent loop multiturn_agent"),
     ],
 )
 def test_whose_trainer_runs(

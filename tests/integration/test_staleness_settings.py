@@ -106,8 +106,12 @@ def test_the_derived_values_may_be_written_out() -> None:
         ),
         (
             {**SEPARATE, "data.train_batch_size": "16"},
-            "data.train_batch_size=16: with trainer.v1.trainer_mode=separate_async it has to be trainer.v1."
-            "separate_async.parameter_sync_step=2 times actor_rollout_ref.actor.ppo_mini_batch_size=4, which is 8",
+            "data.train_batch_size=16, trainer.v1.separate_async.parameter_sync_step=2 and actor_rollout_ref.actor."
+            "ppo_mini_batch_size=4: the trainer separate_async needs their product 8",
+        ),
+        (
+            {**COLOCATED, ETA: "1", "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "my.Manager"},
+            "staleness_strategy='reroll' cancels groups, which actor_rollout_ref.rollout.agent.",
         ),
         ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive' copies weights within one process"),
         (

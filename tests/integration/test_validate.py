@@ -38,7 +38,7 @@ def test_a_model_that_is_not_here(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "x"}]}))
     code, said = validate(rows, 100, model=str(tmp_path))
-    assert code == 1
+    assert code == 2
     assert "no tokenizer and config.json" in said
 
 
@@ -49,5 +49,5 @@ def test_text_mode_shows_no_schemas(tmp_path: Path) -> None:
     assert validate(rows, 60, tools=python)[0] == 1
     assert validate(rows, 60, MODEL, "--format", "tir", tools=python)[0] == 0
     code, said = validate(rows, 60, MODEL, "--format", "tyr", tools=python)
-    assert code == 1
+    assert code == 2
     assert "tyr" in said

@@ -35,8 +35,10 @@ def test_there_are_enough_families() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_no_rule_is_refused(name: str) -> None:
-    rules = asyncio.run(examine_template(template_of(name), tools=family(name).format is not None))
+    tools = family(name).format is not None
+    rules = asyncio.run(examine_template(template_of(name), tools))
     assert refusals(rules) == ""
+    assert any("tool" in rule.name for rule in rules) == tools
 
 
 @pytest.mark.parametrize("name", [name for name in names() if family(name).format])

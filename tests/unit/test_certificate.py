@@ -396,7 +396,7 @@ def test_a_file_without_records(tmp_path: Path, text: str | None, message: str) 
     if text is not None:
         path.write_text(text)
     done = CliRunner().invoke(app, ["verify", str(path)])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert message in done.output
 
 

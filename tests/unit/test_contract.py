@@ -255,7 +255,7 @@ def test_command_line() -> None:
     assert bad.exit_code == 1
     assert "AttributeError" in bad.output
     for option in (["--arguments", "{"], ["--arguments", "[1]"], ["--config", "3"]):
-        assert runner.invoke(app, ["check-tool", f"{broken_tools.__name__}.Sound", *option]).exit_code == 1
+        assert runner.invoke(app, ["check-tool", f"{broken_tools.__name__}.Sound", *option]).exit_code == 2
 
 
 def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:

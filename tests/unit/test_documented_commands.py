@@ -26,6 +26,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.documents import COMMAND, DOCUMENTS, Block, Command, blocks, commands, mentioned
+from tests.recipe_scripts import run_here
 from tests.unit.test_certificate import converse
 from verl_multiturn.cli import app
 
@@ -127,25 +128,35 @@ def test_every_command_of_the_stack_works_as_it_stands(document: Path, folders: 
     assert run_all(document, folders(document)[0], stack=True) == []
 
 
-@pytest.mark.parametrize("document", WITH_COMMANDS, ids=named)
-def test_what_is_not_run_is_there(document: Path) -> None:
-    """Recipes print their trainer's command, which takes their variants and options."""
+def not_run(document: Path) -> Iterator[tuple[str, str]]:
+    """Yield the commands of a document that are not run, each with its place."""
     for block in blocks(document):
         for command in commands(block) if block.is_shell else []:
-            if not command.not_run:
-                continue
-            for part in command.text.split(" && "):
-                check_that_it_exists(part)
-                if re.search(r"bash recipes/\S+\.sh", part):
-                    printed = subprocess.run(
-                        ["bash", "-c", f"{part} --print"],
-                        cwd=ROOT,
-                        env={**os.environ, "PYTHON": sys.executable},
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                    )
-                    assert printed.returncode == 0, f"{document}:{command.number}: {part}: {printed.stderr}"
+            if command.not_run:
+                for part in command.text.split(" && "):
+                    yield part, f"{document}:{command.number}: {part}"
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS, ids=named)
+def test_what_is_not_run_is_there(document: Path) -> None:
+    for part, _ in not_run(document):
+        check_that_it_exists(part)
+
+
+_RECIPE = re.compile(r"bash recipes/\S+\.sh")
+
+
+@pytest.mark.stack  # verl's own configuration files are composed
+@pytest.mark.parametrize(
+    "document", [path for path in WITH_COMMANDS if any(_RECIPE.search(part) for part, _ in not_run(path))], ids=named
+)
+def test_a_recipe_that_is_not_run_prints_its_command(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's command, so that the recipe takes the variants and options that the document gives."""
+    monkeypatch.chdir(ROOT)
+    for part, where in not_run(document):
+        if _RECIPE.search(part):
+            printed = run_here(part, "--print")
+            assert printed.exit_code == 0, f"{where}: {printed.stderr}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)

@@ -1,4 +1,4 @@
-"""The locks of the two environments, and the cases that scripts/install_gpu.sh refuses before it installs anything."""
+"""The locks of the two environments, what their scripts refuse before they install anything, and the lanes of tests."""
 
 import os
 import re
@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 from verl_multiturn.observe import doctor
+from verl_multiturn.sandbox import launch
+from verl_multiturn.sandbox.control_groups import find_parent
 
 REQUIREMENTS = ROOT / "requirements"
 INSTALL = ROOT / "scripts" / "install_gpu.sh"
@@ -102,6 +104,19 @@ def test_the_script_and_the_doctor_agree() -> None:
     assert (ROOT / "recipes" / "common" / "config" / "variant" / f"{variant}.yaml").is_file()
 
 
+def test_the_doctor_runs_a_program_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"
+    assert doctor._sandbox() == doctor.Finding("sandbox", True, f"a program ran, isolation bwrap, {limits}")
+    launch.check.cache_clear()
+    monkeypatch.setattr(launch, "find_bwrap", lambda: "/bin/false")
+    found = doctor._sandbox()
+    launch.check.cache_clear()
+    assert not found.ok
+    assert found.found.startswith("isolation 'bwrap' does not work here: ")
+    assert found.remedy.startswith("only tools and rewards that run code need it: allow user namespaces")
+    assert "or set isolation: subprocess" in found.remedy
+
+
 def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> None:
     """An activated .venv whose lock has changed is removed while its Python is the first on the path."""
     (tmp_path / "scripts").mkdir()
@@ -111,13 +126,20 @@ def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> Non
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
     for name in ("cpu", "templates"):
         (tmp_path / "requirements" / f"{name}.lock").touch()
-    for _ in range(2):
-        made = subprocess.run(
-            ["bash", str(tmp_path / "scripts" / "environment.sh")],
-            env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        python = tmp_path / ".venv" / "bin" / "python3"
-        assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
+    made = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "environment.sh")],
+        env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / ".venv" / "bin" / "pip").is_file(), made.stderr
+    python = tmp_path / ".venv" / "bin" / "python3"
+    assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
+
+
+def test_the_fast_lanes_have_every_file_once() -> None:
+    lanes = re.findall(r"tests/unit/\S+[.]py", (ROOT / "scripts" / "test.sh").read_text())
+    found = [path.name for lane in lanes for path in ROOT.glob(lane)]
+    assert sorted(found) == sorted(path.name for path in (ROOT / "tests" / "unit").glob("test_*.py"))

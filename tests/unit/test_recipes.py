@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT, has_ended
-from tests.recipe_scripts import composed, run_script
+from tests.recipe_scripts import composed, run_here
 from verl_multiturn.cli import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
@@ -29,6 +29,7 @@ from verl_multiturn.recipes import list_recipes
 
 RECIPES = ROOT / "recipes"
 GSM8K = RECIPES / "gsm8k_multiturn" / "run.sh"
+_COMMAND = f"bash {GSM8K}"
 LR = "actor_rollout_ref.actor.optim.lr="
 
 
@@ -54,7 +55,7 @@ def test_later_settings_win() -> None:
 @pytest.mark.parametrize("words", [["--variant", "qwen3", "--variant", "megatron"], ["variant=[qwen3,megatron]"]])
 def test_what_is_printed_is_a_command_of_verls(words: list[str], tmp_path: Path) -> None:
     """One that a user can give: Hydra alone composes what it says, several variants at once."""
-    ran = run_script(GSM8K, *words, "--out", str(tmp_path / "out"), "--print", f"{LR}7")
+    ran = run_here(_COMMAND, *words, "--out", str(tmp_path / "out"), "--print", f"{LR}7")
     variables, python, *command = apart(words_of(ran.stdout))
     assert variables["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/out/metrics.jsonl"
     name = f"{ROOT}/recipes/gsm8k_multiturn"
@@ -108,8 +109,8 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
 )
 def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: Path) -> None:
     place = [] if "--out" in words else ["--out", str(tmp_path / "out")]
-    ran = run_script(GSM8K, *place, *words, COLUMNS="200")
-    assert ran.returncode == 2
+    ran = run_here(_COMMAND, *place, *words, COLUMNS="200")
+    assert ran.exit_code == 2
     assert said in ran.stderr
     assert ran.stdout == ""
     assert list(tmp_path.iterdir()) == []
@@ -117,8 +118,8 @@ def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: Path) ->
 
 def test_hydras_ways_to_override_are_taken(tmp_path: Path) -> None:
     words = ["trainer.nnodes=2", "+a.b=1", "++a.c={x: 1}", "~trainer.project_name", "hydra.job.name=x"]
-    ran = run_script(GSM8K, "--print", "--steps", "3", "--seed", "5", "--out", str(tmp_path), *words)
-    assert ran.returncode == 0, ran.stderr
+    ran = run_here(_COMMAND, "--print", "--steps", "3", "--seed", "5", "--out", str(tmp_path), *words)
+    assert ran.exit_code == 0, ran.stderr
     command = words_of(ran.stdout)
     assert command[-5:] == words
     assert {"trainer.total_training_steps=3", "seed=given", "recipe.seed=5"} < set(command)
@@ -159,47 +160,47 @@ def test_the_baseline_of_a_smoke_run_has_no_tool() -> None:
     ],
 )
 def test_the_cold_start_refuses_what_cannot_work(words: list[str], said: str, tmp_path: Path) -> None:
-    ran = run_script(RECIPES / "retool" / "sft.sh", "--out", str(tmp_path), *words, NODE_RANK="")
-    assert ran.returncode == 2
+    ran = run_here(f"bash {RECIPES}/retool/sft.sh", "--out", str(tmp_path), *words, NODE_RANK="")
+    assert ran.exit_code == 2
     assert said in ran.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path) -> None:
+def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {i}"}) + "\n" for i in range(40)))
     words = ["--prepare", "--out", str(tmp_path / "out")]
-    assert run_script(GSM8K, *words, "--data", str(source)).returncode == 0
+    assert run_here(_COMMAND, *words, "--data", str(source)).exit_code == 0
     train = tmp_path / "out" / "data" / "train.parquet"
     first = train.stat().st_mtime_ns
-    assert run_script(GSM8K, *words).returncode == 0
+    assert run_here(_COMMAND, *words).exit_code == 0
     assert train.stat().st_mtime_ns == first
-    assert run_script(GSM8K, *words, "--data", str(source)).returncode == 0
+    assert run_here(_COMMAND, *words, "--data", str(source)).exit_code == 0
     second = train.stat().st_mtime_ns
     assert second != first
     # Without the tool other rows are needed, which the hub does not give here: the old ones are not taken for them.
-    offline = run_script(GSM8K, *words, "--variant", "no_tool", HF_HUB_OFFLINE="1")
-    assert offline.returncode != 0
-    assert "'openai/gsm8k' is no local file" in offline.stderr
+    offline = run_here(_COMMAND, *words, "--variant", "no_tool", HF_HUB_OFFLINE="1")
+    assert offline.exit_code != 0
+    assert "'openai/gsm8k' is no local file" in capfd.readouterr().err
     # The user's own rows are used unchanged.
     (train.parent / ".preparing").unlink()  # what the failed script left
-    assert run_script(GSM8K, *words, "--variant", "no_tool").returncode == 0
+    assert run_here(_COMMAND, *words, "--variant", "no_tool").exit_code == 0
     assert train.stat().st_mtime_ns == second
 
 
 def test_preparing_leaves_an_earlier_runs_metrics(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}")
-    assert run_script(GSM8K, "--smoke", "--prepare", "--out", str(tmp_path)).returncode == 0
+    assert run_here(_COMMAND, "--smoke", "--prepare", "--out", str(tmp_path)).exit_code == 0
     assert (tmp_path / "data" / "train.parquet").is_file()
     assert (tmp_path / "metrics.jsonl").is_file()
 
 
-def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
+def test_rows_without_an_answer_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "mine.jsonl"
     source.write_text(json.dumps({"question": "2+2?", "answer": "four"}) + "\n" + json.dumps({}))
-    ran = run_script(GSM8K, "--prepare", "--out", str(tmp_path / "out"), "--data", str(source))
-    assert ran.returncode != 0
-    assert "expected a `question`, and an `answer` that ends in `#### 42`" in ran.stderr
+    ran = run_here(_COMMAND, "--prepare", "--out", str(tmp_path / "out"), "--data", str(source))
+    assert ran.exit_code != 0
+    assert "expected a `question`, and an `answer` that ends in `#### 42`" in capfd.readouterr().err
 
 
 def test_every_recipe_says_what_it_is() -> None:
@@ -211,8 +212,8 @@ def test_every_recipe_says_what_it_is() -> None:
 def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
-    printed = run_script(tmp_path / "recipes" / "otc" / "run.sh", "--smoke", "--print").stdout
-    ours = run_script(RECIPES / "otc" / "run.sh", "--smoke", "--print").stdout
+    printed = run_here(f"bash {tmp_path}/recipes/otc/run.sh", "--smoke", "--print").stdout
+    ours = run_here(f"bash {RECIPES}/otc/run.sh", "--smoke", "--print").stdout
     ours = re.sub(r"metrics\.\d+\.jsonl", "metrics.jsonl", ours)  # a run may have left its own in our outputs
     assert printed == ours.replace(f"{ROOT}/recipes", f"{tmp_path}/recipes").replace(
         f"{ROOT}/outputs", f"{tmp_path}/outputs"
@@ -237,7 +238,7 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "recipes" / "otc" / "README.md").read_text() == "mine"
     (tmp_path / "file").touch()
     refused = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path / "file")])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "cannot copy the recipes into" in refused.output
     # A path is not taken for a name.
     assert plan_run(f"{tmp_path}/recipes/otc").folder == tmp_path / "recipes" / "otc"
@@ -281,7 +282,7 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["recipe", "copy", "gsm9k", str(tmp_path)])
-    assert ran.exit_code == 1
+    assert ran.exit_code == 2
     assert "unknown recipe 'gsm9k'; known are " in ran.output.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
@@ -301,6 +302,7 @@ def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None
     assert {"steps", "checkpoints"} <= {word for cells in rows for word in re.findall(r"\w+", cells[1])}
 
 
+@pytest.mark.stack  # verl's own configuration files are composed, for each recipe
 @pytest.mark.parametrize("recipe", sorted({path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart"}))
 def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
     config = composed(recipe)

@@ -31,9 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the smoke data of each recipe, as its script writes them."""
     folder = tmp_path_factory.mktemp("made")
     for name in [*IN_TEXT, "image_zoom"]:
-        command = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(folder / name), "--smoke"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
-        assert done.returncode == 0, done.stderr
+        prepared(name, folder / name, "--smoke")
     return folder
 
 

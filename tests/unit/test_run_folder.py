@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from tests.recipe_scripts import RECIPES
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.launch.run import run_recipe
+from verl_multiturn.launch.compose import compose_run
+from verl_multiturn.launch.plan import RunPlan, plan_run
+from verl_multiturn.launch.run import _resumes_from_path, run_recipe
+from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.recipes import copy_recipe
 
 # Stand-ins: the trainer logs STEPS steps, as verl's logger does, which empties its file first.
@@ -57,7 +65,22 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     script.parent.mkdir()
     script.write_text(PREPARE)
     monkeypatch.setenv("PYTHON", str(python))
+    monkeypatch.setattr("verl_multiturn.launch.run.compose_run", compose_quickly)
     return [f"recipe.prepare_data={script}"]
+
+
+@cache
+def compose_once(name: str, smoke: bool, seed: int | None) -> Any:
+    return compose_run(plan_run(name, smoke=smoke, seed=seed))
+
+
+def compose_quickly(plan: RunPlan) -> Any:
+    """Compose a run as `compose_run` does; Hydra composes each recipe once, and what these tests override is put in."""
+    config = deepcopy(compose_once(plan.name, plan.smoke, plan.seed))
+    for word in (f"recipe.out={plan.out}", *plan.overrides):
+        key, _, value = word.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value))
+    return config
 
 
 def start(name: str, out: Path, overrides: list[str], only_prepare: bool = False, **options: Any) -> int:
@@ -132,6 +155,75 @@ def test_checkpoints_elsewhere_are_not_moved(recipe: list[str], tmp_path: Path) 
     assert (models / "another").is_dir()
 
 
+def test_a_move_that_was_interrupted_goes_on(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for name in ("checkpoints/global_step_1/model", "train.log", "metrics.jsonl"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+    real, moved = shutil.move, []
+
+    def move(source: Path, target: Path) -> None:
+        if moved:
+            raise OSError(28, "No space left on device")
+        moved.append(source.name)
+        real(source, target)
+
+    monkeypatch.setattr(shutil, "move", move)
+    with pytest.raises(ConfigError, match="No space left"):
+        start("gsm8k_multiturn", out, [*recipe, "trainer.resume_mode=disable"])
+    assert moved == ["checkpoints"]  # so that the next start does not resume from them
+    monkeypatch.setattr(shutil, "move", real)
+    assert start("gsm8k_multiturn", out, recipe) == 0
+    assert [path.name for path in (out / "earlier").iterdir()] == ["1"]
+    assert sorted(path.name for path in (out / "earlier" / "1").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "train.log",
+    ]
+    assert start("gsm8k_multiturn", out, recipe) == 0
+    assert sorted(path.name for path in (out / "earlier").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "mode", "path", "resumes"),
+    [
+        ("verl.trainer.sft_trainer", "auto", "/x/global_step_1", True),
+        ("verl.trainer.sft_trainer", "auto", None, False),
+        ("verl.trainer.sft_trainer", "disable", "/x/global_step_1", False),
+        ("verl.trainer.main_ppo", "auto", "/x/global_step_1", False),
+        ("verl.trainer.main_ppo", "resume_path", "/x/global_step_1", True),
+    ],
+)
+def test_a_named_checkpoint_is_resumed_as_the_trainer_does(
+    trainer: str, mode: str, path: str | None, resumes: bool
+) -> None:
+    config = {"recipe": {"trainer": trainer}, "trainer": {"resume_mode": mode, "resume_from_path": path}}
+    assert _resumes_from_path(config) == resumes
+
+
+def test_a_run_that_resumes_from_a_named_checkpoint_moves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("mine")
+    RunFolder(tmp_path).begin("retool", False, {"resume_mode": "auto"}, resumes=True)
+    assert not (tmp_path / "earlier").exists()
+
+
+def test_an_interruption_while_the_configuration_is_composed_is_told(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def compose(plan: RunPlan) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("verl_multiturn.launch.run.compose_run", compose)
+    before = signal.getsignal(signal.SIGTERM)
+    assert start("gsm8k_multiturn", tmp_path / "out", recipe) == 130
+    assert "interrupted; " in capfd.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_rows_are_those_of_this_run(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,11 +273,11 @@ def test_one_run_at_a_time(recipe: list[str], tmp_path: Path) -> None:
         assert other.stdout is not None
         while not (out / "train.log").is_file():
             time.sleep(0.05)
-        with pytest.raises(ConfigError, match="another run uses"):
+        with pytest.raises(ConfigError, match=rf"another run uses .*with its .lock open: .*{other.pid} \w+"):
             start("gsm8k_multiturn", out, recipe)
         other.kill()  # the trainer goes on
         other.wait()
-    with pytest.raises(ConfigError, match="another run uses"):
+    with pytest.raises(ConfigError, match=r"another run uses .*with its .lock open: \d+ \w+"):
         start("gsm8k_multiturn", out, recipe)
     for process in psutil.process_iter(["cmdline"]):
         if {"verl.trainer.main_ppo", f"recipe.out={out}"} <= set(process.info["cmdline"] or []):

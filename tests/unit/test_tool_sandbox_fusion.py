@@ -103,7 +103,7 @@ async def test_languages(url: str) -> None:
 
 
 def test_settings_that_cannot_work(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"config.timeout_s: 30.0 is no longer than"):
+    with pytest.raises(ConfigError, match=r"config.timeout_s: 30.0 is too short; expected more than"):
         tool_of(url, run_timeout_s=30)
     with pytest.raises(ConfigError, match=r"languages: .*at least 1"):
         tool_of(url, languages=[])

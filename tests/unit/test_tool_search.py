@@ -146,7 +146,7 @@ def test_several_processes_build_one_index(corpus: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "bad.jsonl:2: no JSON"),
+        ("{", "bad.jsonl:2: this line is no JSON"),
         ("[1]", "bad.jsonl:2: expected an object with a string under 'contents' or 'text'"),
         ('{"contents": 3}', "bad.jsonl:2: expected"),
     ],

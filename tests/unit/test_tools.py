@@ -60,7 +60,8 @@ def function(**changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"class_name": "nowhere.at_all.Tool"}, "cannot import 'nowhere.at_all'"),
-        ({"class_name": "verl_multiturn.tools.calculator.Nope"}, "has no 'Nope'"),
+        ({"class_name": "verl_multiturn.tools.calculator.Nope"}, "has no 'Nope'; correct the name, or define it there"),
+        ({"class_name": "verl_multiturn.tools.calculator.CalcTool"}, "; did you mean 'CalculatorTool'?"),
         ({"class_name": "Tool"}, "no dotted name"),
         ({"class_name": "pathlib.Path"}, "has no method 'create'"),
         ({"class": "x"}, "unknown key 'class'"),
@@ -80,6 +81,29 @@ def test_bad_tool_yaml_names_what_is_wrong(tmp_path: Path, changes: dict[str, An
         load_tools(write(tmp_path, **changes))
     assert message in str(caught.value)
     assert "tools.yaml: tools[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"tools": [{"functon": "my.tool"}]}, "got {'functon': 'my.tool'}; 'functon': did you mean 'function'?"),
+        (
+            {"tools": [{"functon": "my.tool", "limits": {}}]},
+            "got {'functon': 'my.tool', 'limits': {}}; 'functon': did you mean 'function'?",
+        ),
+        ({"tools": [{"function": "my.tool", "limit": {}}]}, "unknown key 'limit'; did you mean 'limits'?"),
+        (
+            {"tools": [{"function": "my.tool", 3: {}, "xyz": 1}]},
+            "unknown key 3; beside 'function' known are ['limits', 'tool_schema']",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_told_with_the_nearest_known_one(tmp_path: Path, content: Any, said: str) -> None:
+    path = tmp_path / "tools.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    with pytest.raises(ConfigError) as caught:
+        load_tools(path)
+    assert str(caught.value).endswith(said)
 
 
 def test_no_such_yaml_and_a_name_used_twice(tmp_path: Path) -> None:
@@ -154,7 +178,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert good.exit_code == 0
     assert "calculator" in good.output
     bad = runner.invoke(app, ["validate", str(write(tmp_path, class_name="nowhere.Tool"))])
-    assert bad.exit_code == 1
+    assert bad.exit_code == 2
     assert "cannot import 'nowhere'" in bad.output
 
 

@@ -175,7 +175,7 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, name: str, content: bytes
     tools = tmp_path / "tools.yaml"
     tools.write_text("tools:\n  - class_name: tests.conftest.EchoTool\n")
     done = CliRunner().invoke(app, ["validate", str(tools), "--dataset", str(path)])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert isinstance(done.exception, SystemExit)  # no traceback
     assert said in done.output
     assert str(path) in done.output
@@ -226,7 +226,7 @@ def test_a_module_of_tools_that_is_broken_is_one_clear_error(
         sys.modules.pop("some_bad_tools", None)
     assert BAD_MODULES[source] in str(caught.value)
     assert "tools.yaml: tools[0]" in str(caught.value)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert BAD_MODULES[source] in done.output
 
 
@@ -249,7 +249,7 @@ def test_a_class_without_execute_is_refused_when_it_is_loaded(tmp_path: Path) ->
         load_tools(tools)
     for command in (["validate", str(tools)], ["check-tool", name]):
         done = CliRunner().invoke(app, command)
-        assert done.exit_code == 1
+        assert done.exit_code == 2
         assert "define execute" in done.output
 
 

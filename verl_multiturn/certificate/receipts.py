@@ -217,9 +217,9 @@ class ReceiptingEngine:
                 _read_only(generation.versions, "<i8"),
             )
         except (TypeError, ValueError, OverflowError) as error:
-            raise EngineError(f"not a generation: {error}") from error
+            raise EngineError(f"the engine returned what is not a generation: {error}") from error
         if (receipt.ids < 0).any():
-            raise EngineError(f"not a generation: id {receipt.ids.min()}")
+            raise EngineError(f"the engine returned what is not a generation: id {receipt.ids.min()} is negative")
         request.receipts.append(receipt)
         return generation
 

@@ -196,7 +196,7 @@ class ChatCodec:
         images = len(images_of(messages))
         if self.vision is None:
             if images:
-                raise ConfigError(f"{images} images, and the model takes none; use a vision-language model")
+                raise ConfigError(f"the model takes none of the {images} images; use a vision-language model")
         elif (groups := self.vision.count(ids)) != images:
             raise ConfigError(
                 f"the chat template writes placeholders for {groups} images where the messages have {images}; use a "
@@ -240,7 +240,7 @@ class ChatCodec:
         try:
             ids = self._build(list(messages), list(schemas) or None)
         except Exception as error:  # a template is other people's code and may raise anything
-            raise ConfigError(f"the chat template cannot render the prompt: {error}") from error
+            raise ConfigError(f"the chat template cannot render the prompt: {error}; change one of them") from error
         self._check_images(ids, messages)
         return ids
 

@@ -150,7 +150,10 @@ class Firewall:
         # A tokenizer that normalizes text first (for example full-width letters) sees tokens that the text has not.
         spaced = _BREAK.join(text)
         if self._forged(spaced, tokens):
-            raise ConfigError(f"the tokenizer makes a control token of {text!r:.200}, which cannot be prevented")
+            raise ConfigError(
+                f"the tokenizer makes a control token of {text!r:.200}, which cannot be prevented; leave that text "
+                "out, or use another tokenizer"
+            )
         return spaced
 
     def clean_schema(self, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
 
     Args:
         template: The template to examine.
-        tools: Whether the run calls tools. Otherwise a rule that only tools need is not refused.
+        tools: Whether the run calls tools. Otherwise the rules about tools are left out.
         prompt_only: Whether the template writes only the prompt, as in text mode, where no turn follows another.
     """
     probe = _Probe(template, tools)
@@ -70,8 +70,9 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
             end = Rule(end.name, Verdict.KNOWN, "the template does not; in text mode the model alone ends its message")
         return [*rules, end, probe.generation_prompt()]
     rules += [probe.end_token(), probe.separator(), probe.generation_prompt(), probe.append_only()]
-    rules += [probe.tools_shown(), probe.tool_role(), probe.parallel_results()]
-    rules += [probe.reasoning_kept(), await probe.calls_read(), await probe.whole()]
+    if tools:
+        rules += [probe.tools_shown(), probe.tool_role(), probe.parallel_results(), await probe.calls_read()]
+    rules += [probe.reasoning_kept(), await probe.whole()]
     if template.codec.vision is not None:
         rules.append(await probe.whole("images in prompts and answers", _with_images))
     return rules
@@ -92,7 +93,6 @@ class _Probe:
     def __init__(self, template: Template, tools: bool) -> None:
         self._template = template
         self._tools = tools
-        self._if_tools = Verdict.REFUSED if tools else Verdict.KNOWN
         self._opening = self._first_prompt()
 
     def _first_prompt(self) -> list[Message]:
@@ -209,10 +209,10 @@ class _Probe:
         name = "tool role rendered"
         increment = self._observe(self._turn_ids(), self._results(1))
         if isinstance(increment, str):
-            return Rule(name, self._if_tools, increment)
+            return Rule(name, Verdict.REFUSED, increment)
         text = self._template.tokenizer.decode(increment[1])
         if _RESULTS[0] not in text:
-            return Rule(name, self._if_tools, "a tool's answer is left out of the conversation")
+            return Rule(name, Verdict.REFUSED, "a tool's answer is left out of the conversation")
         return Rule(name, Verdict.KEPT, repr(text.partition(_RESULTS[0])[0]))
 
     def parallel_results(self) -> Rule:
@@ -220,11 +220,11 @@ class _Probe:
         name = "parallel tool results"
         increment = self._observe(self._turn_ids(), self._results(2))
         if isinstance(increment, str):
-            return Rule(name, self._if_tools, increment)
+            return Rule(name, Verdict.REFUSED, increment)
         text = self._template.tokenizer.decode(increment[1])
         places = [text.find(result) for result in _RESULTS]
         if min(places) < 0 or places != sorted(places):
-            return Rule(name, self._if_tools, "the answers of two calls are not both shown in their order")
+            return Rule(name, Verdict.REFUSED, "the answers of two calls are not both shown in their order")
         if "\n".join(_RESULTS) in text:
             return Rule(name, Verdict.KNOWN, "the template takes one answer: several are joined into one, line by line")
         if self._text([*self._opening, self._calls(2), *self._results(2)], [SCHEMA]) is None:
@@ -253,7 +253,7 @@ class _Probe:
         expected = [{"name": TOOL, "arguments": _ARGUMENTS}]
         if [call["function"] for call in message.get("tool_calls", [])] == expected:
             return Rule(name, Verdict.KEPT, "")
-        return Rule(name, self._if_tools, f"rollout.multi_turn.format does not read {text[:120]!r}")
+        return Rule(name, Verdict.REFUSED, f"rollout.multi_turn.format does not read {text[:120]!r}")
 
     async def whole(
         self, name: str = "turn by turn as the whole", content: Callable[[str], Any] = lambda text: text
@@ -278,7 +278,7 @@ class _Probe:
         turn = await self._say(ids, sampled, first if calls else None, 0)
         increment = self._observe(ids, added, turn)
         if isinstance(increment, str):
-            return Rule(name, self._if_tools, increment)
+            return Rule(name, Verdict.REFUSED if self._tools else Verdict.KNOWN, increment)
         ids += increment[0] + increment[1]
         sampled += [False] * (len(ids) - len(sampled))
         last = await self._say(ids, sampled, None, 1)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +17,28 @@ import psutil
 
 _MARK = "VERL_MULTITURN_RUN"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interruptible() -> Iterator[list[signal.Signals]]:
+    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP, as long as the context lasts.
+
+    A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes.
+
+    Yields:
+        The signals that raise it.
+    """
+
+    def interrupted(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, interrupted) for signum in heard}
+    try:
+        yield heard
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def run_watched(
@@ -44,37 +67,29 @@ def run_watched(
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP arrived.
     """
     mark = uuid.uuid4().hex
-
-    def interrupted(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    # A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes.
-    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, interrupted) for signum in heard}
     process: subprocess.Popen[bytes] | None = None
-    try:
-        with log.open("ab") if log is not None else contextlib.nullcontext() as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                env={**environment, _MARK: mark},
-                start_new_session=True,
-                pass_fds=() if lock is None else (lock,),
-            )
-        started = process
-        if watch is not None:
-            watch(lambda: started.poll() is None)
-        started.wait()
-    finally:
-        # A second Ctrl-C must not interrupt the cleanup.
-        for signum in heard:
-            signal.signal(signum, signal.SIG_IGN)
-        if left := stop_everything(mark, process):
-            numbers = ", ".join(map(str, left))
-            print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    with interruptible() as heard:
+        try:
+            with log.open("ab") if log is not None else contextlib.nullcontext() as output:
+                process = subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output is not None else None,
+                    env={**environment, _MARK: mark},
+                    start_new_session=True,
+                    pass_fds=() if lock is None else (lock,),
+                )
+            started = process
+            if watch is not None:
+                watch(lambda: started.poll() is None)
+            started.wait()
+        finally:
+            # A second Ctrl-C must not interrupt the cleanup.
+            for signum in heard:
+                signal.signal(signum, signal.SIG_IGN)
+            if left := stop_everything(mark, process):
+                numbers = ", ".join(map(str, left))
+                print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)
     return process.returncode
 
 

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.config import read_settings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
-from verl_multiturn.launch.processes import run_watched
+from verl_multiturn.launch.processes import interruptible, run_watched
 from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.observe.progress import Display, RunConsole, say
 from verl_multiturn.observe.start_up import StartUp
@@ -40,8 +41,17 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     Raises:
         ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
     """
+    try:
+        with interruptible():
+            return _run(plan, only_prepare)
+    except KeyboardInterrupt:
+        say("interrupted; the processes of the run were ended")
+        return 130
+
+
+def _run(plan: RunPlan, only_prepare: bool) -> int:
     started = time.time()
-    config = resolved(compose_run(plan))
+    config = _configuration(plan)
     command = [*trainer_command(config, only_prepare), *plan.words()]
     steps = config["trainer"]["total_training_steps"]
     if steps is not None and not isinstance(steps, int):
@@ -56,13 +66,19 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
                 return status
             if only_prepare:
                 return 0
-            folder.begin(plan.name, plan.smoke, config["trainer"])
+            folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
             return _train(command, config, folder, environment, started, lock)
-    except KeyboardInterrupt:
-        say("interrupted; the processes of the run were ended")
-        return 130
     except OSError as error:
         raise ConfigError(f"{folder.path}: {error}") from None
+
+
+def _resumes_from_path(config: Mapping[str, Any]) -> bool:
+    """Return whether the trainer resumes from the checkpoint that `trainer.resume_from_path` names."""
+    trainer = config["trainer"]
+    mode = trainer.get("resume_mode", "auto")
+    # verl's SFT trainer takes the path in the mode `auto`, too; the PPO trainer does not.
+    is_sft = config["recipe"]["trainer"] != _PPO
+    return bool(mode == "resume_path" or (is_sft and mode == "auto" and trainer.get("resume_from_path")))
 
 
 def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> list[str]:
@@ -110,13 +126,25 @@ def shown_command(plan: RunPlan) -> str:
     Raises:
         ConfigError: The configuration cannot work.
     """
-    config = resolved(compose_run(plan))
+    config = _configuration(plan)
     trainer, words = trainer_command(config, only_prepare=True), plan.words()
     environment = _environment(plan, config)
     environment["VERL_FILE_LOGGER_PATH"] = str(RunFolder(Path(config["recipe"]["out"])).next_metrics())
     variables = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if os.environ.get(key) != value]
     begun = shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
     return " \\\n    ".join([*variables, begun, *map(shlex.quote, words[4:])])
+
+
+def _configuration(plan: RunPlan) -> dict[str, Any]:
+    """Return the composed configuration of a run, in which our own settings were checked as a worker will read them."""
+    config = resolved(compose_run(plan))
+    read_settings(_our_settings(config))
+    return config
+
+
+def _our_settings(config: Mapping[str, Any]) -> Any:
+    """Return the section `custom.multiturn` of the rollout; None in a configuration without one, as that of an SFT."""
+    return (config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}).get("multiturn")
 
 
 def _python() -> str:
@@ -263,6 +291,5 @@ def _tail(log: Path, begin: int) -> list[str]:
 
 def _records(config: Mapping[str, Any]) -> Path | None:
     """Return the folder of the conversations' records; None: the run writes none."""
-    custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}
-    folder = (custom.get("multiturn") or {}).get("record_dir")
+    folder = (_our_settings(config) or {}).get("record_dir")
     return None if folder is None else Path(folder)

@@ -8,6 +8,7 @@ Files that the launcher itself writes there:
     data/.prepared    how the rows in `data/` were made, and their files; other rows are the user's
     data/.preparing   the same, while the rows are being made: rows beside it may be half-written
     earlier/N/        results of earlier runs that began in this folder and were not resumed
+    earlier/N/.moving there as long as they are being moved
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
 
 _CHECKPOINT = "latest_checkpointed_iteration.txt"
+_MOVING = ".moving"
 _SPLITS = ("train", "test")
 # Results of a run, beside its files of metrics. verl would resume from checkpoints that stay, beside the metrics of
 # another run. Checkpoints elsewhere (`trainer.default_local_dir`) are not ours to move.
+_CHECKPOINTS = "checkpoints"
 _RESULTS = (
-    "train.log", "records", "validation", "checkpoints", "start_up.json", "summary.json", "curve.png",
+    "train.log", "records", "validation", "start_up.json", "summary.json", "curve.png",
     "trajectories.jsonl",
 )  # fmt: skip
 
@@ -70,9 +75,10 @@ class RunFolder:
         try:
             if not _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 holder = os.read(descriptor, 200).decode(errors="replace").strip() or "a process that left no name"
+                open_in = ", ".join(_holders(self._lock)) or "none that can be seen here"
                 raise ConfigError(
-                    f"another run uses {str(self.path)!r} ({holder}, or a process that it started); wait for its end, "
-                    "end it, or name another folder with --out"
+                    f"another run uses {str(self.path)!r} ({holder}, or a process that it started; processes with its "
+                    f".lock open: {open_in}); wait for its end, end it, or name another folder with --out"
                 )
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
@@ -169,7 +175,7 @@ class RunFolder:
                 parts.append(f"{path} ({pyarrow.parquet.read_metadata(path).num_rows})")
         return ", ".join(parts) or str(self._data)
 
-    def begin(self, recipe: str, smoke: bool, trainer: Mapping[str, Any]) -> None:
+    def begin(self, recipe: str, smoke: bool, trainer: Mapping[str, Any], *, resumes: bool = False) -> None:
         """Prepare the folder for a start of a run.
 
         A start that resumes from a checkpoint keeps everything. Otherwise the results of an earlier run are moved into
@@ -179,6 +185,7 @@ class RunFolder:
             recipe: Name of the recipe.
             smoke: Whether it is the recipe's smoke run.
             trainer: The section `trainer` of the configuration.
+            resumes: Whether the run resumes from a checkpoint that the configuration names.
 
         Raises:
             ConfigError: The run would resume from the checkpoint of another recipe.
@@ -187,7 +194,7 @@ class RunFolder:
             return
         run = {"recipe": recipe, "smoke": smoke}
         noted = self.path / ".run.json"
-        if self._resumes(trainer):
+        if resumes or self._resumes(trainer):
             if noted.is_file() and (there := _read(noted)) != run:
                 raise ConfigError(
                     f"{str(self.path)!r} has a checkpoint of {_named(there)}, from which {_named(run)} would resume; "
@@ -198,9 +205,9 @@ class RunFolder:
         noted.write_text(json.dumps(run) + "\n")
 
     def _resumes(self, trainer: Mapping[str, Any]) -> bool:
-        mode = trainer.get("resume_mode", "auto")
-        if mode in ("resume_path", "disable"):
-            return bool(mode == "resume_path")
+        """Return whether the trainer finds a checkpoint of an earlier start by itself."""
+        if trainer.get("resume_mode", "auto") != "auto":
+            return False
         checkpoints = Path(trainer.get("default_local_dir") or self.path / "checkpoints")
         with contextlib.suppress(OSError):
             step = (checkpoints / _CHECKPOINT).read_text().strip()
@@ -208,19 +215,24 @@ class RunFolder:
         return False
 
     def _move_results(self) -> None:
-        found = [*metric_files(self.path), *(self.path / name for name in _RESULTS)]
+        # Checkpoints first: where the move fails half-way, no later start resumes from them without their metrics.
+        found = [self.path / _CHECKPOINTS, *metric_files(self.path), *(self.path / name for name in _RESULTS)]
         found = [path for path in found if path.exists() or path.is_symlink()]
         if not found:
             return
-        numbers = (int(path.name) for path in (self.path / "earlier").glob("*") if path.name.isdigit())
-        target = self.path / "earlier" / str(max(numbers, default=0) + 1)
-        target.mkdir(parents=True)
+        last = max((int(path.name) for path in (self.path / "earlier").glob("*") if path.name.isdigit()), default=0)
+        # What an interrupted move left behind belongs to the same run.
+        goes_on = (self.path / "earlier" / str(last) / _MOVING).is_file()
+        target = self.path / "earlier" / str(last if goes_on else last + 1)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / _MOVING).touch()
         for path in found:
             if path.is_symlink():  # a relative link would lead elsewhere
                 (target / path.name).symlink_to(os.path.abspath(path.parent / os.readlink(path)))
                 path.unlink()
             else:
                 shutil.move(path, target / path.name)
+        (target / _MOVING).unlink()
         say(f"the results of an earlier run were moved to {target}")
 
     def next_metrics(self) -> Path:
@@ -247,6 +259,18 @@ def _locked(descriptor: int, how: int) -> bool:
             raise
         say("this file system has no locks: nothing keeps a second run out of this folder")
     return True
+
+
+def _holders(lock: Path) -> list[str]:
+    """Return the processes that have a file open, apart from this one, as `NUMBER NAME`."""
+    found = []
+    for process in psutil.process_iter(["name"]):
+        with contextlib.suppress(psutil.Error, OSError):
+            descriptors = Path(f"/proc/{process.pid}/fd")
+            opened = [os.path.realpath(descriptors / number) for number in os.listdir(descriptors)]
+            if process.pid != os.getpid() and os.path.realpath(lock) in opened:
+                found.append(f"{process.pid} {process.info['name']}")
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

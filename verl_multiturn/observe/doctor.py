@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.sandbox.control_groups import find_parent
+from verl_multiturn.sandbox.launch import check
+from verl_multiturn.sandbox.settings import SandboxSettings
+
 _ROOT = Path(__file__).resolve().parents[2]
 # Versions that are known to work together. verl changes fast, so its exact version is pinned.
 _PINNED = {"verl": "0.9.1", "sglang": "0.5.12", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"}
@@ -37,7 +42,7 @@ class Finding:
 
 
 def examine(gpu: bool = False) -> list[Finding]:
-    """Check versions, the disk, and whether verl knows the plugin.
+    """Check versions, the disk, the sandbox, and whether verl knows the plugin.
 
     Args:
         gpu: whether to check also what only a run on a GPU needs.
@@ -46,7 +51,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     remedy = install_command(gpu or _has_gpu())
     findings = [_python(), *(_version(name, version, remedy) for name, version in pinned.items())]
     complete = all(finding.found != _MISSING for finding in findings)
-    findings.append(_free_disk())
+    findings += [_free_disk(), _sandbox()]
     if gpu:
         findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy)]
     if complete:
@@ -113,6 +118,18 @@ def _free_disk() -> Finding:
     return Finding(
         "space in /tmp (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", "" if free_gb > 2 else "Ray needs 2 GB there"
     )
+
+
+def _sandbox() -> Finding:
+    """Run a program in a sandbox with the isolation that tools and rewards have unless they are told otherwise."""
+    settings = SandboxSettings.model_validate({})
+    try:
+        check(settings)
+    except ConfigError as error:
+        found, _, remedy = str(error).partition("; ")
+        return Finding("sandbox", False, found, f"only tools and rewards that run code need it: {remedy}")
+    limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"
+    return Finding("sandbox", True, f"a program ran, isolation {settings.isolation}, {limits}")
 
 
 def _shared_memory() -> Finding:

@@ -34,7 +34,9 @@ async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -
     """
     gold = parse_answer(str(ground_truth))
     if gold is None:
-        raise ConfigError(f"ground_truth of {solution.data_source!r}: expected a number, got {ground_truth!r}")
+        raise ConfigError(
+            f"ground_truth of {solution.data_source!r}: expected a number, got {ground_truth!r}; mend the row"
+        )
     _, marked, after = solution.answer.rpartition("####")
     words = after.split(maxsplit=1)
     stated = bool(marked and words and _NUMBER.fullmatch(words[0]))

@@ -44,7 +44,9 @@ async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> 
     dataset = metadata.get("source_dataset") if isinstance(metadata, dict) else None
     dataset = dataset or solution.data_source.removeprefix(_PREFIX)
     if "answer" not in entry:
-        raise ConfigError(f"ground_truth of {solution.data_source!r}: expected an 'answer', got {ground_truth!r}")
+        raise ConfigError(
+            f"ground_truth of {solution.data_source!r}: expected an 'answer', got {ground_truth!r}; mend the row"
+        )
     answer = _answer(solution.answer)
     if not answer:
         return Score()

@@ -90,7 +90,8 @@ class _Judge:
         if options.api_key_env is not None:
             if not os.environ.get(options.api_key_env):
                 raise ConfigError(
-                    f"reward_kwargs.judge.api_key_env: {options.api_key_env!r} is not set here; export it"
+                    f"reward_kwargs.judge.api_key_env: the environment variable {options.api_key_env!r} is not set "
+                    "here; export it before the run"
                 )
             headers["authorization"] = f"Bearer {os.environ[options.api_key_env]}"
         self._options = options
@@ -167,10 +168,14 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
     judge = shared(("judge", options), lambda: _Judge(options))
     question = solution.extra_info.get("question")
     if not isinstance(question, str) or not question.strip():
-        raise ConfigError(f"extra_info of {solution.data_source!r}: expected a 'question', got {question!r}")
+        raise ConfigError(
+            f"extra_info of {solution.data_source!r}: expected a 'question', got {question!r}; mend the row"
+        )
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     if not gold:
-        raise ConfigError(f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}")
+        raise ConfigError(
+            f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}; mend the row"
+        )
     formatted = has_one(solution.answer, "answer")
     # An answer within reasoning that was not closed is judged all the same.
     answer = last_tag(solution.answer, "answer") or last_tag(solution.text, "answer")

@@ -46,7 +46,9 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     gold = last_boxed(gold) or gold
     if not gold:
-        raise ConfigError(f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}")
+        raise ConfigError(
+            f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}; mend the row"
+        )
     answer = last_boxed(solution.answer)
     if not answer:
         return Score()

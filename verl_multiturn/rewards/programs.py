@@ -343,7 +343,7 @@ def _read(ground_truth: Any, data_source: str) -> _Tests:
         for code in _call_tests(tests) if tests.fn_name else tests.assert_case:
             compile(code, "<test>", "exec")
     except (ValidationError, ValueError, TypeError, SyntaxError) as error:
-        raise ConfigError(f"ground_truth of {data_source!r}: no tests: {error}") from None
+        raise ConfigError(f"ground_truth of {data_source!r}: no tests: {error}; mend the row") from None
     if len(tests.inputs) != len(tests.outputs) or bool(tests.inputs) == bool(tests.assert_case):
         raise ConfigError(
             f"ground_truth of {data_source!r}: expected as many 'inputs' as 'outputs', or 'assert_case', got "

@@ -99,6 +99,6 @@ def _gold_answers(ground_truth: Any, data_source: str) -> list[str]:
     if not isinstance(golds, list) or not golds or not all(isinstance(gold, str) for gold in golds):
         raise ConfigError(
             f"ground_truth of {data_source!r}: expected an answer or a list of them, or {{'target': …}} of either, "
-            f"got {ground_truth!r}"
+            f"got {ground_truth!r}; mend the row"
         )
     return golds

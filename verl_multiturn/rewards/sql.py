@@ -183,7 +183,8 @@ def _read(ground_truth: Any, data_source: str, options: SqlOptions) -> tuple[_Go
         gold = _Gold.model_validate(raw)
     except (ValidationError, ValueError):
         raise ConfigError(
-            f"ground_truth of {data_source!r}: expected {{'sql': …}} with 'db_id' or 'db_path', got {ground_truth!r}"
+            f"ground_truth of {data_source!r}: expected {{'sql': …}} with 'db_id' or 'db_path', got "
+            f"{ground_truth!r}; mend the row"
         ) from None
     return gold, find_database(options.root.resolve(), gold.db_path, gold.db_id)
 

@@ -103,5 +103,5 @@ def _gold_calls(ground_truth: Any, data_source: str) -> Counter[str]:
     except (ValueError, RecursionError):
         raise ConfigError(
             f"ground_truth of {data_source!r}: expected a list of {{'name': …, 'arguments': {{…}}}} or its JSON text, "
-            f"got {ground_truth!r}"
+            f"got {ground_truth!r}; mend the row"
         ) from None

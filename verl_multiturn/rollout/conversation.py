@@ -288,11 +288,11 @@ class Conversation:
         finally:
             outcome.generate_s += time.perf_counter() - started
         if not generation.ids or len(generation.ids) > budget:
-            raise EngineError(f"{len(generation.ids)} ids for a budget of {budget}")
+            raise EngineError(f"the engine returned {len(generation.ids)} tokens, where 1 to {budget} were asked for")
         try:
             trajectory.append_sampled(generation.ids, generation.logprobs, generation.versions)
         except TrajectoryError as error:
-            raise EngineError(f"not a generation: {error}") from error
+            raise EngineError(f"the engine returned what is not a generation: {error}") from error
         if cancelled is not None:
             raise cancelled
         if generation.finish == "abort":

@@ -46,7 +46,7 @@ class MarkerStop:
         try:
             end = self._end(generation.ids)
         except (TypeError, ValueError, OverflowError) as error:
-            raise EngineError(f"not a generation: {error}") from error
+            raise EngineError(f"the engine returned what is not a generation: {error}") from error
         if end is None:
             return generation
         return Generation(generation.ids[:end], generation.logprobs[:end], generation.versions[:end], "stop")

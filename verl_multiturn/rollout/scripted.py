@@ -59,7 +59,9 @@ class ScriptedEngine:
         elif turn < len(self._script):
             said = list(self._script[turn])
         else:
-            raise EngineError(f"the script has {len(self._script)} turns; request {request_id!r} asked for one more")
+            raise EngineError(
+                f"the script has {len(self._script)} turns; request {request_id!r} asked for one more; add it"
+            )
         cut = said[:max_new_tokens]
         return Generation(
             ids=cut,

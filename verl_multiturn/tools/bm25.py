@@ -119,7 +119,8 @@ class Bm25Index:
                         _build(corpus, folder)
             except OSError as error:
                 raise ConfigError(
-                    f"the index of {str(corpus)!r} cannot be written to {str(index_dir)!r}: {error}; set index_dir"
+                    f"the index of {str(corpus)!r} cannot be written to {str(index_dir)!r}: {error}; set index_dir to "
+                    "another folder"
                 ) from error
         return cls(folder)
 
@@ -199,7 +200,7 @@ def _read_line(line: bytes, where: str) -> Document:
     try:
         raw: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from None
+        raise ConfigError(f"{where}: this line is no JSON: {error}; mend it") from None
     text = (raw.get("contents") or raw.get("text")) if isinstance(raw, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f"{where}: expected an object with a string under 'contents' or 'text', got {raw!r:.200}")

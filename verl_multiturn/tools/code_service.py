@@ -44,7 +44,8 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
         self._settings = settings = read_model(model, config, "config")
         if settings.timeout_s <= sum(getattr(settings, name) for name in waits):
             raise ConfigError(
-                f"config.timeout_s: {settings.timeout_s!r} is no longer than {' and '.join(waits)} together; raise it"
+                f"config.timeout_s: {settings.timeout_s!r} is too short; expected more than "
+                f"{' and '.join(waits)} together"
             )
         super().__init__(settings, config, tool_schema)
 

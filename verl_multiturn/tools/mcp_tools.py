@@ -86,7 +86,7 @@ def _chosen(listed: Sequence[types.Tool], settings: McpSettings, where: str) -> 
 
     chosen = [tool for tool in listed if fits(tool.name, settings.include) and not fits(tool.name, settings.exclude)]
     if not chosen:
-        raise ConfigError(f"{where}: 'exclude' leaves none of the tools {names}; narrow it")
+        raise ConfigError(f"{where}: 'exclude' leaves none of the tools {names}; exclude fewer")
     return chosen
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.call_limits import attach_limits
@@ -74,9 +74,8 @@ def read_entries(path: Path) -> list[Any]:
         raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("tools"), list) or not content["tools"]:
         raise ConfigError(f"{path}: expected a mapping with a non-empty list under 'tools', got {content!r:.200}")
-    unknown = set(content) - {"tools"}
-    if unknown:
-        raise ConfigError(f"{path}: unknown key {sorted(unknown)[0]!r}; only 'tools' is known")
+    if unknown := sorted(set(content) - {"tools"}, key=str):
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only 'tools' is known")
     return list(content["tools"])
 
 
@@ -93,16 +92,24 @@ def build_tools(entry: Any, where: str) -> list[Any]:
     """
     kinds = [kind for kind in _ENTRY_KEYS if isinstance(entry, Mapping) and kind in entry]
     if len(kinds) != 1:
-        raise ConfigError(f"{where}: expected a mapping with one of {list(_ENTRY_KEYS)}, got {entry!r:.200}")
+        hint = "" if kinds or not isinstance(entry, Mapping) else _nearest(entry, _ENTRY_KEYS)
+        raise ConfigError(f"{where}: expected a mapping with one of {list(_ENTRY_KEYS)}, got {entry!r:.200}{hint}")
     known = _ENTRY_KEYS[kinds[0]]
-    unknown = set(entry) - known
-    if unknown:
-        raise ConfigError(f"{where}: unknown key {sorted(unknown)[0]!r}; beside {kinds[0]!r} known are {sorted(known)}")
+    if unknown := sorted(set(entry) - known, key=str):
+        hint = did_you_mean(str(unknown[0]), known)
+        hint = hint or f"beside {kinds[0]!r} known are {sorted(known - {kinds[0]})}"
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
     tools = _build_entry(entry, kinds[0], where)
     for tool in tools:
         if entry.get("limits") is not None:
             attach_limits(tool, entry["limits"], f"{where}.limits")
     return tools
+
+
+def _nearest(keys: Iterable[Any], known: Iterable[str]) -> str:
+    """Return which known key the first misspelt one was meant to be, as the end of a message; "" where none is near."""
+    hints = ((key, did_you_mean(str(key), known)) for key in keys)
+    return next((f"; {key!r}: {hint}" for key, hint in hints if hint), "")
 
 
 def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
@@ -229,5 +236,6 @@ def resolve(name: Any, where: str) -> Any:
             "in the folder where it lies"
         ) from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}")
+        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
+        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
     return getattr(module, attribute)

@@ -77,7 +77,9 @@ class SqlTool(BaseTool):
         super().__init__(config, tool_schema)
         self._settings = read_model(SqlSettings, config, "config")
         if not self._settings.root.is_dir():
-            raise ConfigError(f"config.root: {str(self._settings.root)!r} is no folder; give the one of the databases")
+            raise ConfigError(
+                f"config.root: {str(self._settings.root)!r} is no folder; give the folder of the databases"
+            )
         self._root = self._settings.root.resolve()
         self._databases: dict[str, Path] = {}
         self._workers = PerLoop(self._open_workers, WorkerPool.close)

@@ -12,7 +12,7 @@ from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
-from verl_multiturn.verl_bridge.startup.configuration import AGENT_LOOP
+from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 

@@ -84,7 +84,7 @@ def close_workers(workers: Sequence[Any]) -> None:
         ask(_begin)
         while not all(ask(_has_ended)):
             if time.monotonic() > until:
-                raise TimeoutError(f"not within {2 * CLOSE_S:g} s")
+                raise TimeoutError(f"they did not close within {2 * CLOSE_S:g} s")
             time.sleep(_POLL_S)
     except (RayError, TimeoutError) as error:
         logger.warning("the tools of the agent-loop workers were not closed: %s", describe(error))

@@ -101,7 +101,11 @@ class RaySlots:
                 raise
         except RayError as error:
             # The limit cannot be kept without the actor, so the model is told that the tool is busy.
-            logger.error("the slots of tool %r cannot be asked for: %s", tool, error)
+            logger.error(
+                "tool %r: a call is answered as busy, since the slots of all workers cannot be asked for: %s",
+                tool,
+                error,
+            )
             self._actor = None
             return None
 

@@ -122,8 +122,8 @@ class AsyncSGLangRollout(ServerAdapter):
         model_type = getattr(model.hf_config, "model_type", None)
         if takes_images(model_type):
             raise ConfigError(
-                f"generate_sequences takes no vision-language models (model_type {model_type!r}), its batches have no "
-                "image features; use the agent loop multiturn_agent"
+                f"generate_sequences takes no vision-language models (model_type {model_type!r}), because its batches "
+                "have no image features; use the agent loop multiturn_agent"
             )
         runner = build_runner(
             self.config,

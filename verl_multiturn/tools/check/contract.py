@@ -120,7 +120,7 @@ def tools_to_check(
 def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Path | None) -> list[Any]:
     if target.endswith((".yaml", ".yml")):
         if config is not None or tool_config is not None:
-            raise ConfigError(f"{target}: --config and --tool-config are of a class; leave them out beside a YAML")
+            raise ConfigError(f"{target}: --config and --tool-config belong to a class; leave them out for a YAML")
         return list(load_tools(target).values())
     found = resolve(target, "check-tool")
     kind = "class_name" if isinstance(found, type) else "function"

@@ -11,15 +11,13 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.chat.shown_schemas import must_stay
@@ -32,16 +30,15 @@ from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
+from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, MANAGER, agent_loops, own_loops
+from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
-AGENT_LOOP = "multiturn_agent"
 ROLLOUT = "sglang_async"
 """Our `rollout.name`."""
-MANAGER = "verl_multiturn.verl_bridge.manager.MultiTurnManager"
-"""Our `rollout.agent.agent_loop_manager_class`."""
 OUR_TRAINER = "multiturn_"
 """Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 _TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
@@ -74,17 +71,26 @@ def prepare_config(config: DictConfig) -> None:
     parts = required_ray_cpus(config)
     for hook in config_hooks:
         hook(config, sum(parts.values()))
-    loops, known = _agent_loops(config)
+    loops, known = agent_loops(config)
     if rollout.multi_turn.enable and known and loops <= _TOOL_LESS_LOOPS:
         raise ConfigError(
             f"rollout.multi_turn.enable=True, but the agent loop {min(loops)!r} never calls a tool; set "
             f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
+        )
+    if rollout.name == "sglang_async" and known and AGENT_LOOP not in loops and not own_loops(rollout.agent):
+        print(
+            f"verl-multiturn: rollout.name=sglang_async, but no row uses the agent loop {AGENT_LOOP}: this run's loop "
+            f"is verl's {' and '.join(sorted(loops))}, without our tools' life, limits, records and certificate; for "
+            f"ours set actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}",
+            file=sys.stderr,
         )
     if AGENT_LOOP in loops:
         _check_our_loop(config, settings, loops)
         check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
         _check_void_turns(config, settings)
         check_staleness(config, settings, _our_mode(config))
+        if _has_our_trainer(config):
+            check_batch_sizes(config)
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
@@ -249,8 +255,8 @@ def _check_images(config: DictConfig) -> None:
     given = plain_dict(OmegaConf.select(config, key))
     if given and given != wanted:
         raise ConfigError(
-            f"{key}={given}, data.mm_processor_kwargs asks for {wanted}: engine and trainer would see other images; "
-            "leave the first out"
+            f"{key}={given}, but data.mm_processor_kwargs asks for {wanted}: engine and trainer would see other "
+            "images; leave the first out"
         )
     with open_dict(config):
         OmegaConf.update(config, key, wanted, force_add=True)
@@ -305,47 +311,6 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
     return read_settings(plain)
 
 
-def only_our_loop(config: DictConfig) -> bool:
-    """Tell whether every row that is trained on is known to come from our agent loop."""
-    return _agent_loops(config, ("train_files",)) == ({AGENT_LOOP}, True)
-
-
-def _agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_files")) -> tuple[set[str], bool]:
-    """Return the agent loops that this run uses, and whether they are known for sure.
-
-    A row's loop is its `agent_name`; without that column the default loop. A data set class of the user's own, a
-    folder, a JSON or JSONL file and a remote file are not looked into; the loops are then not known for sure.
-    """
-    agent = config.actor_rollout_ref.rollout.agent
-    default = agent.default_agent_loop
-    loops: set[str] = set()
-    known = not OmegaConf.select(config, "data.custom_cls.path")
-    for key in files:
-        listed = OmegaConf.select(config, f"data.{key}")
-        for file in [listed] if isinstance(listed, str) else list(listed or []):
-            names = _agent_names(str(file))
-            known = known and names is not None
-            loops |= names or {default}
-    loops = loops or {default}
-    registered = set(_agent_loop_registry) | {AGENT_LOOP}
-    own_loops = agent.agent_loop_config_path or agent.get("agent_loop_manager_class") not in (None, "", MANAGER)
-    if known and not own_loops and (unknown := sorted(loops - registered)):
-        raise ConfigError(f"unknown agent loop {unknown[0]!r}; known are {sorted(registered)}")
-    return loops, known
-
-
-def _agent_names(file: str) -> set[str] | None:
-    """Return the agent names in a data file; empty without that column, None when the file is not looked into."""
-    path = Path(file).expanduser()
-    if "://" in file or path.is_dir() or path.suffix in (".json", ".jsonl"):
-        return None
-    if path.suffix != ".parquet" or not path.is_file():
-        return set()
-    if "agent_name" not in pyarrow.parquet.read_schema(path).names:
-        return set()
-    return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())
-
-
 class StartUpCheck(Callback):
     """Hydra callback that runs `prepare_config` before the trainer's main function."""
 
@@ -368,7 +333,7 @@ class StartUpCheck(Callback):
         # Hydra composes the configuration of each job after its callbacks have run, so they cannot check it.
         if _is_trainer_config(config):
             print(
-                "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs singly\n",
+                "\nverl-multiturn: Hydra's --multirun skips the start-up check; start the runs one by one\n",
                 file=sys.stderr,
             )
             raise SystemExit(2)

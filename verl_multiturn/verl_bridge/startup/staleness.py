@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.agent_loops import MANAGER
 from verl_multiturn.verl_bridge.startup.importance import derive_importance_weights
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -42,6 +43,12 @@ def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str |
     _check_bound(config, settings.max_staleness, given, mode)
     if mode == "sync":
         return
+    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
+    if settings.staleness_strategy == "reroll" and manager not in (None, "", MANAGER):
+        raise ConfigError(
+            f"{PATH}.staleness_strategy='reroll' cancels groups, which {_ROLLOUT}.agent.agent_loop_manager_class="
+            f"{manager!r} need not be able to; leave the manager out, or set staleness_strategy=mask"
+        )
     derived = {
         f"trainer.v1.{mode}.num_warmup_batches": (_WARMUP, settings.max_staleness),
         f"{_SAMPLER}.max_off_policy_threshold": (_THRESHOLD, settings.max_staleness + 1),
@@ -83,15 +90,7 @@ def _check_bound(config: DictConfig, eta: int, given: str, mode: str | None) -> 
 
 
 def _check_separate(config: DictConfig) -> None:
-    """Check what verl asserts of `separate_async`, in clearer words."""
-    updates = int(config.trainer.v1.separate_async.parameter_sync_step)
-    size, batch = int(config.actor_rollout_ref.actor.ppo_mini_batch_size), int(config.data.train_batch_size)
-    if updates * size != batch:
-        raise ConfigError(
-            f"data.train_batch_size={batch}: with trainer.v1.trainer_mode=separate_async it has to be "
-            f"trainer.v1.separate_async.parameter_sync_step={updates} times "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={size}, which is {updates * size}; change one of the three"
-        )
+    """Refuse ways to send weights that the servers of `separate_async` cannot receive."""
     backend = OmegaConf.select(config, _BACKEND)
     if backend == "naive":
         raise ConfigError(

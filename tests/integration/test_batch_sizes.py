@@ -1,0 +1,90 @@
+"""Batch sizes that verl 0.9.1's V1 trainer cannot divide are refused at the start; those that it can divide are not."""
+
+from typing import Any
+
+import pytest
+
+from tests.trainer_config import compose_config
+from verl_multiturn import ConfigError
+from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
+
+pytestmark = pytest.mark.stack
+
+ACTOR = "actor_rollout_ref.actor"
+N = "actor_rollout_ref.rollout.n"
+STEPS = "trainer.v1.separate_async.parameter_sync_step"
+RIGHT: dict[str, Any] = {
+    "data.train_batch_size": 64,
+    f"{ACTOR}.ppo_mini_batch_size": 32,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
+    "critic.ppo_mini_batch_size": 32,
+    "critic.ppo_micro_batch_size_per_gpu": 8,
+    N: 4,
+    "trainer.n_gpus_per_node": 8,
+    "algorithm.adv_estimator": "grpo",
+}
+
+
+def check(**changes: Any) -> None:
+    check_batch_sizes(compose_config([f"{key}={value}" for key, value in {**RIGHT, **changes}.items()]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"data.train_batch_size": 65},  # verl pads it to whole mini-batches
+        {f"{ACTOR}.ppo_mini_batch_size": 2},
+        {f"{ACTOR}.ppo_mini_batch_size": 3, f"{ACTOR}.ulysses_sequence_parallel_size": 2, N: 8},
+        {f"{ACTOR}.ppo_mini_batch_size": 31, N: 8},
+        {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5, f"{ACTOR}.use_dynamic_bsz": True},
+        {"critic.ppo_mini_batch_size": 3},  # there is no critic
+        {
+            "model_engine": "megatron",
+            f"{ACTOR}.ppo_mini_batch_size": 31,
+            f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+        },
+        {"trainer.v1.trainer_mode": "separate_async", STEPS: 2},
+    ],
+)
+def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
+    if changes.get(f"{ACTOR}.ppo_mini_batch_size") in (2, 3, 31):
+        changes = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1, **changes}
+    check(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {f"{ACTOR}.ppo_mini_batch_size": 31},
+            "actor.ppo_mini_batch_size=31 with actor_rollout_ref.rollout.n=4: a mini-batch has 124 rows, which cannot "
+            "be divided equally among 8 data-parallel ranks; make 31 times 4 a multiple of 8",
+        ),
+        (
+            {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5},
+            "each of 8 data-parallel ranks gets 16 rows of a mini-batch, and actor_rollout_ref.actor."
+            "ppo_micro_batch_size_per_gpu=5 does not divide them; choose a divisor of 16",
+        ),
+        (
+            {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.ppo_mini_batch_size": 33, N: 2},
+            "a mini-batch has 66 rows, which cannot be divided equally among 4 data-parallel ranks",
+        ),
+        (
+            {"model_engine": "megatron", f"{ACTOR}.ppo_mini_batch_size": 31},
+            "a mini-batch has 124 rows, which cannot be divided equally among 8 data-parallel ranks",
+        ),
+        (
+            {"algorithm.adv_estimator": "gae", "critic.ppo_mini_batch_size": 3},
+            "critic.ppo_mini_batch_size=3 with actor_rollout_ref.rollout.n=4: a mini-batch has 12 rows",
+        ),
+        (
+            {"trainer.v1.trainer_mode": "separate_async", STEPS: 4},
+            "separate_async needs their product 128 as train_batch_size",
+        ),
+    ],
+)
+def test_what_verl_cannot_divide_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(**changes)
+    assert said in str(refused.value)
