@@ -105,11 +105,6 @@ def test_the_derived_values_may_be_written_out() -> None:
             "trainer.v1.sampler.custom_sampler.name='Mine' chooses the groups itself",
         ),
         (
-            {**SEPARATE, "data.train_batch_size": "16"},
-            "data.train_batch_size=16, trainer.v1.separate_async.parameter_sync_step=2 and actor_rollout_ref.actor."
-            "ppo_mini_batch_size=4: the trainer separate_async needs their product 8",
-        ),
-        (
             {**COLOCATED, ETA: "1", "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "my.Manager"},
             "staleness_strategy='reroll' cancels groups, which actor_rollout_ref.rollout.agent.",
         ),
