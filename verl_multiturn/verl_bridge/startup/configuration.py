@@ -32,6 +32,7 @@ from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
+from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
@@ -85,6 +86,7 @@ def prepare_config(config: DictConfig) -> None:
         check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
         _check_void_turns(config, settings)
         check_staleness(config, settings, _our_mode(config))
+        check_over_sampling(config, _our_mode(config), MANAGER)
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
@@ -133,7 +135,6 @@ def _check_dead_keys(rollout: DictConfig) -> None:
     dead = {
         "multi_turn.use_inference_chat_template": "leave it out: the chat template of the model is always used",
         "multi_turn.num_repeat_rollouts": "leave it out, and set rollout.n",
-        "over_sample_rate": "leave it out: no agent loop aborts requests",
     }
     for key, remedy in dead.items():
         if value := OmegaConf.select(rollout, key):

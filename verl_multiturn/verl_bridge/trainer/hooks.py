@@ -36,7 +36,13 @@ from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, Waking, replay_buffer_from
-from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
+from verl_multiturn.verl_bridge.trainer.report import (
+    PREFIX,
+    VALIDATION_PREFIX,
+    cut_metrics,
+    observe_samples,
+    prefixed,
+)
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
@@ -55,6 +61,7 @@ class MultiTurnHooks:
     global_steps: int
     local_trigger_step: int
     replay_buffer: Any
+    agent_loop_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
 
@@ -125,6 +132,8 @@ class MultiTurnHooks:
         for each in counted:
             metrics.update(each.metrics())
         metrics.update(prefixed(PREFIX, list(fetch_stats(batch).values())))
+        if self.config.actor_rollout_ref.rollout.get("over_sample_rate"):
+            metrics.update(cut_metrics(self.agent_loop_manager))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
