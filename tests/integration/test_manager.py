@@ -19,6 +19,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
             self._groups, self._ended, self._changed = {}, 0, asyncio.Event()
+            self._oversampled = {}
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
             self.let_go = asyncio.Event()
@@ -31,7 +32,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             finally:
                 await asyncio.sleep(0.01)  # tools are released
                 self.released += 1
-            await self._agent_loop_postprocess(uid, session_id)
+            await self._agent_loop_postprocess(uid=uid, session_id=session_id)
 
     async def write(self: Any, uid: str, session_id: int) -> None:
         self.writing.set()

@@ -92,12 +92,12 @@ class MultiTurnWorker(_VerlWorker):
         samples = self._oversampled.get(kwargs["uid"])
         await (run() if samples is None else samples.run(kwargs["session_id"], run))
 
-    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
-        samples = self._oversampled.get(kwargs["uid"])
-        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(output)):
+    async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        samples = self._oversampled.get(uid)
+        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return
         # A row that is being written is written to its end, so that nothing is written after a cancellation.
-        await finish(asyncio.ensure_future(super()._agent_loop_postprocess(output, validate, **kwargs)))
+        await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs)))
 
 
 class MultiTurnManager(AgentLoopManagerTQ):
