@@ -76,6 +76,7 @@ class MultiTurnHooks:
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
+        self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
         self._rerolls = Rerolls(bound) if bound is not None and bound.strategy == "reroll" else None
 
     def _build_replay_buffer(self) -> Any:
@@ -132,7 +133,7 @@ class MultiTurnHooks:
         for each in counted:
             metrics.update(each.metrics())
         metrics.update(prefixed(PREFIX, list(fetch_stats(batch).values())))
-        if self.config.actor_rollout_ref.rollout.get("over_sample_rate"):
+        if self._over_samples:
             metrics.update(cut_metrics(self.agent_loop_manager))
         return batch
 
