@@ -14,13 +14,14 @@ to sleep while it still samples.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
@@ -131,5 +132,10 @@ class MultiTurnManager(AgentLoopManagerTQ):
 
     def take_cut(self) -> tuple[int, float]:
         """Return how many samples were cut since the last call, and the seconds that they took."""
-        cut = ray.get([worker.take_cut.remote() for worker in self.agent_loop_workers])
-        return sum(samples for samples, _ in cut), sum(seconds for _, seconds in cut)
+        asked = [worker.take_cut.remote() for worker in self.agent_loop_workers]
+        samples, seconds = 0, 0.0
+        for answer in asked:
+            with contextlib.suppress(ActorDiedError):  # what a dead worker has cut is not known
+                cut, cut_s = ray.get(answer)
+                samples, seconds = samples + cut, seconds + cut_s
+        return samples, seconds
