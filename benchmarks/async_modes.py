@@ -55,7 +55,10 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     words = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}"]
     settings = ["trainer.test_freq=2", "trainer.save_freq=-1"]
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *settings]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "VERL_PLATFORM": "cpu"}, check=True)
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as running:  # an interruption waits for its clean end
+        if running.wait():
+            raise SystemExit(f"the run in the mode {mode} failed with exit status {running.returncode}")
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
     return {**measure([record["data"] for record in records]), "violations": summary["certificate_violations"]}

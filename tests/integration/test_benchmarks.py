@@ -27,6 +27,23 @@ async def test_turn_cost_runs_both_loops() -> None:
         assert clock.milliseconds_at(4) > 0
 
 
+def test_over_sampling_runs_the_real_worker() -> None:
+    from transformers import AutoTokenizer
+
+    from benchmarks.oversample import drawn, measured
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
+    found = measured(True, tokenizer, batches=1, seed=0, scale=0.01)
+    assert found["cut_samples"] == 16 * 3
+    assert (found["reward_all"], found["length_all"]) == (pytest.approx(73 / 176), pytest.approx(410.6, abs=0.1))
+    expected = drawn(True, tokenizer, batches=8, seed=0)
+    assert {key: round(expected[key], 3) for key in ("seconds_without", "seconds_with", "step_time_ratio")} == {
+        "seconds_without": 39.167,
+        "seconds_with": 19.946,
+        "step_time_ratio": 0.509,
+    }
+
+
 @pytest.fixture(scope="module")
 def rolled() -> Any:
     from benchmarks import honest

@@ -102,7 +102,7 @@ async def roll_out(
     await worker._agent_loop_postprocess(output, False, **row)
 
 
-def make_trainer(*batches: Any) -> Any:
+def make_trainer(*batches: Any, **changes: Any) -> Any:
     from tests.integration.trainer_rows import make_config
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
@@ -110,7 +110,8 @@ def make_trainer(*batches: Any) -> Any:
         replay_buffer = SimpleNamespace(sample=lambda **kwargs: (batches[0], {"sampled": len(batches[0].keys)}))
         use_critic = False
 
-        def __init__(self, config: Any) -> None: ...
+        def __init__(self, config: Any) -> None:
+            self.config = config
 
         def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
             return batches[0]
@@ -122,7 +123,7 @@ def make_trainer(*batches: Any) -> Any:
     class Trainer(MultiTurnHooks, Base):
         mode = "sync"
 
-    return Trainer(make_config())
+    return Trainer(make_config(**changes))
 
 
 def step(batch: Any) -> dict[str, Any]:
@@ -137,6 +138,18 @@ def scores_of(store: Store) -> Any:
     (fields,) = store.fields.values()
     mask, scores = fields["response_mask"][0], fields["rm_scores"][0]
     return mask, scores, {int(i): float(scores[i]) for i in scores.nonzero()}
+
+
+async def test_a_step_tells_what_over_sampling_cut(store: Store) -> None:
+    await roll_out(EchoTool())
+    metrics: dict[str, Any] = {}
+    trainer = make_trainer(store.batch(), actor_rollout_ref__rollout__over_sample_rate=0.25)
+    trainer.agent_loop_manager = SimpleNamespace(take_cut=lambda: (3, 4.5))
+    trainer.step(metrics, {})
+    assert metrics["rollout/async/cut_samples"] == 3
+    assert metrics["rollout/async/cut_seconds"] == 4.5
+    assert metrics["rollout/trajectories"] == 1
+    assert "rollout/async/cut_samples" not in step(store.batch())
 
 
 async def test_what_a_reward_function_sees(store: Store) -> None:

@@ -367,7 +367,6 @@ def test_whose_trainer_runs(
     [
         ("multi_turn.use_inference_chat_template", "True", "leave it out: the chat template of the model"),
         ("+multi_turn.num_repeat_rollouts", "4", "leave it out, and set rollout.n"),
-        ("+over_sample_rate", "0.2", "leave it out: no agent loop aborts requests"),
     ],
 )
 def test_keys_that_nothing_reads_are_refused(
@@ -381,6 +380,65 @@ def test_keys_that_nothing_reads_are_refused(
     config = composed(**{f"{plus + plus}{ROLLOUT}.{name}": value})
     with pytest.raises(ConfigError, match=rf"{re.escape(name)}={value}: nothing in verl 0.9.1 reads it; {remedy}"):
         configuration.prepare_config(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"over_sample_rate": "0.51"}, r"over_sample_rate=0\.51: expected a number from 0 to 0\.5, the share"),
+        ({"over_sample_rate": "-0.1"}, r"over_sample_rate=-0\.1: expected a number"),
+        ({"over_sample_rate": "1"}, r"over_sample_rate=1: expected a number"),
+        ({"over_sample_rate": "nan"}, r"over_sample_rate=nan: expected a number"),
+        ({"over_sample_rate": "inf"}, r"over_sample_rate=inf: expected a number"),
+        ({"over_sample_rate": "'0.25'"}, r"over_sample_rate='0\.25': expected a number"),
+        ({"over_sample_rate": "true"}, r"over_sample_rate=True: expected a number"),
+        ({"over_sample_rate": "[0.25]"}, r"over_sample_rate=\[0\.25\]: expected a number"),
+        (
+            {"over_sample_rate": "0.25", "name": "sglang"},
+            r"over_sample_rate=0\.25: with actor_rollout_ref\.rollout\.name='sglang' single generations cannot be",
+        ),
+        (
+            {"over_sample_rate": "0.25", "trainer.use_v1": "False"},
+            r"over_sample_rate=0\.25: only verl's own V1 trainers take it, got trainer\.use_v1=False",
+        ),
+        (
+            {"over_sample_rate": "0.25", "trainer.v1.trainer_mode": "mine"},
+            r"over_sample_rate=0\.25: only verl's own V1 trainers take it, .* trainer\.v1\.trainer_mode='mine'",
+        ),
+        (
+            {"over_sample_rate": "0.25", "+agent.agent_loop_manager_class": "mine.Manager"},
+            r"over_sample_rate=0\.25: .*agent_loop_manager_class='mine\.Manager' does not cut samples; leave it out",
+        ),
+    ],
+)
+def test_over_sampling_that_cannot_be(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+
+    with pytest.raises(ConfigError, match=message):
+        over_sampled(changes, monkeypatch)
+
+
+@pytest.mark.parametrize("rate", ["0", "0.0", "null", "0.25", "0.5"])
+def test_over_sampling_that_can_be(rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = over_sampled({"over_sample_rate": rate}, monkeypatch)
+    agent = config.actor_rollout_ref.rollout.agent
+    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.manager.MultiTurnManager"
+    off = over_sampled({"over_sample_rate": "0", "name": "sglang", "trainer.use_v1": "False"}, monkeypatch)
+    assert off.actor_rollout_ref.rollout.over_sample_rate == 0
+
+
+def over_sampled(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Check a configuration with these settings of the rollout or the trainer, and return it."""
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    named = {"ray_kwargs.ray_init.num_cpus": "64"}
+    for key, value in changes.items():
+        plus, name = key[: key.startswith("+")], key.removeprefix("+")
+        named[name if name.startswith("trainer.") else f"{plus}{ROLLOUT}.{name}"] = value
+    config = composed(**named)
+    configuration.prepare_config(config)
+    return config
 
 
 def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ ORDER = [
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}
 # One subject in two rooms. Any other name belongs to one file.
-SAME_SUBJECT = {"closing", "gsm8k", "otc", "qwen_vl", "slots", "sql", "staleness", "void_turns"}
+SAME_SUBJECT = {"closing", "gsm8k", "otc", "oversampling", "qwen_vl", "slots", "sql", "staleness", "void_turns"}
 
 
 def modules() -> dict[str, Path]:

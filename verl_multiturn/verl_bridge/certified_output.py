@@ -60,6 +60,16 @@ class CertifiedOutput(AgentLoopOutput):
         return output
 
 
+def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
+    """Tell whether an agent loop returned a conversation that can be trained; one of another loop than ours always can.
+
+    Args:
+        output: what the agent loop's `run` returned; an empty list is no conversation.
+    """
+    outputs = output if isinstance(output, list) else [output]
+    return bool(outputs) and all(getattr(each, "stats", {}).get("valid", True) for each in outputs)
+
+
 @dataclass(frozen=True)
 class OutputSettings:
     """What the settings and the model say of the rows that verl gets."""

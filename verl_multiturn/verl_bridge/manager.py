@@ -5,6 +5,10 @@
 
 verl's trainer looks at TransferQueue every two seconds. With `wait` it goes on as soon as there is something new, and
 verl's two seconds remain the longest that it waits.
+
+With `rollout.over_sample_rate` a worker begins more samples of a training prompt than `rollout.n`, and cuts those that
+are too many (`rollout/oversampling.py`). A group is over when its cut samples have ended too: a server must not be put
+to sleep while it still samples.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +28,9 @@ from ray.exceptions import ActorDiedError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.describe import describe
+from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
+from verl_multiturn.verl_bridge.certified_output import is_valid
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
 
 logger = logging.getLogger(__name__)
@@ -38,7 +45,7 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class MultiTurnWorker(_VerlWorker):
-    """verl's agent-loop worker, whose groups can be waited for and cancelled."""
+    """verl's agent-loop worker, whose groups can be waited for and cancelled, and whose prompts are over-sampled."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,6 +56,8 @@ class MultiTurnWorker(_VerlWorker):
         """Groups that have ended, with that time; those that the trainer has seen are forgotten."""
         self._forgotten = 0
         self._changed = asyncio.Event()
+        self._oversampled: dict[str, FirstValid] = {}
+        self._cut = (0, 0.0)
 
     async def finished(self, seen: int) -> list[tuple[str, float]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`.
@@ -56,7 +65,7 @@ class MultiTurnWorker(_VerlWorker):
         Returns:
             The uid of each group, and when its last conversation ended (`time.time`).
         """
-        del self._ended[: seen - self._forgotten]
+        del self._ended[: max(0, seen - self._forgotten)]
         self._forgotten = max(seen, self._forgotten)
         while not self._ended:
             await self._changed.wait()
@@ -73,19 +82,41 @@ class MultiTurnWorker(_VerlWorker):
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
 
-    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    async def take_cut(self) -> tuple[int, float]:
+        """Return how many samples were cut since the last call, and the seconds that they took."""
+        cut, self._cut = self._cut, (0, 0.0)
+        return cut
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
         uid, task = prompt["uid"], asyncio.current_task()
         assert task is not None
         self._groups[uid] = task
+        rollout = self.config.actor_rollout_ref.rollout
+        if (rate := rollout.get("over_sample_rate")) and not trajectory["validate"]:
+            wanted = int(prompt.get("__rollout_n__", rollout.n))
+            prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
+            self._oversampled[uid] = FirstValid(wanted, started)
         try:
-            await super()._run_prompt(prompt, *args, **kwargs)
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         finally:
+            if (samples := self._oversampled.pop(uid, None)) is not None:
+                self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
             del self._groups[uid]
             self._ended.append((uid, self._conversation_ends.pop(uid, time.time())))
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
+        run = partial(super()._run_agent_loop, *args, **kwargs)
+        samples = self._oversampled.get(kwargs["uid"])
+        await (run() if samples is None else samples.run(kwargs["session_id"], run))
+
     async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        samples = self._oversampled.get(uid)
+        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
+            return
         self._conversation_ends[uid] = time.time()
         # A row that is being written is written to its end, so that nothing is written after a cancellation.
         await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs)))
@@ -163,6 +194,16 @@ class MultiTurnManager(AgentLoopManagerTQ):
         for uid in uids:
             self._groups.pop(uid, None)
         return cancelled
+
+    def take_cut(self) -> tuple[int, float]:
+        """Return how many samples were cut since the last call, and the seconds that they took."""
+        asked = [worker.take_cut.remote() for worker in self.agent_loop_workers]
+        samples, seconds = 0, 0.0
+        for answer in asked:
+            with contextlib.suppress(ActorDiedError):  # what a dead worker has cut is not known
+                cut, cut_s = ray.get(answer)
+                samples, seconds = samples + cut, seconds + cut_s
+        return samples, seconds
 
     def _collect(self) -> None:
         """Take the answers that polls have; replace workers that have died."""

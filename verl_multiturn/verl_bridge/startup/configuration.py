@@ -32,6 +32,7 @@ from verl_multiturn.verl_bridge.processors import engine_image_settings, load_pr
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
 from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, MANAGER, agent_loops, own_loops
 from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
+from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
@@ -91,6 +92,7 @@ def prepare_config(config: DictConfig) -> None:
         check_staleness(config, settings, _our_mode(config))
         if _has_our_trainer(config):
             check_batch_sizes(config)
+        check_over_sampling(config, _our_mode(config), MANAGER)
         _choose_trainer(config, settings)
     if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
@@ -139,7 +141,6 @@ def _check_dead_keys(rollout: DictConfig) -> None:
     dead = {
         "multi_turn.use_inference_chat_template": "leave it out: the chat template of the model is always used",
         "multi_turn.num_repeat_rollouts": "leave it out, and set rollout.n",
-        "over_sample_rate": "leave it out: no agent loop aborts requests",
     }
     for key, remedy in dead.items():
         if value := OmegaConf.select(rollout, key):

@@ -37,7 +37,13 @@ from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking, replay_buffer_from
-from verl_multiturn.verl_bridge.trainer.report import PREFIX, VALIDATION_PREFIX, observe_samples, prefixed
+from verl_multiturn.verl_bridge.trainer.report import (
+    PREFIX,
+    VALIDATION_PREFIX,
+    cut_metrics,
+    observe_samples,
+    prefixed,
+)
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
@@ -56,6 +62,7 @@ class MultiTurnHooks:
     global_steps: int
     local_trigger_step: int
     replay_buffer: Any
+    agent_loop_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
 
@@ -70,6 +77,7 @@ class MultiTurnHooks:
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
+        self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
         self._rerolls = Rerolls(bound) if bound is not None and bound.strategy == "reroll" else None
 
     def _build_replay_buffer(self) -> Any:
@@ -119,6 +127,8 @@ class MultiTurnHooks:
         for each in counted:
             metrics.update(each.metrics())
         metrics.update(prefixed(PREFIX, list(fetch_stats(batch).values())))
+        if self._over_samples:
+            metrics.update(cut_metrics(self.agent_loop_manager))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:

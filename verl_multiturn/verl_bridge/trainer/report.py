@@ -16,7 +16,7 @@ from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 PREFIX = "rollout/"
 VALIDATION_PREFIX = "val/rollout/"
 ASYNC_PREFIX = "rollout/async/"
-"""Beginning of the metrics about the ages of tokens."""
+"""Beginning of the metrics about the ages of tokens, and about samples that were cut."""
 
 
 @contextmanager
@@ -49,3 +49,13 @@ def observe_samples(replay_buffer: Any, stats: list[Stats]) -> Iterator[None]:
 def prefixed(prefix: str, stats: list[Stats]) -> dict[str, float]:
     """Return the metrics of conversations, their names beginning with `prefix`."""
     return {prefix + key: value for key, value in aggregate(stats).items()}
+
+
+def cut_metrics(manager: Any) -> dict[str, float]:
+    """Return how many samples over-sampling has cut since the last call, and the seconds that they took.
+
+    Args:
+        manager: our agent-loop manager.
+    """
+    samples, seconds = manager.take_cut()
+    return {f"{ASYNC_PREFIX}cut_samples": samples, f"{ASYNC_PREFIX}cut_seconds": seconds}
