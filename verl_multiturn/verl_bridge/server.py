@@ -4,6 +4,8 @@ What it adds:
 - a pause ends as soon as the last generation has stopped; SGLang's own loop looks once a second;
 - a generation is asked for only while the server is not paused, so that all its tokens have the weight version that
   the server had when it began;
+- a generation that is stopped just at the end of its turn has ended; SGLang calls it aborted, so that it would go on
+  behind the end token;
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
 - a single generation can be stopped.
 """
@@ -11,6 +13,7 @@ What it adds:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.managers.io_struct import ContinueGenerationReqInput
@@ -30,16 +33,20 @@ class AsyncSGLangServer(SGLangHttpServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._admission = Admission()
+        # One pause or resumption at a time. A door that opens while SGLang is paused would let generations in that
+        # cannot begin, for whose end the pause would wait for ever.
+        self._switching = asyncio.Lock()
 
     async def generate(
         self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
         """Sample as verl's server does; return without a token where the server is paused.
 
-        `extra_fields["global_steps"]` of the output is the version of the weights that sampled all its tokens.
-        `extra_fields["paused"]` tells whether the server is paused.
+        `extra_fields["global_steps"]` of the output is the version of the weights that sampled all its tokens; None
+        where it changed meanwhile, without a pause. `extra_fields["paused"]` tells whether the server is paused.
         """
         version = self.global_steps
+        ends = self._end_ids(sampling_params)
         if not self._admission.enter():
             return TokenOutput(
                 token_ids=[], log_probs=[], stop_reason="abort", extra_fields={"global_steps": version, PAUSED: True}
@@ -48,7 +55,9 @@ class AsyncSGLangServer(SGLangHttpServer):
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
             self._admission.leave()
-        output.extra_fields["global_steps"] = version
+        if output.stop_reason == "abort" and output.token_ids and output.token_ids[-1] in ends:
+            output.stop_reason = "stop"
+        output.extra_fields["global_steps"] = version if self.global_steps == version else None
         output.extra_fields[PAUSED] = not self._admission.is_open
         return output
 
@@ -68,20 +77,32 @@ class AsyncSGLangServer(SGLangHttpServer):
         """
         if self.node_rank != 0:
             return
-        self._admission.close(leaves=reject_request)
-        manager = self.tokenizer_manager
-        async with manager.is_pause_cond:
-            manager.is_pause = True  # holds up requests that come over HTTP
-        while True:
-            manager.abort_request(abort_all=True)
-            if await self._admission.emptied(_AGAIN_S):
-                if not await manager.model_update_lock.is_locked():
-                    return
-                await asyncio.sleep(_AGAIN_S)  # requests that came over HTTP are not counted at the door
+        async with self._switching:
+            self._admission.close(leaves=reject_request)
+            manager = self.tokenizer_manager
+            async with manager.is_pause_cond:
+                manager.is_pause = True  # holds up requests that come over HTTP
+            while True:
+                manager.abort_request(abort_all=True)
+                if await self._admission.emptied(_AGAIN_S):
+                    if not await manager.model_update_lock.is_locked():
+                        return
+                    await asyncio.sleep(_AGAIN_S)  # requests that came over HTTP are not counted at the door
 
     async def resume_generation(self) -> None:
         """Let generations begin again."""
         if self.node_rank != 0:
             return
-        await self.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
-        self._admission.open()
+        async with self._switching:
+            await self.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
+            self._admission.open()
+
+    def _end_ids(self, sampling_params: Mapping[str, Any]) -> set[int]:
+        """Return the tokens at which SGLang ends a generation by itself."""
+        if sampling_params.get("ignore_eos"):
+            return set()
+        manager = self.tokenizer_manager
+        ends = {*(sampling_params.get("stop_token_ids") or ()), *(manager.model_config.hf_eos_token_id or ())}
+        if manager.tokenizer is not None:
+            ends |= {manager.tokenizer.eos_token_id, *(manager.tokenizer.additional_stop_token_ids or ())}
+        return ends

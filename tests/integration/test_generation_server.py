@@ -1,0 +1,134 @@
+"""Our generation server: pauses and versions, over a stand-in for SGLang."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore::UserWarning:sglang")]
+
+
+class Lock:
+    async def is_locked(self) -> bool:
+        return False
+
+
+class Manager:
+    """SGLang's manager as far as pauses go: a generation waits while `is_pause`, and ends when it is aborted."""
+
+    def __init__(self) -> None:
+        self.is_pause = False
+        self.is_pause_cond = asyncio.Condition()
+        self.model_update_lock = Lock()
+        self.model_config = SimpleNamespace(hf_eos_token_id={2})
+        self.tokenizer: Any = None
+        self.began = asyncio.Event()
+        self.aborted = asyncio.Event()
+        self.sampling = 0
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        if self.sampling:
+            self.aborted.set()
+
+    async def continue_generation(self, _: Any) -> None:
+        async with self.is_pause_cond:
+            self.is_pause = False
+            await asyncio.sleep(0)
+            self.is_pause_cond.notify_all()
+
+    async def sample(self, ids: list[int]) -> list[int]:
+        async with self.is_pause_cond:
+            await self.is_pause_cond.wait_for(lambda: not self.is_pause)
+        self.sampling += 1
+        self.began.set()
+        await self.aborted.wait()
+        self.sampling -= 1
+        if not self.sampling:
+            self.aborted.clear()
+        return ids
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from verl.workers.rollout.replica import TokenOutput
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    from verl_multiturn.verl_bridge.server import AsyncSGLangServer
+
+    def begin(self: Any) -> None:
+        self.node_rank, self.global_steps, self.tokenizer_manager = 0, 4, Manager()
+
+    async def generate(self: Any, prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Any:
+        ids = await self.tokenizer_manager.sample(prompt_ids)
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="abort", extra_fields={})
+
+    monkeypatch.setattr(SGLangHttpServer, "__init__", begin)
+    monkeypatch.setattr(SGLangHttpServer, "generate", generate)
+    return AsyncSGLangServer()
+
+
+async def begun(server: Any, ids: list[int], **params: Any) -> asyncio.Future[Any]:
+    """Return a generation that samples."""
+    asking: asyncio.Future[Any] = asyncio.ensure_future(server.generate(ids, params, "r"))
+    await server.tokenizer_manager.began.wait()
+    return asking
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "reason"),
+    [
+        ([7, 8], {}, "abort"),
+        ([7, 2], {}, "stop"),
+        ([7, 8], {"stop_token_ids": [8]}, "stop"),
+        ([7, 8], {"stop_token_ids": [8], "ignore_eos": True}, "abort"),
+        ([8, 7], {"stop_token_ids": [8]}, "abort"),
+        ([], {"stop_token_ids": [8]}, "abort"),
+    ],
+)
+async def test_a_generation_stopped_at_the_end_of_its_turn_has_ended(
+    server: Any, ids: list[int], params: dict[str, Any], reason: str
+) -> None:
+    asking = await begun(server, ids, **params)
+    await server.abort_all_requests()
+    output = await asking
+    assert (output.stop_reason, output.extra_fields) == (reason, {"global_steps": 4, "paused": True})
+
+
+async def test_the_tokenizer_knows_end_tokens_too(server: Any) -> None:
+    server.tokenizer_manager.tokenizer = SimpleNamespace(eos_token_id=5, additional_stop_token_ids=None)
+    asking = await begun(server, [5])
+    await server.abort_all_requests()
+    assert (await asking).stop_reason == "stop"
+
+
+async def test_a_paused_server_samples_nothing(server: Any) -> None:
+    await server.abort_all_requests()
+    output = await server.generate([7], {}, "r")
+    assert (output.token_ids, output.stop_reason) == ([], "abort")
+    assert output.extra_fields == {"global_steps": 4, "paused": True}
+
+
+async def test_a_version_that_changes_without_a_pause_is_not_known(server: Any) -> None:
+    asking = await begun(server, [7])
+    server.global_steps = 5
+    await server.abort_all_requests()
+    assert (await asking).extra_fields["global_steps"] is None
+
+
+async def test_a_pause_waits_for_a_resumption_that_has_begun(server: Any) -> None:
+    """The door must not be open while SGLang is paused: the pause would wait for what cannot begin."""
+    await server.abort_all_requests()
+    async with server.tokenizer_manager.is_pause_cond:  # SGLang holds it while weights are updated
+        resuming = asyncio.ensure_future(server.resume_generation())
+        await asyncio.sleep(0)
+        pausing = asyncio.ensure_future(server.abort_all_requests())
+        await asyncio.sleep(0)
+    await resuming
+    asking = asyncio.ensure_future(server.generate([7], {}, "r"))
+    async with asyncio.timeout(5):
+        await pausing
+        output = await asking
+    assert (output.stop_reason, output.extra_fields["paused"]) == ("abort", True)
+    assert not server._admission.is_open
+    assert server.tokenizer_manager.is_pause
