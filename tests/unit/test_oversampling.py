@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from verl_multiturn.rollout import oversampling
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 
 
@@ -88,7 +90,7 @@ async def test_of_several_that_end_in_one_moment_only_as_many_as_there_are_place
     assert group.samples.cut_samples == 3
 
 
-async def test_a_sample_that_ends_although_it_was_cut_does_not_stay() -> None:
+async def test_a_sample_that_ends_although_it_was_cut_does_not_stay(caplog: pytest.LogCaptureFixture) -> None:
     group = Group(wanted=1, started=3)
 
     async def end_anyway(number: int) -> None:
@@ -100,6 +102,25 @@ async def test_a_sample_that_ends_although_it_was_cut_does_not_stay() -> None:
     await asyncio.gather(*group.tasks)
     assert group.events == []
     assert group.samples.cut_samples == 2
+    assert caplog.messages == []
+
+
+async def test_the_seconds_of_cut_samples_last_until_each_of_them_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(oversampling, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    group = Group(wanted=1, started=3)
+
+    async def release_tools(number: int) -> None:
+        clock.now += 4
+        raise asyncio.CancelledError
+
+    group.on_cancel = release_tools
+    await group.happened()
+    clock.now = 2.0
+    await group.end((0, False))
+    clock.now = 5.0
+    assert await group.end((1, True)) == ["1 stays", "2 cut"]
+    assert group.samples.cut_s == 2 + (5 + 4)
 
 
 async def test_the_error_of_a_cut_sample_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,19 +180,21 @@ async def test_a_sample_that_fails_takes_no_place_and_holds_nobody_up() -> None:
     await last.happened()
     assert await last.end((0, False), (2, True)) == ["2 stays"]
     assert await last.end((1, RuntimeError("broken"))) == ["0 stays"]
+    assert str(last.tasks[1].exception()) == "broken"
     assert last.samples.cut_samples == 0
 
 
 async def test_samples_that_have_not_begun_are_cut_too() -> None:
     samples = FirstValid(1, 3)
-    stayed = []
+    begun, stayed = [], []
 
     async def sample(number: int) -> None:  # never waits, so that it is over before the next one begins
+        begun.append(number)
         if await samples.stays(number, True):
             stayed.append(number)
 
     await asyncio.gather(*(samples.run(number, lambda number=number: sample(number)) for number in range(3)))
-    assert stayed == [0]
+    assert begun == stayed == [0]
     assert samples.cut_samples == 2
 
 
