@@ -27,7 +27,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import logging
 import os
 import random
 import tempfile
@@ -325,7 +324,6 @@ def main() -> None:
     parser.add_argument("--control", type=int, default=20, help="pauses of verl's own server")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for so small a model a second thread costs more than it brings
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it reports that the loop ends before its server
     with tempfile.TemporaryDirectory() as folder:
         try:
             figures = asyncio.run(measure(Path(folder), args))

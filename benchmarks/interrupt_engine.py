@@ -9,6 +9,7 @@ version. It tells conversations apart by a context variable, which follows a con
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -257,6 +258,8 @@ async def start(path: Path) -> Engine:
     ours = config.actor_rollout_ref
     server = AsyncSGLangServer(ours.rollout, ours.model, RolloutMode.STANDALONE, [], 0, 0, 1, "", 0)
     await server.launch_server()
+    # uvicorn, whose settings are made by now, reports that the loop ends before its server does.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     await server.set_global_steps(0)
     return Engine(config, server, RolloutClient)
 
