@@ -132,3 +132,13 @@ async def test_a_pause_waits_for_a_resumption_that_has_begun(server: Any) -> Non
     assert (output.stop_reason, output.extra_fields["paused"]) == ("abort", True)
     assert not server._admission.is_open
     assert server.tokenizer_manager.is_pause
+
+
+def test_more_conversations_than_rays_own_limit_may_wait_in_a_pause() -> None:
+    """The call that ends the pause would otherwise stand in line behind those that wait for it."""
+    from verl_multiturn.verl_bridge.replica import AsyncSGLangReplica
+
+    replica: Any = object.__new__(AsyncSGLangReplica)
+    for sequences in (256, 2048, 200_000):
+        replica.config = SimpleNamespace(max_num_seqs=sequences)
+        assert replica.max_concurrency > max(sequences, 50_000)
