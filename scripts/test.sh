@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
 #   bash scripts/test.sh [--fast] [pytest arguments]
-#   --fast   leaves out the tests that need verl, Ray or SGLang; takes less than 3 minutes on two cores
+#   --fast   leaves out the tests that need verl, Ray or SGLang; takes 3 to 4 minutes on two cores
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
