@@ -21,12 +21,19 @@ class Worker:
         self.changed = asyncio.Event()
 
     async def generate_sequences(self, prompts: Any) -> None:
+        if any("slow" in uid for uid in prompts["uid"]):
+            await asyncio.sleep(0.5)
         self.given += list(prompts["uid"])
+        self.changed.set()
         if any("deadly" in uid for uid in prompts["uid"]):
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def finished(self, seen: int) -> list[tuple[str, float]]:
         while len(self.ended) <= seen:
+            if any("unreachable" in uid for uid in self.given):
+                from ray.exceptions import ActorUnavailableError
+
+                raise ActorUnavailableError("the network is down", None)
             self.changed.clear()
             await self.changed.wait()
         return self.ended[seen:]
@@ -46,14 +53,15 @@ class Worker:
 
 
 class Queue:
-    """The tags of TransferQueue."""
+    """The tags of TransferQueue, of one partition."""
 
     def __init__(self) -> None:
         self.tags: dict[str, dict[str, Any]] = {}
         self.cleared: list[str] = []
+        self.partition = "train"
 
     def list_prompts(self, partition: str) -> dict[str, dict[str, Any]]:
-        assert partition == "train"
+        assert partition == self.partition
         return self.tags
 
     def clear_groups(self, uids: Any, partition: str, *, prompts: bool) -> None:
@@ -93,10 +101,13 @@ def started(cluster: None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Queue]
 
 
 def submit(manager: Any, queue: Queue, *uids: str) -> None:
-    from verl.utils.tensordict_utils import get_tensordict
+    from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 
     queue.tags |= {uid: {"status": "running"} for uid in uids}
-    manager.generate_sequences(get_tensordict({"uid": list(uids)}))
+    prompts = get_tensordict({"uid": list(uids)})
+    if queue.partition == "val":
+        assign_non_tensor_data(prompts, "validate", True)
+    manager.generate_sequences(prompts)
 
 
 def groups(worker: Any) -> list[str]:
@@ -151,3 +162,59 @@ def test_a_dead_worker_has_nothing_to_cancel(started: tuple[Any, Queue]) -> None
     assert manager.cancel(["a", "b"]) == 1
     until(manager, lambda: manager.agent_loop_workers[0] is not first)
     assert groups(manager.agent_loop_workers[0]) == []
+
+
+def test_a_worker_that_dies_in_a_validation_is_replaced(started: tuple[Any, Queue]) -> None:
+    import ray
+
+    manager, queue = started
+    queue.partition = "val"
+    submit(manager, queue, "a", "b")
+    first, _ = manager.agent_loop_workers
+    os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    until(manager, lambda: groups(manager.agent_loop_workers[0]) == ["a"])
+    assert "validate" in manager._groups["a"].prompt
+
+
+def test_a_worker_that_cannot_be_reached_is_ended_and_replaced(started: tuple[Any, Queue]) -> None:
+    import ray
+    from ray.exceptions import RayActorError
+
+    manager, queue = started
+    submit(manager, queue, "unreachable", "b")
+    first, _ = manager.agent_loop_workers
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    with pytest.raises(RayActorError):
+        ray.get(first.groups.remote())
+    assert queue.cleared[0] == "unreachable"
+
+
+def test_a_group_is_not_cancelled_before_its_new_worker_has_it(started: tuple[Any, Queue]) -> None:
+    import ray
+
+    manager, queue = started
+    submit(manager, queue, "slow", "b")
+    first, _ = manager.agent_loop_workers
+    os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    assert manager.cancel(["slow"]) == 1
+
+
+def test_groups_that_nobody_waits_for_are_forgotten(
+    started: tuple[Any, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay buffer of the user's own asks neither for groups nor for their ends."""
+    import ray
+
+    from verl_multiturn.verl_bridge import manager as module
+
+    manager, queue = started
+    monkeypatch.setattr(module, "_ENDS", 2)
+    for number in range(4):
+        submit(manager, queue, f"a{number}")
+        ray.get(manager.agent_loop_workers[0].end.remote(f"a{number}"))
+        ray.wait(list(manager._polls.values()), num_returns=1, timeout=60)
+    submit(manager, queue, "b")
+    assert sorted(manager._groups) == ["b"]
+    assert list(manager._ends) == ["a2", "a3"]

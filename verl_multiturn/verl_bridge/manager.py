@@ -24,7 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.describe import describe
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _RESTARTS = 3
 # Seconds after which Ray tells a poll that its worker has died, at the latest.
 _TOLD_S = 60.0
+# How many groups' ends are remembered.
+_ENDS = 10_000
 
 # verl's worker is defined as a Ray actor, which cannot be subclassed; this is the class inside.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -132,6 +134,8 @@ class _Group:
     place: int
     """Row of the group in it."""
     restarts: int = 0
+    begins: Any = None
+    """Ray's reference of the call that begins the group again."""
 
     @property
     def prompt(self) -> Any:
@@ -141,14 +145,16 @@ class _Group:
     @property
     def partition(self) -> str:
         """The group's partition of TransferQueue."""
-        return "val" if self.chunk.get("validate", None) else TRAIN
+        # `get` returns an object of TensorDict, which has no truth value.
+        return "val" if "validate" in self.chunk and self.chunk["validate"] else TRAIN  # noqa: RUF019
 
 
 class MultiTurnManager(AgentLoopManagerTQ):
     """verl's manager with our workers.
 
     A worker that dies, for example because the system ran out of memory, is replaced. Its unfinished groups are begun
-    again, at most three times each; after that a group counts as failed.
+    again, at most three times each; after that a group counts as failed. A worker that Ray does not reach any more is
+    ended first; when its whole node is lost, Ray takes up to a minute to call it dead.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -164,18 +170,17 @@ class MultiTurnManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
         self._collect()
+        self._poll()  # nobody may ever call `wait`, as with a replay buffer of the user's
         for index, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
             self._groups |= {uid: _Group(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
         try:
             super().generate_sequences(prompts)
-        except ActorDiedError:  # found again by the poll, which replaces the worker
+        except RayActorError:  # found again by the poll, which replaces the worker
             self.wait(_TOLD_S)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a group has ended since the last call, at most `timeout_s` seconds."""
-        for index, worker in enumerate(self.agent_loop_workers):
-            if index not in self._polls:
-                self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
+        self._poll()
         ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_s)
         self._collect()
 
@@ -186,10 +191,14 @@ class MultiTurnManager(AgentLoopManagerTQ):
 
     def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""
+        # Ray may run a later call of a new worker first, which would find nothing to cancel.
+        begins = [self._groups[uid].begins for uid in uids if uid in self._groups and self._groups[uid].begins]
+        if begins:
+            ray.wait(begins, num_returns=len(begins), timeout=_TOLD_S)
         asked = [worker.cancel.remote(list(uids)) for worker in self.agent_loop_workers]
         cancelled = 0
         for answer in asked:
-            with contextlib.suppress(ActorDiedError):  # a dead worker runs nothing
+            with contextlib.suppress(RayActorError):  # a dead worker runs nothing
                 cancelled += ray.get(answer)
         for uid in uids:
             self._groups.pop(uid, None)
@@ -200,10 +209,16 @@ class MultiTurnManager(AgentLoopManagerTQ):
         asked = [worker.take_cut.remote() for worker in self.agent_loop_workers]
         samples, seconds = 0, 0.0
         for answer in asked:
-            with contextlib.suppress(ActorDiedError):  # what a dead worker has cut is not known
+            with contextlib.suppress(RayActorError):  # what a dead worker has cut is not known
                 cut, cut_s = ray.get(answer)
                 samples, seconds = samples + cut, seconds + cut_s
         return samples, seconds
+
+    def _poll(self) -> None:
+        """Ask each worker for the groups that end, unless it is asked already."""
+        for index, worker in enumerate(self.agent_loop_workers):
+            if index not in self._polls:
+                self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
 
     def _collect(self) -> None:
         """Take the answers that polls have; replace workers that have died."""
@@ -212,18 +227,21 @@ class MultiTurnManager(AgentLoopManagerTQ):
         for index in [index for index, poll in self._polls.items() if poll in ready]:
             try:
                 ended = ray.get(self._polls.pop(index))
-            except ActorDiedError as error:
+            except RayActorError as error:
                 self._replace(index, error)
                 continue
             self._seen[index] = self._seen.get(index, 0) + len(ended)
             self._ends.update(ended)
+            for uid in list(self._ends)[:-_ENDS]:  # of groups that nobody asks for: they were thrown away
+                del self._ends[uid]
             for uid, _ in ended:
                 self._groups.pop(uid, None)
 
-    def _replace(self, index: int, error: ActorDiedError) -> None:
+    def _replace(self, index: int, error: RayActorError) -> None:
         """Start a worker in the place of one that has died, and begin its unfinished groups again."""
         lost = {uid: group for uid, group in self._groups.items() if group.worker == index}
         logger.error("agent-loop worker %d has died and is replaced: %s", index, describe(error))
+        ray.kill(self.agent_loop_workers[index])  # one that cannot be reached may be alive, and write
         # The place of a worker is Ray's choice here: the node of the old one may be gone, too.
         worker = self.agent_loop_workers_class.options(name=f"agent_loop_worker_{index}_{uuid4().hex[:8]}").remote(
             self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
@@ -243,5 +261,5 @@ class MultiTurnManager(AgentLoopManagerTQ):
                     del self._groups[uid]
                 else:
                     here[uid].restarts += 1
-                    worker.generate_sequences.remote(here[uid].prompt)
+                    here[uid].begins = worker.generate_sequences.remote(here[uid].prompt)
             logger.error("%d groups of %r are begun again, %d have failed", len(again), partition, len(given_up))
