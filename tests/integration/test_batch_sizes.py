@@ -45,6 +45,7 @@ def check(**changes: Any) -> None:
             f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
         },
         {"trainer.v1.trainer_mode": "separate_async", STEPS: 2},
+        {"trainer.v1.trainer_mode": "colocate_async", "+trainer.v1.colocate_async.parameter_sync_step": 1},
     ],
 )
 def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
@@ -81,6 +82,10 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
         (
             {"trainer.v1.trainer_mode": "separate_async", STEPS: 4},
             "separate_async needs their product 128 as train_batch_size",
+        ),
+        (
+            {"trainer.v1.trainer_mode": "colocate_async", "+trainer.v1.colocate_async.parameter_sync_step": 2},
+            "trainer.v1.colocate_async.parameter_sync_step=2: only the trainer separate_async makes several updates",
         ),
     ],
 )

@@ -21,7 +21,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self._groups, self._conversation_ends, self._ended, self._forgotten = {}, {}, [], 0
             self._changed = asyncio.Event()
-            self._oversampled = {}
+            self._oversampled, self._writing = {}, set()
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
             self.let_go = asyncio.Event()
@@ -37,6 +37,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             await self._agent_loop_postprocess(uid=uid, session_id=session_id)
 
     async def write(self: Any, uid: str, session_id: int) -> None:
+        await self._compute_score([], kwargs={})
+        await self._compute_teacher_logprobs()
         self.writing.set()
         await asyncio.sleep(0.01)
         self.puts.append((f"{uid}_{session_id}", "row"))
@@ -47,7 +49,16 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         made.puts.append((key, tag["status"]))
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
-    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_agent_loop_postprocess", write)
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    for name, method in (
+        ("_agent_loop_postprocess", write),
+        ("_compute_score", nothing),
+        ("_compute_teacher_logprobs", nothing),
+    ):
+        monkeypatch.setattr(MultiTurnWorker.__mro__[1], name, method)
     return made
 
 
@@ -93,3 +104,24 @@ async def test_a_row_that_is_being_written_is_written_before_a_cancellation_ends
     await asyncio.sleep(0.05)
     assert worker.puts == written
     assert ("a", "finished") not in written
+
+
+async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what TransferQueue is being given must be waited for, see above."""
+    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+
+    scoring = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> None:
+        scoring.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_compute_score", never)
+    start(worker, "a")
+    worker.let_go.set()
+    await scoring.wait()
+    async with asyncio.timeout(5):
+        assert await worker.cancel(["a"]) == 1
+    assert (worker.puts, worker._writing) == ([("a", "running")], set())

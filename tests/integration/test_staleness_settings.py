@@ -108,6 +108,10 @@ def test_the_derived_values_may_be_written_out() -> None:
             {**COLOCATED, ETA: "1", "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "my.Manager"},
             "staleness_strategy='reroll' cancels groups, which actor_rollout_ref.rollout.agent.",
         ),
+        (
+            {**COLOCATED, STRATEGY: "drop"},
+            "staleness_strategy='drop' has no effect without actor_rollout_ref.rollout.custom.multiturn.max_staleness",
+        ),
         ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive' copies weights within one process"),
         (
             {**SEPARATE, BACKEND: "delta_sharded"},
@@ -137,3 +141,18 @@ def test_the_whole_check_looks_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
         configuration.prepare_config(composed(**{ETA: "2"}))
     with pytest.raises(ConfigError, match=r"max_staleness: Input should be a valid integer, got 1\.5"):
         configuration.prepare_config(composed(**{ETA: "1.5"}))
+
+
+@pytest.mark.parametrize("changes", [{ETA: "1"}, {"actor_rollout_ref.rollout.over_sample_rate": "0.25"}])
+def test_nothing_is_ignored_in_a_run_of_verls_loops(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    verls = {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent", **COLOCATED, **changes}
+    key = next(iter(changes)).lstrip("+")
+    with pytest.raises(
+        ConfigError, match=re.escape(key) + r"=\S+ has no effect, since no row is known to use the agent"
+    ):
+        configuration.prepare_config(composed(**verls))

@@ -344,3 +344,11 @@ def test_a_closed_terminal_ends_what_was_started_unless_told_otherwise(tmp_path:
         assert (launcher.wait(60) != 0) == bool(status)
     grandchild = int(log.read_text())
     assert not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))
+
+
+def test_a_mode_that_a_recipe_does_not_find_is_refused() -> None:
+    """Hydra would take `+mode=…` for a new key, and the run would go on in the recipe's own mode."""
+    for mode in ("sync", "colocate_async", "separate_async"):
+        assert f"+mode={mode}" in plan_run("quickstart", mode=mode).settings()
+        with pytest.raises(ConfigError, match=rf"--mode {mode}: .*config\.yaml' does not find mode/{mode}\.yaml"):
+            plan_run("retool/sft", mode=mode)

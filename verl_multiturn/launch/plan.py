@@ -173,6 +173,12 @@ def plan_run(
     _check_variants(variants, folder, searched)
     if mode is not None and mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}; {_hint(mode, MODES)}known are {', '.join(MODES)}")
+    if mode is not None and not _has_mode(mode, folder, searched):
+        raise ConfigError(
+            f"--mode {mode}: {str(folder / 'config.yaml')!r} does not find mode/{mode}.yaml, so that it would have no "
+            "effect; leave it out, or add file://recipes/common/config to hydra.searchpath. A trainer for SFT has no "
+            "modes"
+        )
     outputs = Path.cwd() / "outputs" if is_in_wheel(root) else root / "outputs"
     name = str(primary["recipe"]["name"])
     parts = [name, *variants, *([mode] if mode is not None else []), *(["smoke"] if smoke else [])]
@@ -248,8 +254,18 @@ def _without_groups(
     return list(dict.fromkeys(chosen)), smoke, rest
 
 
+def _has_mode(mode: str, folder: Path, searched: Sequence[str]) -> bool:
+    """Tell whether Hydra finds the file of a mode. It takes `+mode=…` for a key of the user's own otherwise."""
+    return any((place / "mode" / f"{mode}.yaml").is_file() for place in _folders(folder, searched))
+
+
+def _folders(folder: Path, searched: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration groups: the recipe's own, and those that it names."""
+    return [folder, *(Path(entry.removeprefix(_FILE)) for entry in searched if entry.startswith(_FILE))]
+
+
 def _check_variants(variants: Sequence[str], folder: Path, searched: Sequence[str]) -> None:
-    folders = [folder, *(Path(entry.removeprefix(_FILE)) for entry in searched if entry.startswith(_FILE))]
+    folders = _folders(folder, searched)
     known = sorted(
         {path.name.removesuffix(".yaml") for place in folders for path in (place / "variant").glob("*.yaml")}
     )

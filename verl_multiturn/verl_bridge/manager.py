@@ -60,6 +60,8 @@ class MultiTurnWorker(_VerlWorker):
         self._changed = asyncio.Event()
         self._oversampled: dict[str, FirstValid] = {}
         self._cut = (0, 0.0)
+        self._writing: set[asyncio.Task[Any] | None] = set()
+        """Tasks that have begun to write a row."""
 
     async def finished(self, seen: int) -> list[tuple[str, float]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`.
@@ -120,8 +122,23 @@ class MultiTurnWorker(_VerlWorker):
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return
         self._conversation_ends[uid] = time.time()
-        # A row that is being written is written to its end, so that nothing is written after a cancellation.
-        await finish(asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs)))
+        row = asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs))
+        row.add_done_callback(self._writing.discard)
+        try:
+            await asyncio.wait({row})
+        except asyncio.CancelledError:
+            # A row that is being written is written to its end, so that nothing is written after a cancellation. A
+            # reward is not waited for, since it may take for ever.
+            if row not in self._writing:
+                row.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await finish(row)
+            raise
+        await row
+
+    async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
+        await super()._compute_teacher_logprobs(*args, **kwargs)
+        self._writing.add(asyncio.current_task())  # the last thing for which verl waits before it writes a row
 
 
 @dataclass

@@ -48,10 +48,10 @@ def _check_sync_steps(config: DictConfig) -> None:
                 f"data.train_batch_size={batch}, {key}={steps} and {_ACTOR}.ppo_mini_batch_size={mini}: the trainer "
                 f"separate_async needs their product {steps * mini} as train_batch_size; change one of the three"
             )
-    elif batch % steps:
+    elif steps != 1:
         raise ConfigError(
-            f"data.train_batch_size={batch} is no multiple of {key}={steps}; make it "
-            f"{math.ceil(batch / steps) * steps}, or change the other"
+            f"{key}={steps!r}: only the trainer separate_async makes several updates in a step. After the first one, "
+            f"the engines of {mode!r} stand still, and the second may wait for ever; leave it out"
         )
 
 

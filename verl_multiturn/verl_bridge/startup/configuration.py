@@ -94,6 +94,8 @@ def prepare_config(config: DictConfig) -> None:
             check_batch_sizes(config)
         check_over_sampling(config, _our_mode(config), MANAGER)
         _choose_trainer(config, settings)
+    else:
+        _check_nothing_is_ignored(rollout, settings)
     if AGENT_LOOP in loops or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
 
@@ -183,6 +185,18 @@ def _check_void_turns(config: DictConfig, settings: MultiTurnSettings) -> None:
             f"{PATH}.void_turn_pattern={settings.void_turn_pattern!r}: only verl's own V1 trainers take it, got "
             f"trainer.use_v1={config.trainer.use_v1!r} and trainer.v1.trainer_mode={mode!r}; use one of them, or leave "
             "the pattern out"
+        )
+
+
+def _check_nothing_is_ignored(rollout: DictConfig, settings: MultiTurnSettings) -> None:
+    """Refuse settings of our trainers in a run without our agent loop, which verl's own trainer would ignore."""
+    given = {} if settings.max_staleness is None else {f"{PATH}.max_staleness": settings.max_staleness}
+    if rollout.name == ROLLOUT and rollout.get("over_sample_rate"):
+        given["actor_rollout_ref.rollout.over_sample_rate"] = rollout.over_sample_rate
+    for key, value in given.items():
+        raise ConfigError(
+            f"{key}={value!r} has no effect, since no row is known to use the agent loop {AGENT_LOOP}; set "
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or leave it out"
         )
 
 

@@ -38,6 +38,11 @@ def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str |
         _check_separate(config)
     derive_importance_weights(config, settings.importance_weight, settings.max_staleness)
     if settings.max_staleness is None:
+        if settings.staleness_strategy != "reroll":
+            raise ConfigError(
+                f"{PATH}.staleness_strategy={settings.staleness_strategy!r} has no effect without "
+                f"{PATH}.max_staleness; set both, or leave it out"
+            )
         return
     given = f"{PATH}.max_staleness={settings.max_staleness}"
     _check_bound(config, settings.max_staleness, given, mode)
