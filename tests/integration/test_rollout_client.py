@@ -143,6 +143,9 @@ async def test_a_server_that_aborts_without_a_reason_is_not_asked_for_ever() -> 
     server = Server([(0, "abort", 4, False)] * 9)
     output = await sample(client(server))
     assert (output.token_ids, output.stop_reason, len(server.asked)) == ([], "abort", 3)
+    # verl's own agent loops write these into the row's tag, of which verl's metrics make numbers.
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (4, 4)
+    assert output.extra_fields["segments"] == []
 
 
 async def test_a_cancelled_generation_is_stopped_and_returns_what_it_has() -> None:

@@ -242,6 +242,27 @@ def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.Monkey
     assert queue.data[new[0]]["index"] == 0
 
 
+def test_rows_that_were_trained_before_the_checkpoint_are_removed_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from verl_multiturn.verl_bridge.trainer import batch
+
+    queue, restarted = PromptQueue(), []
+    monkeypatch.setattr(batch, "transfer_queue", queue)
+    for uid in ("running", "finished"):
+        queue.tags |= {uid: {"is_prompt": True, "status": uid}, f"{uid}_0_0": {}}
+    queue.tags |= {"trained_0_0": {}, "trained_1_0": {}, "pad0_0_0": {"is_padding": True}}
+    for mode in ("sync", "separate_async"):
+        trainer = make_trainer(mode)
+        verls = type(trainer).__mro__[2]
+        monkeypatch.setattr(
+            verls, "_reissue_inflight_prompts", lambda self, _: restarted.append(set(queue.tags)) or 1, raising=False
+        )
+        assert trainer._reissue_inflight_prompts() == 1
+    left = {"running", "running_0_0", "finished", "finished_0_0"}
+    assert restarted == [left | {"trained_0_0", "trained_1_0", "pad0_0_0"}, left]
+
+
 def test_warm_up_is_not_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[float] = []
     for eta, asked, expected in ((1, 3, 1), (4, 3, 3), (0, 1, 0), (None, 3, 3)):
@@ -298,6 +319,6 @@ def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
     trainer.replay_buffer = replay_buffer_from(verls, Bound(2, "reroll"), 2)
     metrics = step(trainer, store.batch())
     names = {name.removeprefix("rollout/async/") for name in metrics if name.startswith("rollout/async/")}
-    assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost"}
+    assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost", "listings"}
     text = (ROOT / "docs" / "metrics.md").read_text()
     assert not [name for name in names if f"`async/{name}`" not in text]

@@ -181,13 +181,14 @@ def _add(whole: TokenOutput, output: TokenOutput, segments: list[tuple[int | Non
 
 def _with_versions(whole: TokenOutput, segments: list[tuple[int | None, int]]) -> TokenOutput:
     """Write the versions of a generation into its extra fields, ours and those that verl reads."""
-    versions = [version for version, _ in segments]
+    # Without a token the version is that of the first attempt: verl's own agent loops need one.
+    versions = [version for version, _ in segments] or [whole.extra_fields.get("global_steps")]
     known = [version for version in versions if version is not None]
-    certain = len(known) == len(versions) and bool(known)
+    certain = len(known) == len(versions)
     whole.extra_fields.pop(PAUSED, None)
     whole.extra_fields |= {
         SEGMENTS: segments,
-        "global_steps": versions[-1] if versions else None,
+        "global_steps": versions[-1],
         "min_global_steps": min(known) if certain else None,
         "max_global_steps": max(known) if certain else None,
     }

@@ -86,6 +86,16 @@ def clear_groups(uids: Collection[str], partition_id: str, *, prompts: bool = Tr
         transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
 
 
+def clear_orphans(partition_id: str) -> int:
+    """Remove all rows whose prompt is gone, and return how many there were."""
+    listed = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
+    prompts = {key for key, tag in listed.items() if tag.get("is_prompt", False)}
+    keys = [key for key in listed if key.split("_")[0] not in prompts]
+    if keys:
+        transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
+    return len(keys)
+
+
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
     """Return rows of different lengths as one nested tensor, the form of a column."""
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -23,6 +23,7 @@ next. The metrics are added when a step ends. After training the tools of the ag
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
@@ -33,7 +34,7 @@ from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_of
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_orphans, fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking, replay_buffer_from
@@ -49,6 +50,8 @@ from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
 from verl_multiturn.verl_bridge.trainer.void_turns import mask_void_rows
+
+logger = logging.getLogger(__name__)
 
 
 class MultiTurnHooks:
@@ -89,6 +92,13 @@ class MultiTurnHooks:
         bound = self._bound
         most = num_warmup_batches if bound is None else min(num_warmup_batches, bound.max_staleness)
         super()._add_async_warmup_batches(most)  # type: ignore[misc]
+
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        # A checkpoint is written before verl removes the rows that its step trained; nobody else would.
+        if self.mode != "sync" and (cleared := clear_orphans(partition_id)):
+            logger.info("%d rows that were trained before the checkpoint are removed", cleared)
+        begun: int = super()._reissue_inflight_prompts(partition_id)  # type: ignore[misc]
+        return begun
 
     def prepare_step(self) -> dict[str, Any]:
         """Begin late groups anew, with the weights that were just published; then do as verl does."""
