@@ -1,4 +1,4 @@
-"""The asynchronous trainers on the real stack: tokens have their versions, the proximal policy is the step's first.
+"""The asynchronous trainer `separate_async` on the real stack: the versions of tokens, and the proximal policy.
 
 The modes are those of `verl-multiturn run --mode`.
 """
@@ -54,19 +54,3 @@ def test_trainer_and_servers_apart(tmp_path: Path) -> None:
         assert data["rollout/async/masked_share"] == 0
         assert data["training/rollout_probs_diff_max"] < 1e-4
     assert {version for record in records for version in record["versions"] if version >= 0} == {0, 1}
-
-
-def test_conversations_go_on_after_an_update(tmp_path: Path) -> None:
-    metrics, records = run("colocate_async", tmp_path / "out", "--steps=3")
-    assert len(metrics) == 3
-    for step, data in enumerate(metrics):
-        assert data["rollout/certificate/rows"] == 8 * 8
-        assert data["rollout/certificate/violations"] == 0
-        assert data["rollout/async/age/max"] <= min(step, 1)
-        assert data["rollout/async/masked_share"] == 0
-    for record in records:
-        versions = [version for version in record["versions"] if version >= 0]
-        assert versions == sorted(versions)
-        assert {version >= 0 for version, mask in zip(record["versions"], record["mask"], strict=True) if mask} <= {
-            True
-        }
