@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,10 @@ class World:
     def wait(self, timeout_s: float) -> None:
         """Let time pass until a group finishes, or for `timeout_s`, like the waiter of a replay buffer."""
         self.advance(self.now + timeout_s, until_a_group_finishes=True)
+
+    def ended_at(self, uids: Collection[str]) -> float | None:
+        """Return None: nobody asks here how late the trainer wakes up."""
+        return None
 
     def advance(self, until: float, until_a_group_finishes: bool = False) -> None:
         """Run all events up to a time; stop before it when a group has finished, if that is asked for."""

@@ -2,7 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from verl_multiturn.verl_bridge.admission import Admission
+
+pytestmark = pytest.mark.stack
 
 
 async def test_a_closed_door_lets_nobody_in() -> None:
