@@ -38,7 +38,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained on. The functions draw a prompt's slowness, and its conversations."""
+    """A kind of prompts to train on. The functions draw a prompt's slowness, and its conversations."""
 
     slowness: Callable[[random.Random], float]
     conversations: Callable[[Prompt, random.Random], Sequence[Draw]]
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass
 class Result:
-    """What a run measured. Its token counts are of trained tokens."""
+    """The measurements of a run. Its token counts are of trained tokens."""
 
     steps: int = 0
     seconds: float = 0.0

@@ -279,7 +279,7 @@ def verls(config: Any, drawn: Drawn) -> tuple[torch.Tensor, list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the batches of one staleness gave."""
+    """The results of the batches of one staleness."""
 
     diffs: dict[str, float]
     """Largest differences: of `exact` from equation 5, and of `naive` from equation 2."""

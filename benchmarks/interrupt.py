@@ -52,7 +52,7 @@ STUCK_S = 60.0
 
 @dataclass
 class Found:
-    """What the benchmark found."""
+    """The findings of the benchmark."""
 
     trajectories: int = 0
     wrong: list[str] = field(default_factory=list)

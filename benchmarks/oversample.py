@@ -118,7 +118,7 @@ class World(Script):
 
 @dataclass
 class Measured:
-    """What was measured in one world, with one rate."""
+    """The measurements of one world, with one rate."""
 
     seconds: list[float]
     """Time of each batch."""

@@ -37,7 +37,7 @@ _sample: ContextVar[Sample] = ContextVar("sample")
 
 
 class Script:
-    """What happens in the conversations, by sample. Override what a test needs."""
+    """A world of conversations, by sample. Override what a test needs."""
 
     def __init__(self) -> None:
         self.methods: Counter[tuple[Sample, str]] = Counter()

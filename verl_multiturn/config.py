@@ -145,7 +145,7 @@ class MultiTurnSettings(BaseModel):
     """
 
     staleness_strategy: Literal["drop", "wait", "mask", "reroll"] = "reroll"
-    """What happens to a group of conversations that is too slow for `max_staleness`.
+    """The treatment of a group of conversations that is too slow for `max_staleness`.
 
     - `drop`: it is evicted when it has finished, and a fresh prompt takes its place. The slow prompts are lost.
     - `wait`: the trainer waits for it.

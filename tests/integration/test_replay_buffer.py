@@ -18,7 +18,7 @@ class Queue:
         self.now = 0.0
         self.waits: list[float] = []
         self.events: list[Any] = []
-        """What happens in each wait."""
+        """A function for each wait, which is called in it."""
 
     def group(self, uid: str, dispatched: int, status: str = "running", oldest: int | None = None) -> None:
         self.tags[uid] = {"is_prompt": True, "status": status, "global_steps": dispatched}

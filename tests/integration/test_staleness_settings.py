@@ -23,12 +23,12 @@ COLOCATED = {"trainer.v1.trainer_mode": "colocate_async"}
 def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, and check it as the start-up check does."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.configuration import _our_mode, settings_of
+    from verl_multiturn.verl_bridge.startup.configuration import settings_of
     from verl_multiturn.verl_bridge.startup.staleness import check_staleness
 
     settings = {"actor_rollout_ref.rollout.name": "sglang_async", **changes}
     config = compose_config([f"{key}={value}" for key, value in settings.items()])
-    check_staleness(config, settings_of(config.actor_rollout_ref.rollout), _our_mode(config))
+    check_staleness(config, settings_of(config.actor_rollout_ref.rollout))
     return config
 
 

@@ -17,8 +17,7 @@ class Admission:
     """
 
     def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
+        self._is_open = True
         self._changed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -28,11 +27,11 @@ class Admission:
     @property
     def is_open(self) -> bool:
         """Whether generations are let in."""
-        return self._open.is_set()
+        return self._is_open
 
     def enter(self) -> bool:
         """Let a generation in, and return True; return False when the door is closed."""
-        if not self._open.is_set():
+        if not self._is_open:
             return False
         self._inside += 1
         self._empty.clear()
@@ -50,19 +49,19 @@ class Admission:
         Args:
             leaves: whether the server leaves the load balancer, so that nobody should wait for it.
         """
-        self._open.clear()
+        self._is_open = False
         self._leaves = leaves
         self._change()
 
     def open(self) -> None:
         """Let generations in again."""
         self._leaves = False
-        self._open.set()
+        self._is_open = True
         self._change()
 
     async def opened(self) -> bool:
         """Wait until the door is open, and return True; return False as soon as the server leaves."""
-        while not self._open.is_set():
+        while not self._is_open:
             if self._leaves:
                 return False
             await self._changed.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
 
 _MODEL = "actor_rollout_ref.model"
 # FSDP reads the first key, Megatron the second.
@@ -32,7 +33,7 @@ def check_adapters(config: DictConfig) -> None:
         ConfigError: the run has such adapters; the message gives verl's own rollout name as the remedy.
     """
     key, rank = adapter_rank(config)
-    if rank > 0 and config.actor_rollout_ref.rollout.name == "sglang_async":
+    if rank > 0 and config.actor_rollout_ref.rollout.name == ROLLOUT:
         raise ConfigError(
             f"{key}={rank!r} with rollout.name='sglang_async': verl 0.9.1 wakes an engine with adapters in another "
             "way unless its name is 'sglang'; set actor_rollout_ref.rollout.name=sglang, whose conversations and "

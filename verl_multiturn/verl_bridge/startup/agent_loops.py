@@ -13,6 +13,8 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 
 AGENT_LOOP = "multiturn_agent"
+ROLLOUT = "sglang_async"
+"""Our `rollout.name`."""
 MANAGER = "verl_multiturn.verl_bridge.manager.MultiTurnManager"
 """Our `rollout.agent.agent_loop_manager_class`."""
 
@@ -50,7 +52,13 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
 
 def own_loops(agent: DictConfig) -> bool:
     """Tell whether the run has agent loops of the user's own."""
-    return bool(agent.agent_loop_config_path) or agent.get("agent_loop_manager_class") not in (None, "", MANAGER)
+    return bool(agent.agent_loop_config_path) or own_manager(agent) is not None
+
+
+def own_manager(agent: DictConfig) -> str | None:
+    """Return the agent-loop manager of the user's own; None when verl's or ours runs."""
+    manager: str | None = agent.get("agent_loop_manager_class")
+    return None if manager in (None, "", MANAGER) else manager
 
 
 def _agent_names(file: str) -> set[str] | None:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.our_trainer import our_mode
 
 _ACTOR = "actor_rollout_ref.actor"
 
@@ -22,7 +23,7 @@ def check_batch_sizes(config: DictConfig) -> None:
     """Check the batch sizes of a run with verl's V1 trainer.
 
     Args:
-        config: verl's whole configuration, before our trainer has replaced verl's.
+        config: verl's whole configuration, with a trainer that ours extends.
 
     Raises:
         ConfigError: a batch cannot be divided as the trainer will divide it.
@@ -36,7 +37,7 @@ def check_batch_sizes(config: DictConfig) -> None:
 
 
 def _check_sync_steps(config: DictConfig) -> None:
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    mode = our_mode(config)
     key = f"trainer.v1.{mode}.parameter_sync_step"
     batch, steps = config.data.train_batch_size, OmegaConf.select(config, key)
     if steps is None:

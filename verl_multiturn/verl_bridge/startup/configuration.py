@@ -30,19 +30,15 @@ from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
-from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, MANAGER, agent_loops, own_loops
+from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, MANAGER, ROLLOUT, agent_loops, own_loops
 from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
+from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER, our_mode, require_our_trainer
 from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
 from verl_multiturn.verl_bridge.tools import load_run_tools
 
-ROLLOUT = "sglang_async"
-"""Our `rollout.name`."""
-OUR_TRAINER = "multiturn_"
-"""Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
-_TRAINER_MODES = {"sync", "colocate_async", "separate_async"}
 # Agent loops of verl that never call a tool, and do not say so.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
 
@@ -78,21 +74,21 @@ def prepare_config(config: DictConfig) -> None:
             f"rollout.multi_turn.enable=True, but the agent loop {min(loops)!r} never calls a tool; set "
             f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
         )
-    if rollout.name == "sglang_async" and known and AGENT_LOOP not in loops and not own_loops(rollout.agent):
+    if rollout.name == ROLLOUT and known and AGENT_LOOP not in loops and not own_loops(rollout.agent):
         print(
             f"verl-multiturn: rollout.name=sglang_async, but no row uses the agent loop {AGENT_LOOP}: this run's loop "
-            f"is verl's {' and '.join(sorted(loops))}, without our tools' life, limits, records and certificate; for "
-            f"ours set actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}",
+            f"is verl's {' and '.join(sorted(map(str, loops)))}, without our tools' life, limits, records and "
+            f"certificate; for ours set actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}",
             file=sys.stderr,
         )
     if AGENT_LOOP in loops:
         _check_our_loop(config, settings, loops)
-        check_scores(config, settings, _is_v1(config), _has_our_trainer(config))
+        check_scores(config, settings)
         _check_void_turns(config, settings)
-        check_staleness(config, settings, _our_mode(config))
-        if _has_our_trainer(config):
+        check_staleness(config, settings)
+        if our_mode(config) is not None:
             check_batch_sizes(config)
-        check_over_sampling(config, _our_mode(config), MANAGER)
+        check_over_sampling(config)
         _choose_trainer(config, settings)
     else:
         _check_nothing_is_ignored(rollout, settings)
@@ -179,13 +175,8 @@ def _check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
 
 def _check_void_turns(config: DictConfig, settings: MultiTurnSettings) -> None:
     """Refuse `void_turn_pattern` with a trainer that would silently train on rows with void turns."""
-    if settings.void_turn_pattern is not None and not _has_our_trainer(config):
-        mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
-        raise ConfigError(
-            f"{PATH}.void_turn_pattern={settings.void_turn_pattern!r}: only verl's own V1 trainers take it, got "
-            f"trainer.use_v1={config.trainer.use_v1!r} and trainer.v1.trainer_mode={mode!r}; use one of them, or leave "
-            "the pattern out"
-        )
+    if settings.void_turn_pattern is not None:
+        require_our_trainer(config, f"{PATH}.void_turn_pattern={settings.void_turn_pattern!r}", "leave the pattern out")
 
 
 def _check_nothing_is_ignored(rollout: DictConfig, settings: MultiTurnSettings) -> None:
@@ -205,10 +196,9 @@ def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
 
     Without such a trainer, print that batches are not verified, unless `certificate_share` is 0.
     """
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
-    if _has_our_trainer(config):
+    if (mode := our_mode(config)) is not None:
         _check_cached_rollouts(config, settings)
-        config.trainer.v1.trainer_mode = OUR_TRAINER + mode.removeprefix(OUR_TRAINER)
+        config.trainer.v1.trainer_mode = OUR_TRAINER + mode
         agent = config.actor_rollout_ref.rollout.agent
         if not agent.get("agent_loop_manager_class"):
             with open_dict(config):
@@ -216,7 +206,8 @@ def _choose_trainer(config: DictConfig, settings: MultiTurnSettings) -> None:
         return
     if settings.certificate_share == 0:
         return
-    setting = f"trainer.v1.trainer_mode={mode}" if config.trainer.use_v1 else "trainer.use_v1=False"
+    name = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    setting = f"trainer.v1.trainer_mode={name}" if config.trainer.use_v1 else "trainer.use_v1=False"
     print(
         f"verl-multiturn: {setting}: training batches are not verified against what the engine returned, and there are "
         f"no rollout/* metrics (only with verl's own V1 trainers); {PATH}.certificate_share=0 silences this",
@@ -232,25 +223,6 @@ def _check_cached_rollouts(config: DictConfig, settings: MultiTurnSettings) -> N
             f"that they were sampled under, so that they cannot be verified; set {PATH}.certificate_share=0, or "
             "skip.rollout_tq.enable=False"
         )
-
-
-def _has_our_trainer(config: DictConfig) -> bool:
-    """Tell whether we have a trainer that extends the configured one."""
-    return _our_mode(config) is not None
-
-
-def _our_mode(config: DictConfig) -> str | None:
-    """Return verl's name of the configured trainer if we have one that extends it."""
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode")).removeprefix(OUR_TRAINER)
-    return mode if _is_v1(config) and mode in _TRAINER_MODES else None
-
-
-def _is_v1(config: DictConfig) -> bool:
-    """Tell whether verl's V1 trainer runs.
-
-    verl's fully asynchronous program has a trainer of its own; its configuration has the section `async_training`.
-    """
-    return bool(config.trainer.use_v1) and "async_training" not in config
 
 
 def _check_images(config: DictConfig) -> None:

@@ -6,29 +6,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.our_trainer import is_v1, require_our_trainer
 
 
-def check_scores(config: DictConfig, settings: MultiTurnSettings, v1: bool, ours: bool) -> None:
+def check_scores(config: DictConfig, settings: MultiTurnSettings) -> None:
     """Check the settings `tool_reward` and `otc`.
 
     Args:
         config: verl's whole configuration.
         settings: our settings in it.
-        v1: whether verl's V1 trainer runs.
-        ours: whether we have a trainer that extends the configured one.
 
     Raises:
         ConfigError: one of the two settings would have no effect, or nothing to work on.
     """
     if settings.tool_reward.mode != "none":
-        _check_tool_reward(config, settings.tool_reward.mode, v1)
+        _check_tool_reward(config, settings.tool_reward.mode)
     if settings.otc.form != "none":
-        _check_otc(config, settings, ours)
+        _check_otc(config, settings)
 
 
-def _check_tool_reward(config: DictConfig, mode: str, v1: bool) -> None:
+def _check_tool_reward(config: DictConfig, mode: str) -> None:
     given = f"{PATH}.tool_reward.mode={mode}"
-    if not v1:
+    if not is_v1(config):
         raise ConfigError(f"{given}: only verl's V1 trainer takes it; set trainer.use_v1=True, or the mode to none")
     if section := _colocated_reward_model(config):
         raise ConfigError(
@@ -43,15 +42,10 @@ def _check_tool_reward(config: DictConfig, mode: str, v1: bool) -> None:
         )
 
 
-def _check_otc(config: DictConfig, settings: MultiTurnSettings, ours: bool) -> None:
+def _check_otc(config: DictConfig, settings: MultiTurnSettings) -> None:
     form = settings.otc.form
     given = f"{PATH}.otc.form={form}"
-    if not ours:
-        mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
-        raise ConfigError(
-            f"{given}: only verl's own V1 trainers take it, got trainer.use_v1={config.trainer.use_v1!r} and "
-            f"trainer.v1.trainer_mode={mode!r}; use one of them, or set the form to none"
-        )
+    require_our_trainer(config, given, "set the form to none")
     if settings.tool_reward.mode == "replace":
         raise ConfigError(
             f"{given}: it scales what compute_score gives, which tool_reward.mode=replace does not call; set the mode "

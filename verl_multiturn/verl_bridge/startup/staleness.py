@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.agent_loops import MANAGER
+from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT, own_manager
 from verl_multiturn.verl_bridge.startup.importance import derive_importance_weights
+from verl_multiturn.verl_bridge.startup.our_trainer import our_mode, require_our_trainer
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SAMPLER = "trainer.v1.sampler"
@@ -23,18 +24,17 @@ _BACKEND = f"{_ROLLOUT}.checkpoint_engine.backend"
 _WARMUP, _THRESHOLD, _STRATEGY = 1, 8, "drop"
 
 
-def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str | None) -> None:
+def check_staleness(config: DictConfig, settings: MultiTurnSettings) -> None:
     """Check the settings of asynchronous training, and derive verl's settings from `max_staleness` in place.
 
     Args:
         config: verl's whole configuration.
         settings: our settings in it.
-        mode: verl's name of the trainer that ours extends; None when it is not one that we extend.
 
     Raises:
         ConfigError: two settings contradict each other, or the trainer does not keep the bound.
     """
-    if mode == "separate_async":
+    if our_mode(config) == "separate_async":
         _check_separate(config)
     derive_importance_weights(config, settings.importance_weight, settings.max_staleness)
     if settings.max_staleness is None:
@@ -45,11 +45,12 @@ def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str |
             )
         return
     given = f"{PATH}.max_staleness={settings.max_staleness}"
+    mode = require_our_trainer(config, given, "leave max_staleness out")
     _check_bound(config, settings.max_staleness, given, mode)
     if mode == "sync":
         return
-    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
-    if settings.staleness_strategy == "reroll" and manager not in (None, "", MANAGER):
+    manager = own_manager(config.actor_rollout_ref.rollout.agent)
+    if settings.staleness_strategy == "reroll" and manager is not None:
         raise ConfigError(
             f"{PATH}.staleness_strategy='reroll' cancels groups, which {_ROLLOUT}.agent.agent_loop_manager_class="
             f"{manager!r} need not be able to; leave the manager out, or set staleness_strategy=mask"
@@ -69,19 +70,13 @@ def check_staleness(config: DictConfig, settings: MultiTurnSettings, mode: str |
             OmegaConf.update(config, key, value)
 
 
-def _check_bound(config: DictConfig, eta: int, given: str, mode: str | None) -> None:
-    if mode is None:
-        name = OmegaConf.select(config, "trainer.v1.trainer_mode")
-        raise ConfigError(
-            f"{given}: only verl's own V1 trainers take it, got trainer.use_v1={config.trainer.use_v1!r} and "
-            f"trainer.v1.trainer_mode={name!r}; use one of them, or leave max_staleness out"
-        )
+def _check_bound(config: DictConfig, eta: int, given: str, mode: str) -> None:
     if mode == "sync" and eta > 0:
         raise ConfigError(
             f"{given}: the trainer 'sync' trains only tokens of the age 0; set trainer.v1.trainer_mode=separate_async "
             "or colocate_async, or leave max_staleness out"
         )
-    if (name := config.actor_rollout_ref.rollout.name) != "sglang_async":
+    if (name := config.actor_rollout_ref.rollout.name) != ROLLOUT:
         raise ConfigError(
             f"{given}: {_ROLLOUT}.name={name!r} does not say under which weights each token was sampled; set "
             f"{_ROLLOUT}.name=sglang_async, or leave max_staleness out"
@@ -102,7 +97,7 @@ def _check_separate(config: DictConfig) -> None:
             f"{_BACKEND}='naive' copies weights within one process, and trainer.v1.trainer_mode=separate_async has its "
             f"engines apart; set {_BACKEND}=nccl"
         )
-    if backend == "delta_sharded" and config.actor_rollout_ref.rollout.name == "sglang_async":
+    if backend == "delta_sharded" and config.actor_rollout_ref.rollout.name == ROLLOUT:
         raise ConfigError(
             f"{_BACKEND}='delta_sharded': verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only, and "
             f"{_ROLLOUT}.name='sglang_async'; set {_BACKEND}=nccl"

@@ -33,7 +33,8 @@ from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
-from verl_multiturn.verl_bridge.startup.configuration import ROLLOUT, settings_of
+from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
+from verl_multiturn.verl_bridge.startup.configuration import settings_of
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_orphans, fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores

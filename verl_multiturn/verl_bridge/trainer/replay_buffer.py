@@ -33,7 +33,7 @@ _VALIDATION = "val"
 
 
 class Waiter(Protocol):
-    """What a replay buffer waits with until there may be something new."""
+    """An object that a replay buffer waits with, until there may be something new."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when a group has finished, and after `timeout_s` seconds at the latest."""

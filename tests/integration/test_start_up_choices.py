@@ -1,0 +1,210 @@
+"""The choices of the start-up check: trainers, keys that nothing reads, over-sampling, and the CPUs of a cluster."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_refusals import RIGHT, ROLLOUT, composed
+
+pytestmark = pytest.mark.stack
+
+
+def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.chdir(tmp_path)
+    config = composed(**{f"+{ROLLOUT}.custom.multiturn.record_dir": "records", "ray_kwargs.ray_init.num_cpus": "64"})
+    configuration.prepare_config(config)
+    ours = config.actor_rollout_ref.rollout.custom.multiturn
+    assert ours.record_dir == str(tmp_path / "records")
+    assert ours.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
+    assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert config.actor_rollout_ref.rollout.engine_kwargs.sglang.device == "cpu"
+    assert config.trainer.v1.trainer_mode == "multiturn_sync"
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "told"),
+    [
+        (
+            {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.checkpoint_engine.backend": "nccl"},
+            "multiturn_separate_async",
+            "",
+        ),
+        ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0.1"}, "multiturn_sync", ""),
+        ({f"+{ROLLOUT}.custom.multiturn.certificate_share": "0"}, "multiturn_sync", ""),
+        (
+            {"trainer.v1.trainer_mode": "mine"},
+            "mine",
+            "trainer.v1.trainer_mode=mine: training batches are not verified",
+        ),
+        ({"trainer.use_v1": "False"}, "sync", "trainer.use_v1=False: training batches are not verified"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", "no row uses the agent loop multiturn_agent"),
+    ],
+)
+def test_whose_trainer_runs(
+    changes: dict[str, str],
+    mode: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    config = composed(**{**changes, "ray_kwargs.ray_init.num_cpus": "64"})
+    configuration.prepare_config(config)
+    assert config.trainer.v1.trainer_mode == mode
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("verl-multiturn:")]
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("multi_turn.use_inference_chat_template", "True", "leave it out: the chat template of the model"),
+        ("+multi_turn.num_repeat_rollouts", "4", "leave it out, and set rollout.n"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(
+    key: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    plus, name = key[: key.startswith("+")], key.removeprefix("+")
+    config = composed(**{f"{plus + plus}{ROLLOUT}.{name}": value})
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}={value}: nothing in verl 0.9.1 reads it; {remedy}"):
+        configuration.prepare_config(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"over_sample_rate": "0.51"}, r"over_sample_rate=0\.51: expected a number from 0 to 0\.5, the share"),
+        ({"over_sample_rate": "-0.1"}, r"over_sample_rate=-0\.1: expected a number"),
+        ({"over_sample_rate": "1"}, r"over_sample_rate=1: expected a number"),
+        ({"over_sample_rate": "nan"}, r"over_sample_rate=nan: expected a number"),
+        ({"over_sample_rate": "inf"}, r"over_sample_rate=inf: expected a number"),
+        ({"over_sample_rate": "'0.25'"}, r"over_sample_rate='0\.25': expected a number"),
+        ({"over_sample_rate": "true"}, r"over_sample_rate=True: expected a number"),
+        ({"over_sample_rate": "[0.25]"}, r"over_sample_rate=\[0\.25\]: expected a number"),
+        (
+            {"over_sample_rate": "0.25", "name": "sglang"},
+            r"over_sample_rate=0\.25: with actor_rollout_ref\.rollout\.name='sglang' single generations cannot be",
+        ),
+        (
+            {"over_sample_rate": "0.25", "trainer.use_v1": "False"},
+            r"over_sample_rate=0\.25: only verl's own V1 trainers take it, got trainer\.use_v1=False",
+        ),
+        (
+            {"over_sample_rate": "0.25", "trainer.v1.trainer_mode": "mine"},
+            r"over_sample_rate=0\.25: only verl's own V1 trainers take it, .* trainer\.v1\.trainer_mode='mine'",
+        ),
+        (
+            {"over_sample_rate": "0.25", "+agent.agent_loop_manager_class": "mine.Manager"},
+            r"over_sample_rate=0\.25: .*agent_loop_manager_class='mine\.Manager' does not cut samples; leave it out",
+        ),
+    ],
+)
+def test_over_sampling_that_cannot_be(changes: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+
+    with pytest.raises(ConfigError, match=message):
+        over_sampled(changes, monkeypatch)
+
+
+@pytest.mark.parametrize("rate", ["0", "0.0", "null", "0.25", "0.5"])
+def test_over_sampling_that_can_be(rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = over_sampled({"over_sample_rate": rate}, monkeypatch)
+    agent = config.actor_rollout_ref.rollout.agent
+    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.manager.MultiTurnManager"
+    off = over_sampled({"over_sample_rate": "0", "name": "sglang", "trainer.use_v1": "False"}, monkeypatch)
+    assert off.actor_rollout_ref.rollout.over_sample_rate == 0
+
+
+def over_sampled(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Check a configuration with these settings of the rollout or the trainer, and return it."""
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    named = {"ray_kwargs.ray_init.num_cpus": "64"}
+    for key, value in changes.items():
+        plus, name = key[: key.startswith("+")], key.removeprefix("+")
+        named[name if name.startswith("trainer.") else f"{plus}{ROLLOUT}.{name}"] = value
+    config = composed(**named)
+    configuration.prepare_config(config)
+    return config
+
+
+def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert ray_cpus.cluster_address("ray://head:10001") == "ray://head:10001"
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert ray_cpus.cluster_address(None) is None
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert ray_cpus.cluster_address("auto") == "ray://head:10001"
+    assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no address and "auto" alone
+
+
+def cpu_config(address: str | None = None, **changes: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    ray_init = {"address": address, "num_cpus": None if address else 4}
+    return OmegaConf.create({"trainer": {"use_v1": True}, "ray_kwargs": {"ray_init": ray_init}, **changes})
+
+
+def test_the_cpus_of_trainers_that_reserve_others_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cpus, "ray", None)  # nothing is joined
+    with pytest.raises(ConfigError, match=r"has 4 logical CPUs and this run reserves 9, .*: 8 workers; 1 controller"):
+        ray_cpus.check_ray_cpus(cpu_config(), {"workers": 8, "controller": 1})
+    for config in (
+        cpu_config(trainer={"use_v1": False}),
+        cpu_config(async_training={}),
+        cpu_config(address="ray://head:10001"),
+    ):
+        ray_cpus.check_ray_cpus(config, {"workers": 9})
+
+
+class Cluster:
+    """Ray's functions for a cluster of 4 logical CPUs."""
+
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+
+    def init(self, address: str, **kwargs: Any) -> None:
+        self.called.append(address)
+
+    def cluster_resources(self) -> dict[str, float]:
+        self.called.append("resources")
+        return {"CPU": 4.0, "GPU": 1.0}
+
+    def shutdown(self) -> None:
+        self.called.append("shutdown")
+
+
+def test_a_cluster_with_too_few_cpus_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = "192.0.2.1:6379"
+    for need, told in ((4, ""), (5, f"the cluster at {address}: Ray has 4 logical CPUs and this run reserves 5,")):
+        cluster = Cluster()
+        monkeypatch.setattr(ray_cpus, "ray", cluster)
+        ray_cpus.check_ray_cpus(cpu_config(address), {"workers": need})
+        assert cluster.called == [address, "resources", "shutdown"]
+        said = capsys.readouterr().err
+        assert told in said
+        assert bool(said) == bool(told)
