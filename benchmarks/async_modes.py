@@ -9,6 +9,8 @@ is a JSON object, with an object by mode in each field:
 - `seconds_to_0.9`: seconds of training and validation until a validation was at least 0.9; null when none was;
 - `wake_ms`: 95th percentile of the milliseconds from the end of a batch's last conversation to the trainer's going on,
   over the steps in which the trainer waited; null when it never did;
+- `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are verl's
+  rewards and rows of all the conversations that ended at about the same time;
 - `listings`: listings of TransferQueue in the whole run, and `allowed`: one for each trained group and one for every
   two seconds that the trainer waited;
 - `max_age`: the largest age of a trained token;
@@ -68,6 +70,7 @@ def measure(steps: list[dict[str, float]]) -> dict[str, Any]:
     """Return the results of a run from the metrics of its steps, in order."""
     seconds, curve = 0.0, []
     wakes: list[float] = []
+    told: list[float] = []
     ages: list[float] = []
     listings, allowed = 0.0, 0.0
     for metrics in steps:
@@ -80,13 +83,16 @@ def measure(steps: list[dict[str, float]]) -> dict[str, Any]:
         # The asynchronous trainers list once more when a step begins, to find late groups.
         listings += metrics[f"{_PREFIX}listings"] + (f"{_PREFIX}rerolled" in metrics)
         allowed += _GROUPS + metrics["timing_s/gen"] / _POLL_S
-        wakes += [metrics[name] for name in (f"{_PREFIX}wake_ms",) if name in metrics]
+        if f"{_PREFIX}wake_ms" in metrics:
+            wakes.append(metrics[f"{_PREFIX}wake_ms"])
+            told.append(metrics[f"{_PREFIX}wake_ms"] - metrics[f"{_PREFIX}rows_ms"])
         ages += [metrics[name] for name in (f"{_PREFIX}age/max",) if name in metrics]
     reached = [second for second, accuracy in curve if accuracy >= 0.9]
     return {
         "accuracy": curve[-1][1],
         "seconds_to_0.9": reached[0] if reached else None,
         "wake_ms": round(float(np.percentile(wakes, 95)), 1) if wakes else None,
+        "told_ms": round(float(np.percentile(told, 95)), 1) if told else None,
         "listings": int(listings),
         "allowed": int(allowed),
         "max_age": max(ages, default=0.0),

@@ -101,9 +101,9 @@ class World:
         """Let time pass until a group finishes, or for `timeout_s`, like the waiter of a replay buffer."""
         self.advance(self.now + timeout_s, until_a_group_finishes=True)
 
-    def ended_at(self, uids: Collection[str]) -> float | None:
+    def end_of(self, uids: Collection[str]) -> None:
         """Return None: nobody asks here how late the trainer wakes up."""
-        return None
+        return
 
     def advance(self, until: float, until_a_group_finishes: bool = False) -> None:
         """Run all events up to a time; stop before it when a group has finished, if that is asked for."""

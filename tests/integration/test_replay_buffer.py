@@ -45,9 +45,11 @@ class Queue:
             raise TimeoutError("the buffer waits for ever")
         self.events.pop(0)()
 
-    def ended_at(self, uids: Collection[str]) -> float:
+    def end_of(self, uids: Collection[str]) -> Any:
+        from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+
         self.asked = uids
-        return self.now - 0.25
+        return End(self.now - 0.25, self.now - 0.125)
 
 
 @pytest.fixture
@@ -224,9 +226,10 @@ def test_a_step_tells_how_often_it_listed_and_how_late_it_woke(queue: Queue) -> 
     queue.group("a", 1, "finished")
     queue.events = [lambda: None, lambda: queue.group("b", 1, "finished")]
     assert sample(buffer, step=1) == ["a", "b"]
-    assert queue.asked == {"a", "b"}
     metrics = buffer.metrics()
+    assert queue.asked == {"a", "b"}
     assert (metrics["rollout/async/listings"], metrics["rollout/async/wake_ms"]) == (3, 250.0)
+    assert metrics["rollout/async/rows_ms"] == 125.0
     buffer.begin_step()
     for uid in ("c", "d"):
         queue.group(uid, 1, "finished")

@@ -39,7 +39,9 @@ class Worker:
         return self.ended[seen:]
 
     async def end(self, uid: str) -> None:
-        self.ended.append((uid, 5.0))
+        from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+
+        self.ended.append((uid, End(5.0, 6.0)))
         self.changed.set()
 
     async def groups(self) -> list[str]:
@@ -131,8 +133,8 @@ def test_the_groups_of_a_dead_worker_are_begun_again(started: tuple[Any, Queue])
     first, second = manager.agent_loop_workers
     until(manager, lambda: (groups(first), groups(second)) == (["a", "b"], ["c", "d"]))
     ray.get(second.end.remote("d"))
-    until(manager, lambda: "d" in manager._ends)
-    assert manager.ended_at(["d", "unknown"]) == 5.0
+    until(manager, lambda: manager.end_of(["d"]) == (5.0, 6.0))  # the worker is asked for it
+    assert manager.end_of(["d", "c"]) is None
     queue.tags["b"]["status"] = "finished"  # it ended just before its worker died
     os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
     until(manager, lambda: manager.agent_loop_workers[0] is not first)

@@ -32,6 +32,7 @@ from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.certified_output import is_valid
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
+from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 _RESTARTS = 3
 # Seconds after which Ray tells a poll that its worker has died, at the latest.
 _TOLD_S = 60.0
+# Seconds that workers have to tell about groups that have ended.
+_ASKED_S = 0.1
 # How many groups' ends are remembered.
 _ENDS = 10_000
 
@@ -54,8 +57,8 @@ class MultiTurnWorker(_VerlWorker):
         self._groups: dict[str, asyncio.Task[Any]] = {}
         self._conversation_ends: dict[str, float] = {}
         """When the last conversation of each running group ended (`time.time`), before its row was written."""
-        self._ended: list[tuple[str, float]] = []
-        """Groups that have ended, with that time; those that the trainer has seen are forgotten."""
+        self._ended: list[tuple[str, End]] = []
+        """Groups that have ended; those that the trainer has seen are forgotten."""
         self._forgotten = 0
         self._changed = asyncio.Event()
         self._oversampled: dict[str, FirstValid] = {}
@@ -63,12 +66,8 @@ class MultiTurnWorker(_VerlWorker):
         self._writing: set[asyncio.Task[Any] | None] = set()
         """Tasks that have begun to write a row."""
 
-    async def finished(self, seen: int) -> list[tuple[str, float]]:
-        """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`.
-
-        Returns:
-            The uid of each group, and when its last conversation ended (`time.time`).
-        """
+    async def finished(self, seen: int) -> list[tuple[str, End]]:
+        """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
         del self._ended[: max(0, seen - self._forgotten)]
         self._forgotten = max(seen, self._forgotten)
         while not self._ended:
@@ -108,7 +107,8 @@ class MultiTurnWorker(_VerlWorker):
             if (samples := self._oversampled.pop(uid, None)) is not None:
                 self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
             del self._groups[uid]
-            self._ended.append((uid, self._conversation_ends.pop(uid, time.time())))
+            now = time.time()
+            self._ended.append((uid, End(self._conversation_ends.pop(uid, now), now)))
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
@@ -182,7 +182,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         """How many ended groups of each worker are known."""
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
-        self._ends: dict[str, float] = {}
+        self._ends: dict[str, End] = {}
 
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
@@ -201,10 +201,15 @@ class MultiTurnManager(AgentLoopManagerTQ):
         ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_s)
         self._collect()
 
-    def ended_at(self, uids: Collection[str]) -> float | None:
-        """Return when the last conversation of these groups ended, and forget them; None when that is not known."""
+    def end_of(self, uids: Collection[str]) -> End | None:
+        """Return when the last of these groups ended, and forget them; None when one of them is not known."""
+        until = time.monotonic() + _ASKED_S
+        while not self._ends.keys() >= set(uids) and (left := until - time.monotonic()) > 0:
+            self.wait(left)
         known = [end for uid in uids if (end := self._ends.pop(uid, None)) is not None]
-        return max(known, default=None)
+        if len(known) < len(set(uids)):
+            return None
+        return End(max(end.conversation for end in known), max(end.rows for end in known))
 
     def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""

@@ -17,7 +17,7 @@ import inspect
 import logging
 import time
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
@@ -32,14 +32,23 @@ _SHOWN = 5
 _VALIDATION = "val"
 
 
+class End(NamedTuple):
+    """When a group ended, in seconds of `time.time`."""
+
+    conversation: float
+    """End of its last conversation."""
+    rows: float
+    """When the last of its rows was rewarded and in TransferQueue."""
+
+
 class Waiter(Protocol):
     """An object that a replay buffer waits with, until there may be something new."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when a group has finished, and after `timeout_s` seconds at the latest."""
 
-    def ended_at(self, uids: Collection[str]) -> float | None:
-        """Return when the last conversation of these groups ended (`time.time`); None when that is not known."""
+    def end_of(self, uids: Collection[str]) -> End | None:
+        """Return when the last of these groups ended; None when that is not known."""
 
 
 class Sleep:
@@ -49,7 +58,7 @@ class Sleep:
         """Sleep for `timeout_s` seconds, as verl does."""
         time.sleep(timeout_s)
 
-    def ended_at(self, uids: Collection[str]) -> float | None:
+    def end_of(self, uids: Collection[str]) -> End | None:
         """Return None."""
         return None
 
@@ -58,7 +67,8 @@ class Waking:
     """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
 
     Its metrics of a step are `listings` (how often all of TransferQueue was listed) and, where the trainer waited,
-    `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on.
+    `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on. `rows_ms` of them
+    passed until verl had rewarded and stored the rows that came at the end.
     """
 
     # Attributes of verl's replay buffer: partition → names, or name → step.
@@ -78,13 +88,18 @@ class Waking:
     def begin_step(self) -> None:
         """Forget the counts of the step before."""
         self._listings = 0
-        self._wakes_ms: list[float] = []
+        self._woken: list[tuple[float, set[str]]] = []
+        """When the trainer went on, and with which groups."""
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
         found: dict[str, float] = {f"{ASYNC_PREFIX}listings": self._listings}
-        if self._wakes_ms:
-            found[f"{ASYNC_PREFIX}wake_ms"] = max(self._wakes_ms)
+        # A group's end may be told later than its status in TransferQueue, but not as late as the end of a step.
+        ends = [(woken, end) for woken, uids in self._woken if (end := self.waiter.end_of(uids)) is not None]
+        if ends:
+            woken, end = max(ends, key=lambda known: known[0] - known[1].conversation)
+            found[f"{ASYNC_PREFIX}wake_ms"] = (woken - end.conversation) * 1e3
+            found[f"{ASYNC_PREFIX}rows_ms"] = (end.rows - end.conversation) * 1e3
         return found
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -93,9 +108,8 @@ class Waking:
         sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
-        ended = self.waiter.ended_at({key.split("_")[0] for key in sampled[0].keys})
-        if self._waited and ended is not None:
-            self._wakes_ms.append((time.time() - ended) * 1e3)
+        if self._waited and partition_id == TRAIN:
+            self._woken.append((time.time(), {key.split("_")[0] for key in sampled[0].keys}))
         return sampled
 
     def _sync_metadata_from_transfer_queue(self) -> None:
