@@ -5,8 +5,8 @@ Judged is, too, whether it trains for as many steps as its curve takes.
     python -m benchmarks.recipe_configs [--short]
 
 For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
-first recipe alone). The smoke run of each is composed, and not judged. Nothing is started. The last line is one JSON
-object.
+first recipe alone). The smoke run of each (`--short`: of each recipe as it is) is composed, and not judged. Nothing is
+started. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -83,13 +83,18 @@ def judge(config: Any) -> None:
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
 
 
-def verdict(recipe: str, variants: list[str]) -> int:
-    """Print the verdict on a recipe; return the steps that it trains for, 0 when it failed."""
+def verdict(recipe: str, variants: list[str], smoke: bool) -> int:
+    """Print the verdict on a recipe, and with `smoke` on its smoke run.
+
+    Returns:
+        The steps that it trains for, 0 when it failed.
+    """
     name = "+".join([recipe, *variants])
     try:
         config = composed(recipe, variants, *BOX)
         steps = count_steps(config, recipe, variants)
-        resolved(compose_run(plan_run(recipe, variants=variants, smoke=True)))
+        if smoke:
+            resolved(compose_run(plan_run(recipe, variants=variants, smoke=True)))
         if is_for_gpus(config):
             with contextlib.redirect_stdout(io.StringIO()):  # verl's checks print
                 judge(config)
@@ -112,7 +117,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for needed in DATABASES:
             Path(needed).mkdir(parents=True)
-        steps = {"+".join([recipe, *variants]): verdict(recipe, variants) for recipe, variants in judged}
+        steps = {
+            "+".join([recipe, *variants]): verdict(recipe, variants, smoke=not short or not variants)
+            for recipe, variants in judged
+        }
     failed = [name for name, count in steps.items() if not count]
     variants = len(judged) - len(recipes())
     summary = {"recipes": len(recipes()), "variants": variants, "failed": failed, "steps": steps}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,9 @@ async def score(data_source: str, text: str, ground_truth: Any, extra: Any = Non
 def children(command: str) -> set[int]:
     """Return the processes that this one started and that run `command`."""
     found = set()
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            stat = Path("/proc", process, "stat").read_text()
-            line = Path("/proc", process, "cmdline").read_text()
-        except OSError:
-            continue  # the process has ended meanwhile
-        if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and command in line:
-            found.add(int(process))
+    for thread in Path("/proc/self/task").iterdir():
+        for process in (thread / "children").read_text().split():
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
+                if command in Path("/proc", process, "cmdline").read_text():
+                    found.add(int(process))
     return found

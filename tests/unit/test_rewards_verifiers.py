@@ -12,6 +12,7 @@ from typing import Any
 
 import math_verify
 import pytest
+import pytest_asyncio
 import reasoning_gym
 
 from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
@@ -21,7 +22,18 @@ from verl_multiturn.rewards import aclose
 WORKER = "verify_worker"
 
 
-@pytest.fixture(autouse=True)
+# The tests share verifying processes: each takes a second to start.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def alone() -> None:
+    """Close the processes of the tests before."""
+    await aclose()
+    assert not children(WORKER)
+
+
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
 async def _closed() -> AsyncIterator[None]:
     yield
     await aclose()
@@ -123,7 +135,7 @@ async def test_mathematics_needs_an_answer(truth: Any) -> None:
         await score("math_dapo", r"\boxed{1}", truth)
 
 
-async def test_many_at_once_share_few_processes() -> None:
+async def test_many_at_once_share_few_processes(alone: None) -> None:
     # This process is as large as a reward worker of verl may be: a new process inherits that peak.
     large = bytearray(os.urandom(1)) * (1300 * 2**20)
     options = {"math": {"processes": 2}}
@@ -144,7 +156,7 @@ async def test_many_at_once_share_few_processes() -> None:
     assert len(large) == 1300 * 2**20
 
 
-async def test_a_process_that_dies_is_a_failure_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog: pytest.LogCaptureFixture) -> None:
     options = {"math": {"processes": 1, "timeout_s": 60.0, "format_weight": 0.5}}
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
@@ -156,7 +168,7 @@ async def test_a_process_that_dies_is_a_failure_and_replaced(caplog: pytest.LogC
     assert children(WORKER) != {process}
 
 
-async def test_a_cancelled_score_leaves_no_process() -> None:
+async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
     options = {"math": {"processes": 1, "timeout_s": 60.0}}
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
     await asyncio.sleep(0.1)
@@ -286,7 +298,7 @@ async def test_a_verifier_that_takes_for_ever_is_counted() -> None:
     assert await score("reasoning_gym/countdown", "Answer: 9**9**9**9", truth, **options) == TIMED_OUT
 
 
-async def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_package_that_is_not_there(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install reasoning-gym"):
         await score("reasoning_gym/chain_sum", "Answer: 5", "5")
