@@ -3,9 +3,9 @@
     python -m benchmarks.async_sim [--measured FILE] [--steps N]
 
 1. `benchmarks.async_speed`: its step times are predicted from the seconds of a token, the training seconds of a step
-   and the seconds of a weight transfer, which its runs measured apart (`results/async_speed.json`), and from the tool's
-   latencies, which are known. The time that the trainer waits is not an input. In `colocate_async` a turn may be
-   interrupted, so the engine's speed is that of `sync`, which has the same processes.
+   and the seconds of a weight transfer, which its runs measured apart (`results/async_speed.json`), from which
+   conversations called, and from the tool's latencies, which are known. The time that the trainer waits is no input.
+   In `colocate_async` a turn may be interrupted, so the engine's speed is that of `sync`, which has the same processes.
 2. The 1.5B setting of AReaL (arXiv 2505.24298): 128 GPUs, three quarters of them generate, 512 prompts × 16 samples,
    a context of 32k tokens (`async_sim_setting.py` has the inputs). Published are 41.0 h for the synchronous system
    and 14.8 h for AReaL.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import random
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +66,7 @@ def step_times(mode: str, runs: Mapping[str, Mapping[str, Any]]) -> list[float]:
     run, engine = runs[mode], runs["sync" if mode == "colocate_async" else mode]
     workload = Workload(
         slowness=lambda rng: 0.0,
-        conversations=lambda prompt, rng: conversations(prompt, rng, run["called"], run["turn_tokens"]),
+        conversations=lambda prompt, rng: conversations(prompt, run),
         batch_size=PROMPTS,
         training_s=run["training_s"],
         sync_s=run["sync_s"],
@@ -86,19 +85,20 @@ def setting_of(mode: str, eta: int, policy: str) -> Setting:
     return Setting(policy, eta, eta, mode="separate" if mode == MODES[2] else "colocated")
 
 
-def conversations(prompt: Prompt, rng: random.Random, called: float, turn_tokens: Sequence[float]) -> list[Draw]:
-    """Return the conversations of a group, with the latencies that the tool has.
+def conversations(prompt: Prompt, run: Mapping[str, Any]) -> list[Draw]:
+    """Return the conversations of a group: those of the run, which called as often, with the latencies of the tool.
 
     Args:
         prompt: the prompt, whose number is that of its row.
-        rng: random numbers that tell who calls.
-        called: share of the conversations with a call.
-        turn_tokens: mean tokens of the turn that calls, and of the last turn.
+        run: what the run measured. A conversation that it did not end calls once.
     """
-    call, last = (round(tokens) for tokens in turn_tokens[:2])
+    call, answer = round(run["call_tokens"]), round(run["answer_tokens"])
+    rows = run["calls"]
+    known = rows[prompt.number] if prompt.number < len(rows) else [None] * SAMPLES
+    calls = [1 if count is None else count for count in known]
     return [
-        Draw([call, last], [latency_s(prompt.number, sample, 0)]) if rng.random() < called else Draw([last], [])
-        for sample in range(SAMPLES)
+        Draw([*[call] * count, answer], [latency_s(prompt.number, sample, number) for number in range(count)])
+        for sample, count in enumerate(calls)
     ]
 
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.async_speed_inputs import ROOT, write_model, write_rows, write_tools
-from benchmarks.async_speed_measures import engine_of, measure, turns_of
+from benchmarks.async_speed_measures import calls_of, engine_of, measure, turns_of
 from verl_multiturn.certificate.records import read_records
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -64,9 +64,10 @@ def main() -> None:
     results = {}
     for mode in given.modes:
         results[mode] = run(mode, given.steps, given.seed, out)
-        print(json.dumps({mode: results[mode]}), flush=True)
+        print(json.dumps({mode: {key: value for key, value in results[mode].items() if key != "calls"}}), flush=True)
     if given.save is not None:
-        given.save.write_text(json.dumps(results, indent=1) + "\n")
+        lines = [json.dumps({mode: found})[1:-1] for mode, found in results.items()]
+        given.save.write_text("{" + ",\n".join(lines) + "}\n")
     print(json.dumps(summary(results)))
 
 
@@ -117,7 +118,8 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     metrics = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     journal = [json.loads(line) for line in (out / mode / "journal.jsonl").read_text().splitlines()]
     records = list(read_records(folder / "trajectories.jsonl"))
-    return {**measure(metrics, ends, journal), **engine_of(turns_of(journal, records))}
+    found = measure(metrics, ends, journal) | engine_of(turns_of(journal, records))
+    return found | {"calls": calls_of(journal, SAMPLES)}
 
 
 def ends_of_steps(command: list[str], environment: Mapping[str, str], metrics: Path) -> list[float]:

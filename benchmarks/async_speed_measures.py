@@ -13,9 +13,9 @@ TRAINING = ("old_log_prob", "adv", "update_actor")
 
 
 class Turn(NamedTuple):
-    """A turn of the model: its number in its conversation, when it began and ended, and its sampled tokens."""
+    """A turn of the model: whether a call follows, when the turn began and ended, and its sampled tokens."""
 
-    number: int
+    calls: bool
     begin: float
     end: float
     tokens: int
@@ -68,7 +68,7 @@ def turns_of(journal: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str
         sampled = tokens.get(each["id"], [])
         if len(times) == 2 * len(sampled) and times == sorted(times):
             spans = zip(times[::2], times[1::2], sampled, strict=True)
-            turns += [Turn(number, *span) for number, span in enumerate(spans)]
+            turns += [Turn(number + 1 < len(sampled), *span) for number, span in enumerate(spans)]
     return turns
 
 
@@ -97,17 +97,28 @@ def token_times(turns: Sequence[Turn]) -> tuple[float, float]:
     return float(alone), float(each)
 
 
-def engine_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the speed of the engine, and the mean tokens of conversations without a call and of those with one."""
+def engine_of(turns: Sequence[Turn]) -> dict[str, float]:
+    """Return the speed of the engine, and the mean tokens of turns that call and of last turns."""
     alone, each = token_times(turns)
-    numbers = sorted({turn.number for turn in turns})
     return {
         "token_s": round(alone, 6),
         "token_s_each": round(each, 6),
-        "turn_tokens": [
-            round(float(np.mean([turn.tokens for turn in turns if turn.number == number])), 1) for number in numbers
-        ],
+        "call_tokens": round(float(np.mean([turn.tokens for turn in turns if turn.calls])), 1),
+        "answer_tokens": round(float(np.mean([turn.tokens for turn in turns if not turn.calls])), 1),
     }
+
+
+def calls_of(journal: Sequence[Mapping[str, Any]], samples: int) -> list[list[int | None]]:
+    """Return how often each conversation called, by row and sample; None for those that had not ended.
+
+    Args:
+        journal: conversations, as `SlowCalculator` writes them. Of a group that was begun anew the last attempt counts.
+        samples: number of conversations in a group.
+    """
+    calls: list[list[int | None]] = [[None] * samples for _ in range(max(each["row"] for each in journal) + 1)]
+    for each in sorted(journal, key=lambda each: each["create"]):
+        calls[each["row"]][each["sample"]] = len(each["calls"])
+    return calls
 
 
 def _tokens_of_turns(record: Mapping[str, Any]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,8 +146,8 @@ def test_step_times_by_hand(mode: str, ends: list[float]) -> None:
 def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.async_sim import main
 
-    run = {"called": 0.0, "turn_tokens": [20.0, 10.0], "training_s": 2.0, "sync_s": 0.5, "token_s": 0.1}
-    run |= {"token_s_each": 0.0}
+    run: dict[str, Any] = {"training_s": 2.0, "sync_s": 0.5, "token_s": 0.1, "token_s_each": 0.0}
+    run |= {"call_tokens": 20.0, "answer_tokens": 10.0, "calls": [[0] * 8] * 40}
     runs = {"sync": {**run, "step_s": [3.5] * 4}, "separate_async": {**run, "step_s": [4.0, 2.5, 2.5, 2.5]}}
     file = tmp_path / "measured.json"
     file.write_text(json.dumps(runs))
@@ -163,6 +164,19 @@ def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text(json.dumps(runs))
     assert main(["--measured", str(file), "--steps", "4"]) == 1
     assert "the prediction for sync is 17% off" in capsys.readouterr().err
+
+
+def test_conversations_are_those_of_the_run() -> None:
+    from benchmarks.async_sim import conversations
+    from benchmarks.async_training import Prompt
+    from benchmarks.slow_calculator import latency_s
+
+    run = {"call_tokens": 20.4, "answer_tokens": 9.7, "calls": [[], [0, 2, None]]}
+    silent, twice, unended = conversations(Prompt(1, 0.0), run)
+    assert (silent.turns, silent.calls_s) == ([10], [])
+    assert (twice.turns, twice.calls_s) == ([20, 20, 10], [latency_s(1, 1, 0), latency_s(1, 1, 1)])
+    assert (unended.turns, unended.calls_s) == ([20, 10], [latency_s(1, 2, 0)])
+    assert len(conversations(Prompt(2, 0.0), run)) == 8
 
 
 def test_the_inputs_of_the_published_setting() -> None:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import slow_calculator
 from benchmarks.async_speed import ends_of_steps, summary
 from benchmarks.async_speed_inputs import write_rows, write_tools
-from benchmarks.async_speed_measures import Turn, engine_of, measure, token_times, turns_of
+from benchmarks.async_speed_measures import Turn, calls_of, engine_of, measure, token_times, turns_of
 from benchmarks.slow_calculator import latency_s
 from verl_multiturn.tools.registry import load_tools
 
@@ -119,21 +119,32 @@ def test_turns_come_from_the_journal_and_the_records() -> None:
     record = {"turn_ids": [0, 0, 0, 1, 1, 2], "mask": [0, 1, 1, 0, 1, 0]}
     records = [{"request_id": "a", **record}, {"request_id": "overlapping", "turn_ids": [0, 1, 2], "mask": [1, 1, 1]}]
     turns = turns_of(journal, records)
-    assert turns == [Turn(0, 10.0, 11.0, 2), Turn(1, 13.0, 13.5, 1)]
-    assert engine_of(turns)["turn_tokens"] == [2.0, 1.0]
+    assert turns == [Turn(True, 10.0, 11.0, 2), Turn(False, 13.0, 13.5, 1)]
+    engine = engine_of(turns)
+    assert (engine["call_tokens"], engine["answer_tokens"]) == (2.0, 1.0)
+
+
+def test_the_last_attempt_tells_how_often_a_conversation_called() -> None:
+    journal: list[dict[str, Any]] = [
+        {"row": 2, "sample": 1, "create": 9.0, "calls": [[10.0, 11.0]]},
+        {"row": 0, "sample": 0, "create": 1.0, "calls": [[2.0, 3.0], [4.0, 5.0]]},
+        {"row": 2, "sample": 1, "create": 2.0, "calls": []},
+        {"row": 2, "sample": 0, "create": 2.0, "calls": []},
+    ]
+    assert calls_of(journal, 2) == [[2, None], [None, None], [0, 1]]
 
 
 def test_token_times_follow_from_how_many_ran() -> None:
     """A step takes 0.1 s and 0.05 s for each request: 10 tokens take 1.5 s alone, 2 s for two, 3 s for four."""
-    turns = [Turn(0, 0.0, 1.5, 10)]
-    turns += [Turn(0, 2.0, 4.0, 10)] * 2
-    turns += [Turn(0, 5.0, 8.0, 10)] * 4
+    turns = [Turn(False, 0.0, 1.5, 10)]
+    turns += [Turn(False, 2.0, 4.0, 10)] * 2
+    turns += [Turn(False, 5.0, 8.0, 10)] * 4
     assert token_times(turns) == pytest.approx((0.1, 0.05))
     # Two that overlap: each has 5 tokens alone and 5 beside the other, so that 1.57 ran on average.
-    turns = [Turn(0, 0.0, 1.75, 10), Turn(0, 0.75, 2.5, 10), Turn(0, 3.0, 4.5, 10)]
+    turns = [Turn(False, 0.0, 1.75, 10), Turn(False, 0.75, 2.5, 10), Turn(False, 3.0, 4.5, 10)]
     assert token_times(turns) == pytest.approx((0.10625, 0.04375))
     # Turns that take longer alone than beside others: the line would fall.
-    assert token_times([Turn(0, 0.0, 2.0, 10), *[Turn(0, 3.0, 4.0, 10)] * 3]) == pytest.approx((0.125, 0.0))
+    assert token_times([Turn(False, 0.0, 2.0, 10), *[Turn(False, 3.0, 4.0, 10)] * 3]) == pytest.approx((0.125, 0.0))
 
 
 def test_the_summary_compares_with_sync() -> None:
