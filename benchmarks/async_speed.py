@@ -65,9 +65,9 @@ def main() -> None:
     for mode in given.modes:
         results[mode] = run(mode, given.steps, given.seed, out)
         print(json.dumps({mode: {key: value for key, value in results[mode].items() if key != "calls"}}), flush=True)
-    if given.save is not None:
-        lines = [json.dumps({mode: found})[1:-1] for mode, found in results.items()]
-        given.save.write_text("{" + ",\n".join(lines) + "}\n")
+        if given.save is not None:
+            lines = [json.dumps({mode: found})[1:-1] for mode, found in results.items()]
+            given.save.write_text("{" + ",\n".join(lines) + "}\n")
     print(json.dumps(summary(results)))
 
 
