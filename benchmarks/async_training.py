@@ -93,6 +93,8 @@ class Result:
     """Each trained prompt with its trained tokens."""
     tool_seconds: float = 0.0
     """Tool seconds of the trained conversations, weighted by their trained tokens."""
+    ends: list[float] = field(default_factory=list)
+    """When each step had ended, its new weights included."""
 
 
 class Training:
@@ -157,6 +159,7 @@ class Training:
             self.world.sleep(self.workload.sync_s)
             self.world.publish()
             self.world.resume()
+            result.ends.append(self.world.now)
             self.step += 1
         result.steps, result.seconds = self.step - 1, self.world.now
 

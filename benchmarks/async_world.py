@@ -1,7 +1,7 @@
 """An engine, tools, conversations and TransferQueue on virtual time, for a trainer's real replay buffer.
 
 Nothing sleeps: `World.advance` moves the clock from event to event. A conversation alternates turns, which share the
-engine's token rate, and tool calls:
+engine, and tool calls:
 
     turn · call · turn · call · … · turn        a group is over when all its conversations are
 
@@ -19,12 +19,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Engine:
-    """Speed of the simulated engine."""
+    """Speed of the simulated engine. Each of its steps gives every running request one token."""
 
-    tokens_per_s: float = 100.0
-    """Tokens per second of one request that runs alone."""
-    total_tokens_per_s: float = float("inf")
-    """Tokens per second of all requests together; running requests share it equally."""
+    token_s: float = 0.01
+    """Seconds of a step, without what its requests add."""
+    token_s_each: float = 0.0
+    """Seconds that each running request adds to a step."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class World:
         """Return the tokens per second of one request."""
         if self._paused or not self._active:
             return 0.0
-        return min(self._engine.tokens_per_s, self._engine.total_tokens_per_s / self._active)
+        return 1 / (self._engine.token_s + self._engine.token_s_each * self._active)
 
     # Groups.
 

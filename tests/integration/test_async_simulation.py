@@ -1,5 +1,9 @@
 """The simulated asynchronous training: the world itself, and a short form of `benchmarks.staleness`."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -11,22 +15,22 @@ GROUPS = 480
 def test_two_requests_share_the_engine_and_tools_wait_for_nobody() -> None:
     from benchmarks.async_world import Draw, Engine, World
 
-    world = World(Engine(tokens_per_s=10, total_tokens_per_s=10))
+    world = World(Engine(token_s=0.02, token_s_each=0.04))
     world.submit("a", None, [Draw([10, 10], [3.0])], step=1)
     world.submit("b", None, [Draw([5], [])], step=1)
     world.wait(100)
-    assert world.now == pytest.approx(1.0)  # both at 5 tokens per second
+    assert world.now == pytest.approx(0.5)  # both at 10 tokens per second
     assert world.partitions["train"]["b"]["status"] == "finished"
     world.wait(100)
     # `a` has 5 tokens left, alone; then its call, and 10 tokens.
-    assert world.now == pytest.approx(1.5 + 3 + 1)
+    assert world.now == pytest.approx(0.5 + 5 * 0.06 + 3 + 10 * 0.06)
     assert world.partitions["train"]["a"]["status"] == "finished"
 
 
 def test_tokens_have_the_version_of_their_weights() -> None:
     from benchmarks.async_world import Draw, Engine, World
 
-    world = World(Engine(tokens_per_s=10))
+    world = World(Engine(token_s=0.1))
     group = world.submit("a", None, [Draw([20, 10], [1.0])], step=1)
     world.sleep(0.5)
     world.publish()
@@ -44,7 +48,7 @@ def test_tokens_have_the_version_of_their_weights() -> None:
 def test_nothing_of_a_cancelled_group_is_written() -> None:
     from benchmarks.async_world import Draw, Engine, World
 
-    world = World(Engine(tokens_per_s=10))
+    world = World(Engine(token_s=0.1))
     world.submit("a", None, [Draw([10], []), Draw([20], []), Draw([5, 5], [9.0])], step=1)
     world.submit("b", None, [Draw([60], [])], step=1)
     world.sleep(1.5)
@@ -112,3 +116,78 @@ def test_a_claim_that_does_not_hold_is_named(capsys: pytest.CaptureFixture[str])
         "reroll, eta=2, warmup=2: takes 1.17 times as long as 'no bound'",
     ]
     assert "reroll takes 0.67 times as long as 'wait' at eta=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mode", "ends"),
+    [
+        ("sync", [12, 24, 36]),
+        ("colocate_async", [12, 19, 31]),  # the third batch, of the second step, cannot begin before 19
+        ("separate_async", [12, 19, 26]),
+    ],
+)
+def test_step_times_by_hand(mode: str, ends: list[float]) -> None:
+    """A conversation takes 1 s of generation, 3 s of its tool, and 1 s; a step trains 6 s; a transfer takes 1 s."""
+    from benchmarks.async_sim import setting_of
+    from benchmarks.async_training import Training, Workload
+    from benchmarks.async_world import Draw, Engine
+
+    workload = Workload(
+        slowness=lambda rng: 0.0,
+        conversations=lambda prompt, rng: [Draw([10, 10], [3.0])] * 2,
+        batch_size=2,
+        training_s=6.0,
+        sync_s=1.0,
+        engine=Engine(token_s=0.1),
+    )
+    assert Training(setting_of(mode, 1, "reroll"), workload).run(6).ends == pytest.approx(ends)
+
+
+def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.async_sim import main
+
+    run: dict[str, Any] = {"training_s": 2.0, "sync_s": 0.5, "token_s": 0.1, "token_s_each": 0.0}
+    run |= {"call_tokens": 20.0, "answer_tokens": 10.0, "calls": [[0] * 8] * 40}
+    runs = {"sync": {**run, "step_s": [3.5] * 4}, "separate_async": {**run, "step_s": [4.0, 2.5, 2.5, 2.5]}}
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps(runs))
+    assert main(["--measured", str(file), "--steps", "4"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["predicted"] == {
+        "sync": {"all": 3.5, "second_half": 3.5},
+        "separate_async": {"all": 2.75, "second_half": 2.5},
+    }
+    assert found["measured"]["separate_async"] == {"all": 2.88, "second_half": 2.5}
+    assert found["error"] == {"sync": 0.0, "separate_async": 0.045}
+    assert found["settings"]["published"] == {"sync": 41.0, "async": 14.8, "ratio": 2.77}
+    runs["sync"]["step_s"] = [3.0] * 4
+    file.write_text(json.dumps(runs))
+    assert main(["--measured", str(file), "--steps", "4"]) == 1
+    assert "the prediction for sync is 17% off" in capsys.readouterr().err
+
+
+def test_conversations_are_those_of_the_run() -> None:
+    from benchmarks.async_sim import conversations
+    from benchmarks.async_training import Prompt
+    from benchmarks.slow_calculator import latency_s
+
+    run = {"call_tokens": 20.4, "answer_tokens": 9.7, "calls": [[], [0, 2, None]]}
+    silent, twice, unended = conversations(Prompt(1, 0.0), run)
+    assert (silent.turns, silent.calls_s) == ([10], [])
+    assert (twice.turns, twice.calls_s) == ([20, 20, 10], [latency_s(1, 1, 0), latency_s(1, 1, 1)])
+    assert (unended.turns, unended.calls_s) == ([20, 10], [latency_s(1, 2, 0)])
+    assert len(conversations(Prompt(2, 0.0), run)) == 8
+
+
+def test_the_inputs_of_the_published_setting() -> None:
+    from benchmarks import async_sim_setting as setting
+
+    assert setting.mean_cut(0.0, 1.0, 1e9) == pytest.approx(1.6487, abs=1e-4)  # exp(1/2): nothing is cut
+    assert setting.mean_cut(10.0, 0.6, 1.0) == pytest.approx(1.0)  # all is cut
+    assert setting.mean_cut(setting.mu_of(20346), 0.6, setting.MOST_TOKENS) == pytest.approx(20346)
+    # One answer of 1,488 tokens with half a prompt, on one GPU: 8 x 1.54e9 x 2,000 + 8 x 28 x 1,536 x 2,000**2.
+    assert setting.training_s(1, [1488]) == pytest.approx((2.464e13 + 1.376e12) / 346.15e12, rel=1e-3)
+    # A context of 512 + 1,000/2 = 1,012 tokens of 28,672 bytes each.
+    engine = setting.engine_of(2, [1000])
+    assert engine.token_s == pytest.approx(0.003313, abs=1e-6)
+    assert engine.token_s_each == pytest.approx(1012 * 28672 / 2.345e12 / 2)
