@@ -112,8 +112,6 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *given]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
-    if mode == "separate_async":
-        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2))
     ends = ends_of_steps(command, environment, folder / "metrics.jsonl")
     metrics = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     journal = [json.loads(line) for line in (out / mode / "journal.jsonl").read_text().splitlines()]

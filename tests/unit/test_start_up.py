@@ -52,3 +52,16 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
     log = tmp_path / "log"
     assert run_watched([sys.executable, "-c", program], environment, log, watch) == 3
     assert log.read_text().split() == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(("mode", "threads"), [("separate_async", "3"), ("colocate_async", None), ("sync", None)])
+def test_trainer_and_engine_share_the_cores_when_they_work_at_the_same_time(
+    mode: str, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.launch import run
+    from verl_multiturn.launch.plan import plan_run
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 6)
+    config = {"recipe": {"on_cpu": True}, "trainer": {"v1": {"trainer_mode": mode}}}
+    assert run._environment(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads

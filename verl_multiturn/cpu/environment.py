@@ -26,7 +26,8 @@ SILENT = (
 
 # Variables for processes that are started from here on. Values that the user has set win.
 SPEED = {
-    # Without this Ray gives each worker one thread. Trainer and engine work in turns, so each may use all cores.
+    # Without this Ray gives each worker one thread. Trainer and engine work in turns, so each may use all cores. (Where
+    # they do not, `verl-multiturn run` sets half of them.)
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
     # TransferQueue's own default is 8, and with fewer cores it warns at every call.
     "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),

@@ -161,6 +161,10 @@ def _environment(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     if _is_on_cpu(plan, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
         environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
+        trainer = config.get("trainer") or {}
+        if (trainer.get("v1") or {}).get("trainer_mode") == "separate_async":
+            # Trainer and engine work at the same time; in the other modes in turns, and each takes all cores.
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
     return environment
 
 
