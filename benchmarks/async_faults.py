@@ -28,7 +28,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +41,7 @@ import psutil
 
 from benchmarks.async_faults_count import count, read
 from verl_multiturn.launch.checkpoints import TRACKER
+from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.observe.metric_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,15 +115,16 @@ class Faults:
     def run(self, kills: list[tuple[str, float]]) -> dict[str, Any]:
         """Kill one process after another, let the run go on for some steps, and return the results."""
         self._out.mkdir(parents=True, exist_ok=True)
-        try:
-            for kind, pause_s in kills:
-                self._train(pause_s)
-                self._kill(kind)
-            wanted = self._checkpointed() + _MORE_STEPS
-            while self._checkpointed() < wanted:
-                self._train(_POLL_S)
-        finally:
-            self._interrupt()
+        with interruptible():
+            try:
+                for kind, pause_s in kills:
+                    self._train(pause_s)
+                    self._kill(kind)
+                wanted = self._checkpointed() + _MORE_STEPS
+                while self._checkpointed() < wanted:
+                    self._train(_POLL_S)
+            finally:
+                self._interrupt()
         return self._results()
 
     def _train(self, seconds: float) -> None:
@@ -138,14 +139,15 @@ class Faults:
         self._wait(lambda: time.monotonic() >= until)
 
     def _start(self) -> None:
+        """Start the run, and wait for the end of its first conversation."""
         self._starts += 1
         self._say(f"start {self._starts}")
         environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-        there = self._sizes("records/*.jsonl")
+        there = {name for name, _ in self._sizes("records/*.jsonl")}  # each worker has a file of its own
         with (self._out / "launcher.log").open("ab") as log:
             self._running = subprocess.Popen(self._command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         self._trained_at = time.monotonic()
-        self._wait(lambda: self._sizes("records/*.jsonl") != there)  # the first conversation has ended
+        self._wait(lambda: any(size and name not in there for name, size in self._sizes("records/*.jsonl")))
 
     def _wait(self, happened: Callable[[], bool]) -> None:
         """Wait until something has happened, or the run has ended, or it hangs."""
@@ -189,11 +191,11 @@ class Faults:
         return found
 
     def _interrupt(self) -> None:
-        """End the run as Ctrl-C does."""
+        """End the run and all its processes, as Ctrl-C does."""
         running, self._running = self._running, None
         if running is None or running.poll() is not None:
             return
-        running.send_signal(signal.SIGINT)
+        running.terminate()
         running.wait(timeout=_END_S)
 
     def _sizes(self, pattern: str) -> list[tuple[str, int]]:

@@ -68,9 +68,9 @@ def test_the_plan_of_a_seed() -> None:
 
 # A run that logs a step every 50 ms. It replaces a dead worker, ends when its trainer dies, and hangs when it is told.
 RUN = """
-import pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, time
 out = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 def start(title):
     return subprocess.Popen([title, "600"], executable="/bin/sleep", start_new_session=True)
 processes = {title: start(title) for title in ("ray::MultiTurnWorker", "ray::TaskRunnerV1")}
@@ -81,7 +81,7 @@ try:
             sys.exit(1)
         if processes["ray::MultiTurnWorker"].poll() is not None:
             processes["ray::MultiTurnWorker"] = start("ray::MultiTurnWorker")
-        for path in ("records/1.jsonl", "metrics.jsonl"):
+        for path in (f"records/{os.getpid()}.jsonl", "metrics.jsonl"):
             (out / path).parent.mkdir(exist_ok=True)
             if not (out / "hang").exists():
                 (out / path).open("a").write("{}\\n")
