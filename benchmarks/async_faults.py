@@ -59,7 +59,6 @@ _ENDLESS = 1000
 _BOUND = 1
 """`max_staleness` of the modes' files."""
 _POLL_S = 0.5
-_END_S = 120.0
 
 
 def main() -> None:
@@ -196,7 +195,7 @@ class Faults:
         if running is None or running.poll() is not None:
             return
         running.terminate()
-        running.wait(timeout=_END_S)
+        running.wait()
 
     def _sizes(self, pattern: str) -> list[tuple[str, int]]:
         """Return the sizes of files that grow while a run trains."""

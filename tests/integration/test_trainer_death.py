@@ -182,7 +182,9 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
 
     import torch
     from tensordict import TensorDict
+    from verl.utils.tensordict_utils import get_tensordict
 
+    from benchmarks.async_faults_count import open_prompts
     from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
     from verl_multiturn.verl_bridge.trainer.history import History
 
@@ -191,12 +193,14 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
         queue.kv_batch_put(keys=[key], partition_id="train", fields=row, tags=[tag])
 
     def finish() -> None:
-        for number in range(20):
-            put(f"running{number}_0_0", min_global_steps=0)
-            queue.kv_put(key=f"running{number}", partition_id="train", tag={"status": "finished"})
+        for uid in uids:
+            put(f"{uid}_0_0", min_global_steps=0)
+            queue.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
 
-    for number in range(20):
-        put(f"running{number}", is_prompt=True, status="running", global_steps=1)
+    uids = [f"running{number}" for number in range(20)]
+    tags = [{"is_prompt": True, "status": "running", "global_steps": 1} for _ in uids]
+    asked = get_tensordict({"raw_prompt": [[{"role": "user", "content": f"what is {uid}?"}] for uid in uids]})
+    queue.kv_batch_put(keys=uids, partition_id="train", fields=asked, tags=tags)
     put("done_0_0", min_global_steps=0)  # verl has removed its prompt, and not yet its row
     history = History()
     history.train(1, SimpleNamespace(keys=["done_0_0"], tags=[{}]))
@@ -205,15 +209,17 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     finishing.start()
     queue.save_checkpoint(tmp_path / "transfer_queue")
     finishing.join()
-    clear_groups({f"running{number}" for number in range(20)}, "train")
+    clear_groups(uids, "train")
     put("later", is_prompt=True, status="running", global_steps=2)
     queue.load_checkpoint(tmp_path / "transfer_queue")
     history.load(tmp_path)
     listed = queue.kv_list("train")["train"]
     prompts = list_prompts("train")
-    assert sorted(prompts) == sorted(f"running{number}" for number in range(20))
+    assert sorted(prompts) == sorted(uids)
     assert "done_0_0" not in listed
     finished = [uid for uid, tag in prompts.items() if tag["status"] == "finished"]
     for uid in finished:
         row = queue.kv_batch_get(keys=[f"{uid}_0_0"], partition_id="train", select_fields=["tokens"])
         assert row["tokens"][0].tolist() == [7, 8]
+    # The benchmark reads the same prompts from the files.
+    assert open_prompts(tmp_path / "transfer_queue", {"done"}) == {uid: f"what is {uid}?" for uid in uids}
