@@ -75,6 +75,13 @@ def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
     assert ran.returncode == 7
 
 
+def test_a_fork_has_a_process_group_of_its_own(server: ForkServer, tmp_path: Path) -> None:
+    """Ray kills the process group of a worker that has died."""
+    program = tmp_path / "program.py"
+    program.write_text("import os\nprint(os.getpgid(0) == os.getpid(), os.getsid(0))\n")
+    assert run(server, program).stdout == f"True {os.getsid(0)}\n"
+
+
 def test_forks_draw_different_random_numbers(server: ForkServer, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import random, numpy\nprint(random.random(), numpy.random.random(), sep='\\n')\n")

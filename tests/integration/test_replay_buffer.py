@@ -103,6 +103,7 @@ def test_drop_evicts_what_is_over_age_and_counts_it(queue: Queue) -> None:
     assert sorted(queue.tags) == ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]  # verl clears the rows when the step ends
     buffer.begin_step()
     assert counts(buffer) == (0, 0)
+    assert (buffer.take_evicted(), buffer.take_evicted()) == (["failed", "old"], [])
 
 
 def test_a_group_that_began_late_is_not_dropped(queue: Queue) -> None:

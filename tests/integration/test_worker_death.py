@@ -103,10 +103,12 @@ def started(cluster: None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Queue]
 
 
 def submit(manager: Any, queue: Queue, *uids: str) -> None:
+    import torch
     from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 
     queue.tags |= {uid: {"status": "running"} for uid in uids}
     prompts = get_tensordict({"uid": list(uids)})
+    prompts["dummy"] = torch.nested.as_nested_tensor([torch.tensor([7])] * len(uids), layout=torch.jagged)  # as loaded
     if queue.partition == "val":
         assign_non_tensor_data(prompts, "validate", True)
     manager.generate_sequences(prompts)

@@ -5,7 +5,7 @@
 
 A worker that imports everything itself takes some 10 s of CPU. A run has seven workers, and most start one after
 another. A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client
-(`fork_worker.py`), and has random numbers of its own. It ends when its client is killed.
+(`fork_worker.py`), and has random numbers and a process group of its own. It ends when its client is killed.
 
 The worker is started in Ray's usual way when no server answers, when the server cannot fork, and when a variable that
 is read at import has another value than in the server.
@@ -227,6 +227,7 @@ class _Server:
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Run a client's program in this fork, as a new Python process would."""
+    os.setpgid(0, 0)  # when a worker dies, Ray kills its whole process group
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)

@@ -28,10 +28,10 @@ from typing import Any
 import psutil
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.checkpoints import mend_tracker, resumes
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
 
-_CHECKPOINT = "latest_checkpointed_iteration.txt"
 _MOVING = ".moving"
 _SPLITS = ("train", "test")
 # Results of a run, beside its files of metrics. verl would resume from checkpoints that stay, beside the metrics of
@@ -205,14 +205,13 @@ class RunFolder:
         noted.write_text(json.dumps(run) + "\n")
 
     def _resumes(self, trainer: Mapping[str, Any]) -> bool:
-        """Return whether the trainer finds a checkpoint of an earlier start by itself."""
+        """Return whether the trainer finds a checkpoint of an earlier start by itself; mend a torn tracker file."""
         if trainer.get("resume_mode", "auto") != "auto":
             return False
-        checkpoints = Path(trainer.get("default_local_dir") or self.path / "checkpoints")
-        with contextlib.suppress(OSError):
-            step = (checkpoints / _CHECKPOINT).read_text().strip()
-            return (checkpoints / f"global_step_{step}").is_dir()
-        return False
+        checkpoints = Path(trainer.get("default_local_dir") or self.path / _CHECKPOINTS)
+        if mended := mend_tracker(checkpoints):
+            say(mended)
+        return resumes(checkpoints)
 
     def _move_results(self) -> None:
         # Checkpoints first: where the move fails half-way, no later start resumes from them without their metrics.

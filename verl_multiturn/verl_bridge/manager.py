@@ -157,7 +157,8 @@ class _Group:
     @property
     def prompt(self) -> Any:
         """The group's part of the batch."""
-        return self.chunk[self.place : self.place + 1]
+        # A prompt that was loaded with a checkpoint has a nested column, which PyTorch chunks and does not slice.
+        return self.chunk.chunk(len(self.chunk))[self.place]
 
     @property
     def partition(self) -> str:

@@ -78,19 +78,10 @@ def put_tags(keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, An
     transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, tags=list(tags))
 
 
-def clear_groups(uids: Collection[str], partition_id: str, *, prompts: bool = True) -> None:
-    """Remove all rows of groups, and their prompts, too, unless `prompts` is False."""
+def clear_groups(uids: Collection[str], partition_id: str, *, prompts: bool = True) -> int:
+    """Remove all rows of groups, and their prompts, too, unless `prompts` is False; return how many there were."""
     listed = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
     keys = [key for key in listed if key.split("_")[0] in uids and (prompts or "_" in key)]
-    if keys:
-        transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
-
-
-def clear_orphans(partition_id: str) -> int:
-    """Remove all rows whose prompt is gone, and return how many there were."""
-    listed = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
-    prompts = {key for key, tag in listed.items() if tag.get("is_prompt", False)}
-    keys = [key for key in listed if key.split("_")[0] not in prompts]
     if keys:
         transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
     return len(keys)

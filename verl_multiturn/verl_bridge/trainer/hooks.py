@@ -15,7 +15,7 @@ For each sampled batch, before verl updates critic and actor with it:
     updates         those without a trained token are skipped                   updates.py
 
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
-begun anew when a step begins (`rerolls.py`).
+begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
@@ -24,21 +24,24 @@ next. The metrics are added when a step ends. After training the tools of the ag
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.launch.checkpoints import begin_checkpoint, checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
-from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_orphans, fetch_stats
+from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
+from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking, replay_buffer_from
+from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBufferAsync, Waking, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     VALIDATION_PREFIX,
@@ -69,6 +72,11 @@ class MultiTurnHooks:
     agent_loop_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
+    _restored_tq_prompt_count: int
+    _add_prompts_to_generate: Any
+
+    _surplus = 0
+    """Groups of a loaded checkpoint that later steps need not submit."""
 
     def __init__(self, config: DictConfig) -> None:
         # verl reads the mode in many places, and knows only its own names.
@@ -81,6 +89,7 @@ class MultiTurnHooks:
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
+        self._history = None if self.mode == "sync" else History()
         self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
         self._rerolls = Rerolls(bound) if bound is not None and bound.strategy == "reroll" else None
 
@@ -92,14 +101,39 @@ class MultiTurnHooks:
         # With more of them, groups would be beyond the bound from the start.
         bound = self._bound
         most = num_warmup_batches if bound is None else min(num_warmup_batches, bound.max_staleness)
+        self._surplus = max(0, self._restored_tq_prompt_count - int(most * self.config.data.train_batch_size))
         super()._add_async_warmup_batches(most)  # type: ignore[misc]
 
-    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
-        # A checkpoint is written before verl removes the rows that its step trained; nobody else would.
-        if self.mode != "sync" and (cleared := clear_orphans(partition_id)):
-            logger.info("%d rows that were trained before the checkpoint are removed", cleared)
-        begun: int = super()._reissue_inflight_prompts(partition_id)  # type: ignore[misc]
-        return begun
+    def _add_batch_to_generate(self) -> None:
+        # A checkpoint may have more groups than may run ahead: it was written within a step, or with a larger bound.
+        size = self.config.data.train_batch_size
+        there = min(self._surplus, size)
+        self._surplus -= there
+        if not there:
+            super()._add_batch_to_generate()  # type: ignore[misc]
+        elif there < size:
+            self._add_prompts_to_generate(size - there)
+
+    def _save_checkpoint(self) -> None:
+        folder, buffer = self._checkpoint_folder(), self.replay_buffer
+        begin_checkpoint(folder)
+        if self._history is not None:
+            evicted = buffer.take_evicted() if isinstance(buffer, MultiTurnReplayBufferAsync) else []
+            self._history.save(self.global_steps, folder, evicted)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        if trainer.resume_mode == "auto" and (mended := mend_tracker(Path(trainer.default_local_dir))):
+            logger.warning("%s", mended)
+        super()._load_checkpoint()  # type: ignore[misc]
+        if self._history is not None and self.global_steps:
+            named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+            self._history.load(self._checkpoint_folder() if named is None else Path(named))
+
+    def _checkpoint_folder(self) -> Path:
+        """Return the folder of the step's checkpoint."""
+        return checkpoint_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
 
     def prepare_step(self) -> dict[str, Any]:
         """Begin late groups anew, with the weights that were just published; then do as verl does."""
@@ -135,6 +169,8 @@ class MultiTurnHooks:
         for each in counted:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        if self._history is not None:
+            self._history.train(self.global_steps, batch)
         for each in counted:
             metrics.update(each.metrics())
         metrics.update(prefixed(PREFIX, list(fetch_stats(batch).values())))

@@ -163,6 +163,7 @@ class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
         self._bound = bound
         self._batch_size = batch_size
         self._taken = (0, 0)
+        self._evicted_uids: list[str] = []
         if bound is not None:
             self.max_off_policy_threshold = None  # verl's rules are off; ours are below
 
@@ -203,7 +204,14 @@ class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
         if partition_id == TRAIN:
             self._evicted += len(stale)
             self._lost += len(stale | failed)
-        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        self._evicted_uids += sorted(evicted[0])
+        return evicted
+
+    def take_evicted(self) -> list[str]:
+        """Return the uids of all groups that left untrained since the last call."""
+        evicted, self._evicted_uids = self._evicted_uids, []
+        return evicted
 
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]

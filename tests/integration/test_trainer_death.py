@@ -1,0 +1,225 @@
+"""A trainer dies: what its checkpoint holds, and what a new start makes of it.
+
+The last test has a real TransferQueue in a real Ray; in the others verl's trainer is a stand-in.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+
+def batch_of(*uids: str, padding: str = "") -> Any:
+    """Make verl's batch with two rows for each uid, and a row that pads it."""
+    keys = [f"{uid}_{session}_0" for uid in uids for session in range(2)]
+    rows = [(key, {}) for key in keys] + ([(f"{padding}_0_0", {"is_padding": True})] if padding else [])
+    return SimpleNamespace(keys=[key for key, _ in rows], tags=[tag for _, tag in rows], partition_id="train")
+
+
+class VerlsTrainer:
+    """The part of verl's asynchronous trainer that our hooks stand on."""
+
+    use_critic = False
+    restored = 0
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.global_steps = 0
+        self.done: list[Any] = []
+        self.replay_buffer = SimpleNamespace()
+
+    def _load_checkpoint(self) -> None:
+        folder = Path(self.config.trainer.default_local_dir)
+        self.global_steps = int((folder / "latest_checkpointed_iteration.txt").read_text())
+        if self.config.trainer.resume_mode == "resume_path":
+            self.global_steps = int(self.config.trainer.resume_from_path[-1])
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        self.done.append(sorted(path.name for path in folder.iterdir()))
+
+    def _add_async_warmup_batches(self, batches: float) -> None:
+        self.done.append(batches)
+
+    def _add_batch_to_generate(self) -> None:
+        self.done.append("batch")
+
+    def _add_prompts_to_generate(self, count: int) -> None:
+        self.done.append(count)
+
+
+def make(folder: Path, **trainer: Any) -> Any:
+    from tests.integration.trainer_rows import make_config
+    from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
+
+    settings = {"default_local_dir": str(folder), "resume_mode": "auto", **trainer}
+    changes = {f"trainer__{name}": value for name, value in settings.items()}
+    changes["data__train_batch_size"] = 4
+    changes["actor_rollout_ref__rollout__custom__multiturn__max_staleness"] = 1
+    ours = type("Ours", (MultiTurnHooks, VerlsTrainer), {"mode": "colocate_async"})
+    ours._build_replay_buffer = lambda self: None
+    return ours(make_config("colocate_async", **changes))
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Take the place of TransferQueue; the list gets the groups that are removed."""
+    from verl_multiturn.verl_bridge.trainer import history
+
+    calls: list[set[str]] = []
+
+    def clear_groups(uids: set[str], partition: str) -> int:
+        assert partition == "train"
+        calls.append(uids)
+        return 2 * len(uids)
+
+    monkeypatch.setattr(history, "clear_groups", clear_groups)
+    return calls
+
+
+def saved(folder: Path, step: int) -> Any:
+    return json.loads((folder / f"global_step_{step}" / "trained.json").read_text())
+
+
+def test_the_trained_uids_are_there_before_verl_saves(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    for step, uids in ((1, "ab"), (2, "cd"), (3, "ef")):
+        trainer.global_steps = step
+        trainer._history.train(step, batch_of(*uids, padding="a"))
+        if step != 1:
+            trainer._save_checkpoint()
+    assert trainer.done == [["trained.json"], ["trained.json"]]
+    assert saved(tmp_path, 2) == {"trained": {"1": ["a", "b"], "2": ["c", "d"]}, "evicted": []}
+    assert saved(tmp_path, 3) == {"trained": {"3": ["e", "f"]}, "evicted": []}
+
+
+def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> None:
+    from verl_multiturn.verl_bridge.trainer.history import History
+
+    history = History()
+    history.train(1, batch_of("a", "b"))
+    history.save(1, tmp_path, ["c"])
+    history.save(1, tmp_path, ["d"])
+    assert json.loads((tmp_path / "trained.json").read_text()) == {"trained": {"1": ["a", "b"]}, "evicted": ["c", "d"]}
+    history.train(2, batch_of("e"))
+    history.save(2, tmp_path, [])
+    assert json.loads((tmp_path / "trained.json").read_text()) == {"trained": {"2": ["e"]}, "evicted": []}
+
+
+def test_what_was_trained_is_dropped_at_load(tmp_path: Path, removed: list[set[str]]) -> None:
+    trainer = make(tmp_path)
+    for step, uids in ((1, "ab"), (2, "cd")):
+        trainer.global_steps = step
+        trainer._history.train(step, batch_of(*uids))
+        trainer._save_checkpoint()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    trainer = make(tmp_path)
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, removed) == (2, [{"c", "d"}])
+    trainer = make(tmp_path, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_1"))
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, removed) == (1, [{"c", "d"}, {"a", "b"}])
+
+
+def test_a_start_from_scratch_and_one_without_the_file_remove_nothing(tmp_path: Path, removed: list[set[str]]) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("0")
+    make(tmp_path)._load_checkpoint()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    make(tmp_path)._load_checkpoint()
+    assert removed == []
+
+
+def test_a_torn_tracker_file_is_mended_at_the_start(
+    tmp_path: Path, removed: list[set[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.unit.test_checkpoints import write
+
+    (write(tmp_path, 5) / "trained.json").write_text('{"trained": {"5": ["a"]}, "evicted": []}')
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("")
+    trainer = make(tmp_path)
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, removed) == (5, [{"a"}])
+    assert "it now names 5, the newest complete one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("restored", "submitted"),
+    [(0, ["batch", "batch"]), (4, ["batch", "batch"]), (8, ["batch"]), (6, [2, "batch"]), (13, [3])],
+)
+def test_groups_that_a_checkpoint_has_too_many_are_not_submitted(
+    tmp_path: Path, restored: int, submitted: list[Any]
+) -> None:
+    """With batches of 4 and the bound 1, four groups run ahead."""
+    trainer = make(tmp_path)
+    trainer._restored_tq_prompt_count = restored
+    trainer._add_async_warmup_batches(1)
+    for _ in range(2 if restored != 13 else 3):
+        trainer._add_batch_to_generate()
+    assert trainer.done == [1, *submitted]
+
+
+@pytest.fixture
+def queue() -> Iterator[Any]:
+    import ray
+    import transfer_queue
+    from omegaconf import OmegaConf
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield transfer_queue
+    transfer_queue.close()
+    ray.shutdown()
+
+
+def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: Path) -> None:
+    """A group that finishes during the save is whole in the checkpoint, or is begun again; none is there twice."""
+    import threading
+
+    import torch
+    from tensordict import TensorDict
+    from verl.utils.tensordict_utils import get_tensordict
+
+    from benchmarks.async_faults_count import open_prompts
+    from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
+    from verl_multiturn.verl_bridge.trainer.history import History
+
+    def put(key: str, **tag: Any) -> None:
+        row = TensorDict({"tokens": torch.nested.as_nested_tensor([torch.tensor([7, 8])], layout=torch.jagged)}, [1])
+        queue.kv_batch_put(keys=[key], partition_id="train", fields=row, tags=[tag])
+
+    def finish() -> None:
+        for uid in uids:
+            put(f"{uid}_0_0", min_global_steps=0)
+            queue.kv_put(key=uid, partition_id="train", tag={"status": "finished"})
+
+    uids = [f"running{number}" for number in range(20)]
+    tags = [{"is_prompt": True, "status": "running", "global_steps": 1} for _ in uids]
+    asked = get_tensordict({"raw_prompt": [[{"role": "user", "content": f"what is {uid}?"}] for uid in uids]})
+    queue.kv_batch_put(keys=uids, partition_id="train", fields=asked, tags=tags)
+    put("done_0_0", min_global_steps=0)  # verl has removed its prompt, and not yet its row
+    history = History()
+    history.train(1, SimpleNamespace(keys=["done_0_0"], tags=[{}]))
+    history.save(1, tmp_path, [])
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    queue.save_checkpoint(tmp_path / "transfer_queue")
+    finishing.join()
+    clear_groups(uids, "train")
+    put("later", is_prompt=True, status="running", global_steps=2)
+    queue.load_checkpoint(tmp_path / "transfer_queue")
+    history.load(tmp_path)
+    listed = queue.kv_list("train")["train"]
+    prompts = list_prompts("train")
+    assert sorted(prompts) == sorted(uids)
+    assert "done_0_0" not in listed
+    finished = [uid for uid, tag in prompts.items() if tag["status"] == "finished"]
+    for uid in finished:
+        row = queue.kv_batch_get(keys=[f"{uid}_0_0"], partition_id="train", select_fields=["tokens"])
+        assert row["tokens"][0].tolist() == [7, 8]
+    # The benchmark reads the same prompts from the files.
+    assert open_prompts(tmp_path / "transfer_queue", {"done"}) == {uid: f"what is {uid}?" for uid in uids}

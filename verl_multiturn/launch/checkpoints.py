@@ -1,0 +1,88 @@
+"""Checkpoints of verl's PPO trainers: which ones are whole, and the tracker file that names the newest.
+
+A checkpoint is written in this order. What a killed process leaves is the beginning of it:
+
+    global_step_N/trained.json           ours, in the asynchronous modes   verl_bridge/trainer/history.py
+    global_step_N/actor, critic          weights and optimizers
+    global_step_N/data.pt                the data loader's position: a zip file, whose directory is written last
+    global_step_N/transfer_queue         in the asynchronous modes; it gets this name when it is whole
+    latest_checkpointed_iteration.txt    N
+
+verl reads the tracker file alone. It ends when the file is empty, and begins from scratch when the folder is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+TRACKER = "latest_checkpointed_iteration.txt"
+TRAINED = "trained.json"
+_FOLDER = "global_step_"
+_POSITION = "data.pt"
+_QUEUE = "transfer_queue"
+
+
+def checkpoint_folder(checkpoints: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
+    return checkpoints / f"{_FOLDER}{step}"
+
+
+def begin_checkpoint(folder: Path) -> None:
+    """Make the folder of a checkpoint. One that is written over counts as incomplete until it is whole again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (TRAINED, _POSITION):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / _QUEUE).exists():
+        shutil.rmtree(folder / _QUEUE)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether the folder of a checkpoint has what verl writes last, and weights.
+
+    With `max_actor_ckpt_to_keep` verl removes only the weights of older checkpoints. Where verl saves in the background
+    (`actor.checkpoint.async_save`), weights may be incomplete all the same.
+    """
+    queue = not (folder / TRAINED).exists() or (folder / _QUEUE / "metadata.json").is_file()
+    return queue and (folder / "actor").is_dir() and zipfile.is_zipfile(folder / _POSITION)
+
+
+def mend_tracker(checkpoints: Path) -> str | None:
+    """Let a torn tracker file name the newest complete checkpoint.
+
+    A tracker file is torn that is empty or holds no number, or whose folder is missing or incomplete. Nothing is
+    changed where there is no tracker file or no complete checkpoint.
+
+    Args:
+        checkpoints: The folder of all checkpoints.
+
+    Returns:
+        A sentence about what was mended; None when nothing was.
+    """
+    tracker = checkpoints / TRACKER
+    if not tracker.is_file():
+        return None
+    named = tracker.read_text(errors="replace").strip()
+    if named.isdecimal() and is_complete(checkpoint_folder(checkpoints, int(named))):
+        return None
+    steps = [path.name.removeprefix(_FOLDER) for path in checkpoints.glob(f"{_FOLDER}*") if is_complete(path)]
+    complete = [int(step) for step in steps if step.isdecimal()]
+    if not complete:
+        return None
+    mended = checkpoints / f".{TRACKER}"
+    mended.write_text(str(max(complete)))
+    os.replace(mended, tracker)
+    return (
+        f"{tracker} holds {named!r}, which names no complete checkpoint; it now names {max(complete)}, the newest "
+        "complete one"
+    )
+
+
+def resumes(checkpoints: Path) -> bool:
+    """Return whether the tracker file names a folder, from which verl would then resume."""
+    with contextlib.suppress(OSError, ValueError):
+        return checkpoint_folder(checkpoints, int((checkpoints / TRACKER).read_text())).is_dir()
+    return False

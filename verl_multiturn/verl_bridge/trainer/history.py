@@ -1,0 +1,68 @@
+"""`History`: which prompts were trained, and which were evicted, since the last checkpoint.
+
+verl saves a step's checkpoint before it removes the rows that the step trained, and reads them once more afterwards. So
+verl's checkpoint of TransferQueue still has them. They are named in a file beside it, and removed after it is loaded.
+
+    global_step_6/trained.json      {"trained": {"5": [UID, …], "6": [UID, …]}, "evicted": [UID, …]}
+
+Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
+- every uid that was drawn was trained in one of the steps, or was evicted, or is a prompt in the checkpoint of
+  TransferQueue. A prompt that was begun anew (`rerolls.py`) has a new uid in the place of its old one;
+- a checkpoint's file has the steps since the checkpoint before it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.launch.checkpoints import TRAINED
+from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups
+
+logger = logging.getLogger(__name__)
+
+
+class History:
+    """The prompts of an asynchronous trainer since its last checkpoint."""
+
+    def __init__(self) -> None:
+        self._trained: dict[int, list[str]] = {}
+        self._evicted: list[str] = []
+        self._saved = 0
+
+    def train(self, step: int, batch: Any) -> None:
+        """Note a step that has trained.
+
+        Args:
+            step: the step.
+            batch: verl's batch, with the rows of all the step's updates.
+        """
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        self._trained[step] = list(dict.fromkeys(key.split("_")[0] for key in keys))
+
+    def save(self, step: int, folder: Path, evicted: Sequence[str]) -> None:
+        """Write the file of a step's checkpoint, before verl writes its own.
+
+        Args:
+            step: the step. Its checkpoint may be written again, with what was evicted meanwhile.
+            folder: folder of the checkpoint, which exists.
+            evicted: uids that were evicted since this method was called last.
+        """
+        if step > self._saved:
+            self._trained = {each: uids for each, uids in self._trained.items() if each > self._saved}
+            self._evicted = []
+            self._saved = step
+        self._evicted += evicted
+        (folder / TRAINED).write_text(json.dumps({"trained": self._trained, "evicted": self._evicted}))
+
+    def load(self, folder: Path) -> None:
+        """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows."""
+        file = folder / TRAINED
+        if not file.is_file():
+            return
+        trained = {uid for uids in json.loads(file.read_text())["trained"].values() for uid in uids}
+        rows = clear_groups(trained, TRAIN)
+        logger.info("%d rows that were trained before the checkpoint are removed", rows)
