@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -57,6 +57,8 @@ class Sleep:
 class Waking:
     """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
 
+    Each time that it has waited it calls `look_after`, with which the trainer looks after its servers.
+
     Its metrics of a step are `listings` (how often all of TransferQueue was listed) and, where the trainer waited,
     `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on.
     """
@@ -71,6 +73,7 @@ class Waking:
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.look_after: Callable[[], None] = lambda: None
         self._seen_at: dict[str, float] = {}
         self._waited = False
         self.begin_step()
@@ -108,6 +111,7 @@ class Waking:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self._waited = True
         self.waiter.wait(self.poll_interval)
+        self.look_after()
         now = time.time()
         if now - last_debug_time < _TOLD_EVERY_S:
             return last_debug_time
