@@ -32,6 +32,7 @@ class Server:
         self.script = script
         self.asked: list[tuple[list[int], int]] = []
         self.aborted: list[str] = []
+        self.patience: list[float] = []
         self.open = asyncio.Event()
         self.leaves = False
         self.stop = asyncio.Event()
@@ -53,7 +54,8 @@ class Server:
         fields = {"global_steps": version, PAUSED: paused}
         return TokenOutput(token_ids=ids, log_probs=[-float(i) for i in ids], stop_reason=reason, extra_fields=fields)
 
-    async def resumed(self) -> bool:
+    async def resumed(self, patience_s: float) -> bool:
+        self.patience.append(patience_s)
         await self.open.wait()
         return not self.leaves
 
@@ -137,6 +139,15 @@ async def test_a_server_that_leaves_is_left() -> None:
     leaving.open.set()
     output = await sample(client(leaving, other))
     assert (output.token_ids, output.extra_fields["segments"]) == ([11, 12, 13], [(4, 2), (5, 1)])
+
+
+async def test_a_server_that_is_coming_back_is_given_time() -> None:
+    """A server is named by verl to the load balancer some time before it samples again."""
+    server = Server([(2, "abort", 4, True), (0, "abort", 4, True), (1, "stop", 5, False)])
+    server.leaves = True
+    server.open.set()
+    output = await sample(client(server))
+    assert (output.token_ids, server.patience) == ([11, 12, 13], [0.0, 1.0])
 
 
 async def test_a_server_that_aborts_without_a_reason_is_not_asked_for_ever() -> None:

@@ -41,6 +41,16 @@ async def test_nobody_waits_for_a_server_that_leaves() -> None:
     assert await door.opened()
 
 
+async def test_a_server_that_leaves_is_given_time_to_come_back() -> None:
+    door = Admission()
+    door.close(leaves=True)
+    assert not await door.opened(0.01)
+    waiting = asyncio.ensure_future(door.opened(60))
+    await asyncio.sleep(0.01)
+    door.open()
+    assert await waiting
+
+
 async def test_the_last_one_out_empties_the_room() -> None:
     door = Admission()
     assert await door.emptied(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Generator
 from typing import Any
 
 import torch
+from ray.exceptions import RayActorError
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 from sglang.srt.model_executor.model_runner import LocalSerializedTensor
 from sglang.srt.utils import MultiprocessingSerializer
@@ -59,7 +61,8 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
         if self._engine is not None:
             await self._engine.flush_cache()
             if global_steps is not None:
-                await self.server_actor.set_global_steps.remote(global_steps)
+                with contextlib.suppress(RayActorError):  # the server has died
+                    await self.server_actor.set_global_steps.remote(global_steps)
 
 
 def _by_value(tensor: torch.Tensor) -> bytes:

@@ -59,13 +59,19 @@ class Admission:
         self._is_open = True
         self._change()
 
-    async def opened(self) -> bool:
-        """Wait until the door is open, and return True; return False as soon as the server leaves."""
-        while not self._is_open:
-            if self._leaves:
-                return False
-            await self._changed.wait()
-        return True
+    async def opened(self, patience_s: float = 0.0) -> bool:
+        """Wait until the door is open, and return True; return False as soon as the server leaves.
+
+        Args:
+            patience_s: seconds for which a server that leaves is given time to come back.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as patience:
+                while not self._is_open:
+                    if self._leaves and patience.when() is None:
+                        patience.reschedule(asyncio.get_running_loop().time() + patience_s)
+                    await self._changed.wait()
+        return self._is_open
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` seconds until no generation is inside; return whether that is so."""

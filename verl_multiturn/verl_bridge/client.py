@@ -5,31 +5,52 @@ the weights in the asynchronous trainers. The client then waits until a server s
 
     attempt 1 (version 3) → paused → attempt 2 (version 4) → paused → attempt 3 (version 5) → the end of the turn
 
+An attempt whose server dies is lost with its tokens. The client takes that server out of the load balancer, and asks
+another one to go on after the attempts that have ended. Where there is none left, it waits for one.
+
 Invariants:
 - `extra_fields["segments"]` of the output lists the attempts that sampled tokens, each with the weight version that the
   server had when it began;
-- nothing here waits for a clock: a paused server answers when it goes on;
-- a cancelled generation is stopped at its server. What it has sampled is returned, with the stop reason `abort`.
+- no conversation waits for a clock where there is a server: a paused server answers when it goes on;
+- a cancelled generation is stopped at its server. What it has sampled is returned, with the stop reason `abort`. A
+  server that does not stop it within half a minute is not waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from ray.exceptions import RayActorError
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_multiturn.describe import describe
 from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.tasks import keep
 from verl_multiturn.verl_bridge.admission import PAUSED
+
+logger = logging.getLogger(__name__)
 
 SEGMENTS = "segments"
 """Field of an output: `(version, tokens)` of each attempt, in order."""
 
-# Seconds between two orders to stop a generation; the first one may come before the generation is known to its server.
+# Seconds until the second order to stop a generation; the first one may come before the generation is known to its
+# server. The next ones come after twice as long each, up to a second.
 _AGAIN_S = 0.02
+_SELDOM_S = 1.0
+# Seconds in which a server must stop a generation that is cancelled.
+_STOP_S = 30.0
+# Seconds that a generation waits for a server when none is left. The trainer ends a run that gets none.
+_NO_SERVER_S = 3600.0
+# Servers that may die of one generation.
+_MOST_LOST = 3
+# What verl's load balancers say without a server.
+_NONE_LEFT = "No available servers"
 # Attempts in a row that a server may end for no reason that we know, without a token.
 _FRUITLESS = 3
 # Stop reasons of an attempt that did not end by itself.
@@ -44,8 +65,8 @@ class RolloutClient(FullyAsyncLLMServerClient):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._servers: dict[str, Any] = {}
-        """Server of the running attempt of each request."""
+        self._servers: dict[str, tuple[str, Any]] = {}
+        """Server of the running attempt of each request: its id in the load balancer, and its handle."""
         self._attempts: dict[str, str] = {}
         """The attempt's id at the server, for each request."""
 
@@ -65,20 +86,27 @@ class RolloutClient(FullyAsyncLLMServerClient):
 
         Raises:
             CancelledError: the generation was cancelled before its first token.
+            RayActorError: three servers died of it.
+            RuntimeError: there has been no server for an hour.
         """
         whole = TokenOutput(token_ids=[], log_probs=[], num_preempted=0)
         limit_key = "max_tokens" if "max_tokens" in sampling_params else "max_new_tokens"
         limit = sampling_params.get(limit_key, self._configured_response_length())
         segments: list[tuple[int | None, int]] = []
         fruitless = 0
+        troubles = _Troubles()
         try:
             while True:
                 asked = (
                     sampling_params if limit is None else {**sampling_params, limit_key: limit - len(whole.token_ids)}
                 )
-                output = await self._attempt(
-                    request_id, prompt_ids=[*prompt_ids, *whole.token_ids], sampling_params=asked, **kwargs
-                )
+                try:
+                    output = await self._attempt(
+                        request_id, prompt_ids=[*prompt_ids, *whole.token_ids], sampling_params=asked, **kwargs
+                    )
+                except (RayActorError, RuntimeError) as error:
+                    await self._get_over(request_id, error, troubles)
+                    continue
                 _add(whole, output, segments)
                 if output.stop_reason not in _INTERRUPTED:
                     break
@@ -87,7 +115,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
                     break
                 if output.extra_fields.get(PAUSED):
                     fruitless = 0
-                    await self._resumed(request_id)
+                    await self._resumed(request_id, troubles)
                 else:
                     fruitless = 0 if output.token_ids else fruitless + 1
                     if fruitless == _FRUITLESS:
@@ -105,9 +133,9 @@ class RolloutClient(FullyAsyncLLMServerClient):
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         self._attempts.pop(request_id, None)
-        server_id, server = await super()._acquire_server(request_id, **extra)
-        self._servers[request_id] = server
-        return server_id, server
+        self._servers.pop(request_id, None)
+        self._servers[request_id] = await super()._acquire_server(request_id, **extra)
+        return self._servers[request_id]
 
     def _vllm_request_id(self, request_id: str) -> str:
         """Return a new id for an attempt, which verl asks for just before it calls the server."""
@@ -121,33 +149,85 @@ class RolloutClient(FullyAsyncLLMServerClient):
             _Stopped: the task was cancelled, and the server has stopped sampling.
         """
         asking = asyncio.ensure_future(super(FullyAsyncLLMServerClient, self).generate(request_id, **asked))
-        cancelled = False
+        loop = asyncio.get_running_loop()
+        again_s, until = _AGAIN_S, 0.0
         while not asking.done():
             try:
-                await asyncio.wait({asking}, timeout=_AGAIN_S if cancelled else None)
+                await asyncio.wait({asking}, timeout=again_s if until else None)
             except asyncio.CancelledError:
-                cancelled = True
-            if cancelled and request_id in self._attempts:
-                self._servers[request_id].abort_request.remote(self._attempts[request_id])
-        if cancelled:
+                until = until or loop.time() + _STOP_S
+            if not until:
+                continue
+            if loop.time() > until:
+                keep(asking)
+                raise _Stopped
+            again_s = min(2 * again_s, _SELDOM_S)
+            if request_id in self._attempts:
+                self._servers[request_id][1].abort_request.remote(self._attempts[request_id])
+        if until:
             failed = asking.cancelled() or asking.exception() is not None
             raise _Stopped(None if failed else asking.result())
         return asking.result()
 
-    async def _resumed(self, request_id: str) -> None:
+    async def _resumed(self, request_id: str, troubles: _Troubles) -> None:
         """Wait until the paused server of a request samples again, or leaves the load balancer.
+
+        A server that has left and that the load balancer names again is coming back: it is given a second at a time.
 
         Raises:
             _Stopped: the task was cancelled.
         """
-        with stopped():
-            try:
-                goes_on = await self._servers[request_id].resumed.remote()
-                if not goes_on:
-                    # The load balancer chooses another server. It may not know yet that this one has left.
-                    await asyncio.sleep(_AGAIN_S)
-            except asyncio.CancelledError as error:
-                raise _Stopped from error
+        server_id, server = self._servers[request_id]
+        try:
+            patience_s = _SELDOM_S if troubles.left == server_id else 0.0
+            goes_on = await _idle(server.resumed.remote(patience_s))
+        except RayActorError as error:
+            await self._get_over(request_id, error, troubles)
+        else:
+            troubles.left = None if goes_on else server_id
+
+    async def _get_over(self, request_id: str, error: Exception, troubles: _Troubles) -> None:
+        """Leave the server of a request, which has died; wait for a while if there is none.
+
+        Raises:
+            _Stopped: the task was cancelled.
+            Exception: `error`, which is neither, or has been so too often.
+        """
+        server_id, _ = self._servers.pop(request_id, (None, None))
+        if isinstance(error, RayActorError) and server_id is not None:
+            logger.warning("generation server %s has died: %s", server_id, describe(error))
+            # First of all, for the others: a dead server has the fewest requests, and would get all new ones.
+            await _idle(self._load_balancer.remove_servers.remote([server_id]))
+            troubles.lost += 1
+            if troubles.lost == _MOST_LOST:
+                raise error
+        elif _NONE_LEFT in str(error) and troubles.waited_s < _NO_SERVER_S:
+            await _idle(asyncio.sleep(_SELDOM_S))
+            troubles.waited_s += _SELDOM_S
+        else:
+            raise error
+
+
+class _Troubles:
+    """What a generation has met: servers that died, seconds without any, and the server that it last saw leave."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.waited_s = 0.0
+        self.left: str | None = None
+
+
+async def _idle(awaited: Awaitable[Any]) -> Any:
+    """Return the result of something for which a generation waits; the conversation's clock stands still.
+
+    Raises:
+        _Stopped: the task was cancelled.
+    """
+    with stopped():
+        try:
+            return await awaited
+        except asyncio.CancelledError as error:
+            raise _Stopped from error
 
 
 class _Stopped(Exception):

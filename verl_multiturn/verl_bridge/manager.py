@@ -42,6 +42,11 @@ _RESTARTS = 3
 _TOLD_S = 60.0
 # Seconds that workers have to tell about groups that have ended.
 _ASKED_S = 0.1
+# Seconds after which a worker that does not answer is ended; to cancel groups, it waits for their tools.
+_HUNG_S = 300.0
+# How many workers in a row may die in a place before they have started, and the seconds in which one must start.
+_STARTS = 3
+_START_S = 1800.0
 # How many groups' ends are remembered.
 _ENDS = 10_000
 
@@ -184,6 +189,9 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
         self._ends: dict[str, End] = {}
+        self._starts: dict[int, tuple[float, Any]] = {}
+        """When each replacement was begun, and Ray's reference that tells when it has started."""
+        self._failed_starts: dict[int, int] = {}
 
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
@@ -218,24 +226,30 @@ class MultiTurnManager(AgentLoopManagerTQ):
         begins = [self._groups[uid].begins for uid in uids if uid in self._groups and self._groups[uid].begins]
         if begins:
             ray.wait(begins, num_returns=len(begins), timeout=_TOLD_S)
-        asked = [worker.cancel.remote(list(uids)) for worker in self.agent_loop_workers]
-        cancelled = 0
-        for answer in asked:
-            with contextlib.suppress(RayActorError):  # a dead worker runs nothing
-                cancelled += ray.get(answer)
+        cancelled: int = sum(self._ask("cancel", list(uids)))
         for uid in uids:
             self._groups.pop(uid, None)
         return cancelled
 
     def take_cut(self) -> tuple[int, float]:
         """Return how many samples were cut since the last call, and the seconds that they took."""
-        asked = [worker.take_cut.remote() for worker in self.agent_loop_workers]
         samples, seconds = 0, 0.0
-        for answer in asked:
-            with contextlib.suppress(RayActorError):  # what a dead worker has cut is not known
-                cut, cut_s = ray.get(answer)
-                samples, seconds = samples + cut, seconds + cut_s
+        for cut, cut_s in self._ask("take_cut"):  # what a dead worker has cut is not known
+            samples, seconds = samples + cut, seconds + cut_s
         return samples, seconds
+
+    def _ask(self, method: str, *args: Any) -> list[Any]:
+        """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""
+        asked = {getattr(worker, method).remote(*args): worker for worker in self.agent_loop_workers}
+        come, late = ray.wait(list(asked), num_returns=len(asked), timeout=_HUNG_S)
+        for answer in late:
+            logger.error("an agent-loop worker has not answered %r for %g s and is ended", method, _HUNG_S)
+            ray.kill(asked[answer])  # the poll finds it, and replaces it
+        answers = []
+        for answer in come:
+            with contextlib.suppress(RayActorError):
+                answers.append(ray.get(answer))
+        return answers
 
     def _poll(self) -> None:
         """Ask each worker for the groups that end, unless it is asked already."""
@@ -244,7 +258,12 @@ class MultiTurnManager(AgentLoopManagerTQ):
                 self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
 
     def _collect(self) -> None:
-        """Take the answers that polls have; replace workers that have died."""
+        """Take the answers that polls have; replace workers that have died.
+
+        Raises:
+            RuntimeError: a worker cannot be replaced.
+        """
+        self._look_at_starts()
         polls = list(self._polls.values())
         ready = ray.wait(polls, num_returns=len(polls), timeout=0)[0] if polls else []
         for index in [index for index, poll in self._polls.items() if poll in ready]:
@@ -260,9 +279,24 @@ class MultiTurnManager(AgentLoopManagerTQ):
             for uid, _ in ended:
                 self._groups.pop(uid, None)
 
+    def _look_at_starts(self) -> None:
+        """Forget the replacements that have started."""
+        for index, (since, started) in list(self._starts.items()):
+            if ray.wait([started], timeout=0)[0]:
+                with contextlib.suppress(RayActorError):  # found by the poll
+                    ray.get(started)
+                    del self._starts[index]
+                    self._failed_starts.pop(index, None)
+            elif time.monotonic() > since + _START_S:
+                raise _cannot_start(index, f"no process has started for {_START_S:g} s; look at what Ray waits for")
+
     def _replace(self, index: int, error: RayActorError) -> None:
         """Start a worker in the place of one that has died, and begin its unfinished groups again."""
         lost = {uid: group for uid, group in self._groups.items() if group.worker == index}
+        if index in self._starts:
+            self._failed_starts[index] = self._failed_starts.get(index, 0) + 1
+            if self._failed_starts[index] == _STARTS:
+                raise _cannot_start(index, f"{_STARTS} processes in a row died at their start: {describe(error)}")
         logger.error("agent-loop worker %d has died and is replaced: %s", index, describe(error))
         ray.kill(self.agent_loop_workers[index])  # one that cannot be reached may be alive, and write
         # The place of a worker is Ray's choice here: the node of the old one may be gone, too.
@@ -270,6 +304,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
             self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
         )
         self.agent_loop_workers[index] = worker
+        self._starts[index] = time.monotonic(), worker.__ray_ready__.remote()
         self._seen[index] = 0
         for partition in sorted({group.partition for group in lost.values()}):
             tags = list_prompts(partition)
@@ -286,3 +321,10 @@ class MultiTurnManager(AgentLoopManagerTQ):
                     here[uid].restarts += 1
                     here[uid].begins = worker.generate_sequences.remote(here[uid].prompt)
             logger.error("%d groups of %r are begun again, %d have failed", len(again), partition, len(given_up))
+
+
+def _cannot_start(index: int, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"agent-loop worker {index} has died and cannot be replaced: {why}; once it can be, start the same command "
+        "again with trainer.resume_mode=auto, which goes on from the last checkpoint"
+    )

@@ -61,9 +61,13 @@ class AsyncSGLangServer(SGLangHttpServer):
         output.extra_fields[PAUSED] = not self._admission.is_open
         return output
 
-    async def resumed(self) -> bool:
-        """Wait until the server samples again, and return True; return False when it leaves the load balancer."""
-        return await self._admission.opened()
+    async def resumed(self, patience_s: float = 0.0) -> bool:
+        """Wait until the server samples again, and return True; return False when it leaves the load balancer.
+
+        Args:
+            patience_s: seconds for which a server that leaves is given time to come back.
+        """
+        return await self._admission.opened(patience_s)
 
     async def abort_request(self, request_id: str) -> None:
         """Stop the generation of this id, which then returns what it has; do nothing where there is none."""

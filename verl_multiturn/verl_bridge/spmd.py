@@ -8,6 +8,7 @@ every rank returns the same batch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from collections import Counter
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,6 +32,7 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.closing import close_at_end
+from verl_multiturn.verl_bridge.lost_server import EngineOfServer
 from verl_multiturn.verl_bridge.processors import takes_images
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
@@ -40,9 +43,30 @@ class AsyncSGLangRollout(ServerAdapter):
     """verl's SGLang rollout with multi-turn generation for a batch."""
 
     device_mesh: Any
+    _engine: Any
     _runner: Runner | None = None
     _loop: asyncio.Runner | None = None
     """One event loop for all batches, since tools may keep connections that belong to their loop."""
+
+    _had_server = False
+
+    async def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Send new weights as verl does; go through all of them, and send nothing, where the server has died."""
+        with contextlib.suppress(RayActorError):  # of the last call, which tells the server its version
+            await super().update_weights(*args, **kwargs)
+
+    async def _init_server_adapter(self) -> None:
+        known = self._engine
+        try:
+            await super()._init_server_adapter()
+        except (RayActorError, ValueError):
+            if not self._had_server:
+                raise
+            self._engine = EngineOfServer(None, None)  # the server has died again, before it had any weights
+            return
+        if self._engine is not known:
+            self._engine = EngineOfServer(self._engine, self.server_actor)
+            self._had_server = True
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Roll a batch out; every tensor-parallel rank of the replica calls this with the same batch.

@@ -17,6 +17,9 @@ For each sampled batch, before verl updates critic and actor with it:
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
+While the trainer waits for groups, and before it sends new weights, it looks after the generation servers
+(`servers.py`).
+
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
 """
@@ -38,6 +41,7 @@ from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.trainer.ending import save_last
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
@@ -50,6 +54,7 @@ from verl_multiturn.verl_bridge.trainer.report import (
     prefixed,
 )
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
+from verl_multiturn.verl_bridge.trainer.servers import ANSWER_S, ServerDied, require_alive
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
@@ -70,6 +75,8 @@ class MultiTurnHooks:
     local_trigger_step: int
     replay_buffer: Any
     agent_loop_manager: Any
+    checkpoint_manager: Any
+    llm_server_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
     _restored_tq_prompt_count: int
@@ -92,6 +99,9 @@ class MultiTurnHooks:
         self._history = None if self.mode == "sync" else History()
         self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
         self._rerolls = Rerolls(bound) if bound is not None and bound.strategy == "reroll" else None
+        self._whole: int | None = None
+        """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
+        updates."""
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
@@ -151,12 +161,45 @@ class MultiTurnHooks:
 
     def fit(self, agent_loop_manager: Any) -> Any:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
-        if hasattr(agent_loop_manager, "wait") and isinstance(self.replay_buffer, Waking):
-            self.replay_buffer.waiter = agent_loop_manager
+        if isinstance(self.replay_buffer, Waking):
+            self.replay_buffer.look_after = self.look_after_servers
+            if hasattr(agent_loop_manager, "wait"):
+                self.replay_buffer.waiter = agent_loop_manager
         try:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
+        except ServerDied as error:
+            raise ServerDied(f"{error}; {save_last(self, self._whole)}") from None
         finally:
             close_workers(agent_loop_manager.agent_loop_workers)
+
+    def look_after_servers(self) -> None:
+        """Find colocated servers that have died; the trainer waits for groups.
+
+        Raises:
+            ServerDied: there is one.
+        """
+        try:
+            require_alive(self.llm_server_manager.get_replicas())
+        except ServerDied:
+            # The others make room for the training workers, which save the weights.
+            self.checkpoint_manager.abort_replicas()
+            self.checkpoint_manager.sleep_replicas()
+            raise
+
+    def on_init_end(self) -> None:
+        """Send the first weights, as verl does."""
+        super().on_init_end()  # type: ignore[misc]
+        self._whole = self.global_steps
+
+    def on_step_end(self) -> None:
+        """Send new weights, as verl does, if all colocated servers live.
+
+        Raises:
+            ServerDied: one of them has died.
+        """
+        self._whole = self.global_steps
+        require_alive(self.llm_server_manager.get_replicas(), ANSWER_S)
+        super().on_step_end()  # type: ignore[misc]
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         """Run verl's step, and add our metrics of its batch, which holds the rows of all the step's updates.
@@ -190,10 +233,12 @@ class MultiTurnHooks:
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._whole = None
         verls, settings = super()._update_actor, self.config.actor_rollout_ref.actor  # type: ignore[misc]
         return self._updates.run(batch, metrics, verls, settings, self.actor_rollout_wg, "actor")
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._whole = None
         verls, settings = super()._update_critic, self.config.critic  # type: ignore[misc]
         return self._updates.run(batch, metrics, verls, settings, self.critic_wg, "train")
 

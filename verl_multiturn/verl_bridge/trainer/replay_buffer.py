@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -66,6 +66,8 @@ class Sleep:
 class Waking:
     """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
 
+    Each time that it has waited it calls `look_after`, with which the trainer looks after its servers.
+
     Its metrics of a step are `listings` (how often all of TransferQueue was listed) and, where the trainer waited,
     `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on. `rows_ms` of them
     passed until verl had rewarded and stored the rows that came at the end.
@@ -81,6 +83,7 @@ class Waking:
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.look_after: Callable[[], None] = lambda: None
         self._seen_at: dict[str, float] = {}
         self._waited = False
         self.begin_step()
@@ -122,6 +125,7 @@ class Waking:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self._waited = True
         self.waiter.wait(self.poll_interval)
+        self.look_after()
         now = time.time()
         if now - last_debug_time < _TOLD_EVERY_S:
             return last_debug_time

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import ray
 from verl.experimental.separation.engine_workers import DetachActorWorker
@@ -18,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER
 from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 from verl_multiturn.verl_bridge.trainer.real_copies import RealCopiesWorker
+from verl_multiturn.verl_bridge.trainer.servers import ANSWER_S, StandaloneServers
 
 _verls_logger = logging.getLogger(trainer_separate_async.__name__)
 
@@ -53,6 +55,27 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
             super()._setup()
         finally:
             _verls_logger.setLevel(level)
+        manager = self.standalone_server_manager
+        self._servers = StandaloneServers(manager.get_replicas(), manager.global_load_balancer)
+
+    def look_after_servers(self) -> None:
+        """Start servers again that have died; those that have started get the weights, if the others have them, too.
+
+        Raises:
+            ServerDied: a server has died that cannot be started again, and the run cannot go on without it.
+        """
+        super().look_after_servers()
+        self._servers.look()
+        # In the middle of a step the trainer has weights that have no version. A version is only the oldest that they
+        # may be, and better than none where no server is left.
+        if self._servers.ready() and (self._whole is not None or not self._servers.any_serves()):
+            version = self.global_steps - 1 if self._whole is None else self._whole
+            self._servers.send_weights(partial(self.standalone_checkpoint_manager.update_weights, version))
+
+    def on_step_end(self) -> None:
+        """Send new weights, as verl does, also to servers that have been started again meanwhile."""
+        self._servers.look(ANSWER_S)
+        self._servers.send_weights(super().on_step_end)
 
     def _init_resource_pool_mgr(self) -> None:
         """Choose the workers as verl does, with ours in the place of its `DetachActorWorker`."""

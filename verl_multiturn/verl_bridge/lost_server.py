@@ -1,0 +1,54 @@
+"""`EngineOfServer`: verl's adapter of a generation server, which outlives the server.
+
+A training worker, or the worker beside a standalone server, sends weights to its server over HTTP. All workers take
+part in gathering the weights, so one that raised because its server is dead would leave the others waiting for ever.
+It goes on instead, and sends nothing. The trainer finds the dead server by itself (`trainer/servers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from verl_multiturn.describe import describe
+
+logger = logging.getLogger(__name__)
+
+# Seconds in which Ray says whether an actor is alive.
+_TOLD_S = 60.0
+
+
+class EngineOfServer:
+    """The adapter's asynchronous methods. Once the server has died they return an empty answer.
+
+    An error of a server that lives, or that does not answer, is raised.
+
+    Args:
+        adapter: verl's HTTP adapter.
+        server: Ray handle of the server; None: it has died already.
+    """
+
+    def __init__(self, adapter: Any, server: Any) -> None:
+        self._adapter = adapter
+        self._server = server
+        self._lost = server is None
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self._lost:
+                return {}
+            try:
+                return await getattr(self._adapter, name)(*args, **kwargs)
+            except Exception as error:  # of any HTTP client
+                try:
+                    await asyncio.wait_for(self._server.__ray_ready__.remote(), _TOLD_S)
+                except RayActorError:
+                    self._lost = True
+                    logger.warning("%s was not sent, the server has died: %s", name, describe(error))
+                    return {}
+                raise
+
+        return call

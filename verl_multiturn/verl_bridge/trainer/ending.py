@@ -1,0 +1,44 @@
+"""The end of a run that cannot go on although its weights are whole: they are saved first."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.describe import describe
+from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
+
+_VALIDATION = "val"
+
+
+def save_last(trainer: Any, step: int | None) -> str:
+    """Save a checkpoint of a run that ends, unless there is one, and return how to go on.
+
+    Args:
+        trainer: our trainer. No training worker may be at work.
+        step: the step that the trainer's weights have finished; None: they are in the middle of one.
+    """
+    again = "start the same command again with trainer.resume_mode=auto, which goes on from"
+    if step is None:
+        return f"nothing was saved, because a step was half trained; {again} the last checkpoint"
+    if step == 0:
+        return "no step was trained yet, so nothing was saved"
+    folder = Path(trainer.config.trainer.default_local_dir)
+    saved = folder / "latest_checkpointed_iteration.txt"  # verl writes it last
+    if not saved.exists() or saved.read_text().strip() != str(step):
+        try:
+            _forget_validation(trainer.agent_loop_manager)
+            trainer.global_steps = step
+            trainer._save_checkpoint()
+        except Exception as error:  # of the disk, of Ray, of a training worker
+            return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
+    return f"the weights of step {step} are saved in {str(folder / f'global_step_{step}')!r}; {again} them"
+
+
+def _forget_validation(agent_loop_manager: Any) -> None:
+    """Cancel a validation that is running; verl saves all of TransferQueue, and would take up its rows later."""
+    if uids := list(list_prompts(_VALIDATION)):
+        with contextlib.suppress(AttributeError):  # a manager of the user's
+            agent_loop_manager.cancel(uids)
+        clear_groups(uids, _VALIDATION)

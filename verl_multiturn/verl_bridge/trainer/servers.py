@@ -1,0 +1,168 @@
+"""Generation servers that die.
+
+    every server is asked whether it lives: while the trainer waits for groups, and before new weights are sent
+      ↓ it has died, or does not answer
+    it leaves the load balancer
+      ↓ standalone                                          ↓ colocated
+    it is started again in the background                   the run ends, with a checkpoint: `ServerDied`
+      ↓ it has started
+    it gets the current weights, and joins the balancer: at once if the trainer waits, else with the next weights
+
+A colocated server shares its devices and its memory with a training worker, so it is not started again beside it.
+
+Invariants:
+- a server that was started again samples nothing before it has the weights that the others have;
+- a server's id in the load balancer is used once. A client that is told late that a server died cannot remove the new
+  one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+# How many starts of a server may fail in a row, and the seconds before each, in which Ray forgets a dead one's name.
+_STARTS = 3
+_REST_S = 5.0
+ANSWER_S = 5.0
+"""Seconds for which the trainer waits for the answers of its servers before it sends new weights."""
+
+
+class ServerDied(EngineError):
+    """A generation server has died, and the run cannot go on without it."""
+
+
+def require_alive(replicas: Iterable[Any], wait_s: float = 0.0) -> None:
+    """Look after colocated replicas.
+
+    Args:
+        replicas: `AsyncSGLangReplica`s.
+        wait_s: seconds to wait for an answer.
+
+    Raises:
+        ServerDied: one of them has died.
+    """
+    for replica in replicas:
+        if hasattr(replica, "look") and not replica.look(wait_s):
+            raise ServerDied(
+                f"generation server {replica.replica_rank} ({replica.server_address}) has died, and shares its devices "
+                "with the trainer, so that it cannot be started again beside it"
+            )
+
+
+class StandaloneServers:
+    """The standalone replicas of a trainer: each that dies is started again.
+
+    Args:
+        replicas: `AsyncSGLangReplica`s.
+        balancer: Ray handle of verl's load balancer, which names the replicas by their addresses.
+    """
+
+    def __init__(self, replicas: Iterable[Any], balancer: Any) -> None:
+        self._replicas = [replica for replica in replicas if hasattr(replica, "look")]
+        self._balancer = balancer
+        self._ids = {replica: replica.server_address for replica in self._replicas}
+        self._starts: dict[Any, Future[None]] = {}
+        """The running start of each dead replica; no replica serves while it is here."""
+        self._failed: dict[Any, int] = {}
+        """Starts in a row that failed, for each replica."""
+        self._restarted = 0
+
+    def look(self, wait_s: float = 0.0) -> None:
+        """Find the replicas that have died, and begin to start them again.
+
+        Args:
+            wait_s: seconds to wait for each answer.
+
+        Raises:
+            ServerDied: no replica is left, and none can be started again.
+        """
+        for replica in self._replicas:
+            if replica in self._starts or replica.look(wait_s):
+                continue
+            ray.get(self._balancer.remove_servers.remote([self._ids[replica]]))
+            self._begin(replica)
+        for replica, start in list(self._starts.items()):
+            if not start.done() or (error := start.exception()) is None:
+                continue
+            self._failed[replica] = self._failed.get(replica, 0) + 1
+            logger.error("generation server %d did not start again: %s", replica.replica_rank, describe(error))
+            if self._failed[replica] < _STARTS:
+                self._begin(replica)
+            else:
+                self._replicas.remove(replica)
+                del self._starts[replica]
+                if not self._replicas:
+                    raise ServerDied(
+                        f"all generation servers have died, and none could be started again in {_STARTS} attempts"
+                    )
+        self._list()
+
+    def ready(self) -> list[Any]:
+        """Return the replicas that have been started again and wait for weights."""
+        return [replica for replica, start in self._starts.items() if start.done() and start.exception() is None]
+
+    def any_serves(self) -> bool:
+        """Return whether a replica is left that serves."""
+        return any(replica.serves for replica in self._replicas)
+
+    def send_weights(self, send: Callable[[], Any]) -> Any:
+        """Send weights to all replicas, also to those that have started meanwhile, which join the balancer then.
+
+        Args:
+            send: sends them, and leaves out what does not serve.
+
+        Returns:
+            What `send` returns.
+        """
+        joining = self.ready()
+        for replica in joining:
+            replica.serves = True
+            del self._starts[replica]
+        sent = send()
+        for replica in joining:
+            if replica.serves:  # it may have died again
+                self._restarted += 1
+                self._ids[replica] = f"{replica.server_address}/{self._restarted}"
+                self._failed.pop(replica, None)
+                logger.warning("generation server %d is back: %s", replica.replica_rank, replica.server_address)
+        self._list()
+        return sent
+
+    def _list(self) -> None:
+        """Add the replicas that serve to the load balancer, unless they are there.
+
+        A client also removes a server that it could not reach for a moment.
+        """
+        listed = ray.get(self._balancer.get_all_servers.remote())
+        serving = {self._ids[replica]: replica.server_handle for replica in self._replicas if replica.serves}
+        if missing := {name: server for name, server in serving.items() if name not in listed}:
+            ray.get(self._balancer.add_servers.remote(missing))
+
+    def _begin(self, replica: Any) -> None:
+        """Start a replica in a thread: that takes minutes with a large model, and other replicas go on meanwhile."""
+        started: Future[None] = Future()
+
+        def start() -> None:
+            try:
+                time.sleep(_REST_S)
+                asyncio.run(replica.restart())
+            except Exception as error:  # of Ray, of the engine or of the machine; told by `look`
+                started.set_exception(error)
+            else:
+                started.set_result(None)
+
+        self._starts[replica] = started
+        threading.Thread(target=start, name=f"start-server-{replica.replica_rank}", daemon=True).start()
