@@ -75,7 +75,8 @@ async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
     worker.let_go.set()
     ((uid, ended),) = await waiting
     assert (uid, worker.puts[-1]) == ("a", ("a", "finished"))
-    assert begun < ended < time.time() - 0.01  # before its row was written
+    assert begun < ended.conversation < time.time() - 0.01  # before its row was written
+    assert ended.conversation + 0.01 < ended.rows <= time.time()
     await group
     assert await worker.finished(0) == [("a", ended)]
     await start(worker, "b")

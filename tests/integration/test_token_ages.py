@@ -242,31 +242,11 @@ def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.Monkey
     assert queue.data[new[0]]["index"] == 0
 
 
-def test_rows_that_were_trained_before_the_checkpoint_are_removed_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from verl_multiturn.verl_bridge.trainer import batch
-
-    queue, restarted = PromptQueue(), []
-    monkeypatch.setattr(batch, "transfer_queue", queue)
-    for uid in ("running", "finished"):
-        queue.tags |= {uid: {"is_prompt": True, "status": uid}, f"{uid}_0_0": {}}
-    queue.tags |= {"trained_0_0": {}, "trained_1_0": {}, "pad0_0_0": {"is_padding": True}}
-    for mode in ("sync", "separate_async"):
-        trainer = make_trainer(mode)
-        verls = type(trainer).__mro__[2]
-        monkeypatch.setattr(
-            verls, "_reissue_inflight_prompts", lambda self, _: restarted.append(set(queue.tags)) or 1, raising=False
-        )
-        assert trainer._reissue_inflight_prompts() == 1
-    left = {"running", "running_0_0", "finished", "finished_0_0"}
-    assert restarted == [left | {"trained_0_0", "trained_1_0", "pad0_0_0"}, left]
-
-
 def test_warm_up_is_not_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[float] = []
     for eta, asked, expected in ((1, 3, 1), (4, 3, 3), (0, 1, 0), (None, 3, 3)):
         trainer = make_trainer("colocate_async", **{ETA: eta})
+        trainer._restored_tq_prompt_count = 0
         base = type(trainer).__mro__[2]
         monkeypatch.setattr(base, "_add_async_warmup_batches", lambda self, n: added.append(n), raising=False)
         trainer._add_async_warmup_batches(asked)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import describe
+from verl_multiturn.launch.checkpoints import TRACKER, checkpoint_folder
 from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
 
 _VALIDATION = "val"
@@ -24,8 +25,8 @@ def save_last(trainer: Any, step: int | None) -> str:
         return f"nothing was saved, because a step was half trained; {again} the last checkpoint"
     if step == 0:
         return "no step was trained yet, so nothing was saved"
-    folder = Path(trainer.config.trainer.default_local_dir)
-    saved = folder / "latest_checkpointed_iteration.txt"  # verl writes it last
+    checkpoints = Path(trainer.config.trainer.default_local_dir)
+    saved = checkpoints / TRACKER  # verl writes it last
     if not saved.exists() or saved.read_text().strip() != str(step):
         try:
             _forget_validation(trainer.agent_loop_manager)
@@ -33,7 +34,7 @@ def save_last(trainer: Any, step: int | None) -> str:
             trainer._save_checkpoint()
         except Exception as error:  # of the disk, of Ray, of a training worker
             return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
-    return f"the weights of step {step} are saved in {str(folder / f'global_step_{step}')!r}; {again} them"
+    return f"the weights of step {step} are saved in {str(checkpoint_folder(checkpoints, step))!r}; {again} them"
 
 
 def _forget_validation(agent_loop_manager: Any) -> None:

@@ -3,7 +3,8 @@
 verl saves a step's checkpoint before it removes the rows that the step trained, and reads them once more afterwards. So
 verl's checkpoint of TransferQueue still has them. They are named in a file beside it, and removed after it is loaded.
 
-    global_step_6/trained.json      {"trained": {"5": [UID, …], "6": [UID, …]}, "evicted": [UID, …]}
+    global_step_6/trained.json      {"trained": {"5": [UID, …], "6": [UID, …]}, "evicted": [UID, …],
+                                     "padding": [UID, …]}
 
 Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
 - every uid that was drawn was trained in one of the steps, or was evicted, or is a prompt in the checkpoint of
@@ -31,6 +32,8 @@ class History:
     def __init__(self) -> None:
         self._trained: dict[int, list[str]] = {}
         self._evicted: list[str] = []
+        self._padding: list[str] = []
+        """Rows of the last step that verl added to fill the batch."""
         self._saved = 0
 
     def train(self, step: int, batch: Any) -> None:
@@ -40,8 +43,10 @@ class History:
             step: the step.
             batch: verl's batch, with the rows of all the step's updates.
         """
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        self._trained[step] = list(dict.fromkeys(key.split("_")[0] for key in keys))
+        uids: dict[bool, dict[str, None]] = {False: {}, True: {}}
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            uids[tag.get("is_padding", False)][key.split("_")[0]] = None
+        self._trained[step], self._padding = list(uids[False]), list(uids[True])
 
     def save(self, step: int, folder: Path, evicted: Sequence[str]) -> None:
         """Write the file of a step's checkpoint, before verl writes its own.
@@ -56,13 +61,14 @@ class History:
             self._evicted = []
             self._saved = step
         self._evicted += evicted
-        (folder / TRAINED).write_text(json.dumps({"trained": self._trained, "evicted": self._evicted}))
+        noted = {"trained": self._trained, "evicted": self._evicted, "padding": self._padding}
+        (folder / TRAINED).write_text(json.dumps(noted))
 
     def load(self, folder: Path) -> None:
         """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows."""
         file = folder / TRAINED
         if not file.is_file():
             return
-        trained = {uid for uids in json.loads(file.read_text())["trained"].values() for uid in uids}
-        rows = clear_groups(trained, TRAIN)
+        noted = json.loads(file.read_text())
+        rows = clear_groups({uid for uids in noted["trained"].values() for uid in uids} | {*noted["padding"]}, TRAIN)
         logger.info("%d rows that were trained before the checkpoint are removed", rows)
