@@ -227,6 +227,7 @@ class _Server:
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Run a client's program in this fork, as a new Python process would."""
+    os.setpgid(0, 0)  # Ray ends the whole process group of a worker that has died
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)
