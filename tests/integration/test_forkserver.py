@@ -89,6 +89,13 @@ def test_forks_draw_different_random_numbers(server: ForkServer, tmp_path: Path)
     assert len(set(numbers)) == 6
 
 
+def test_each_fork_has_a_process_group_of_its_own(server: ForkServer, tmp_path: Path) -> None:
+    """When a worker dies, Ray ends its whole process group."""
+    program = tmp_path / "program.py"
+    program.write_text("import os\nprint(os.getpid() == os.getpgid(0))\n")
+    assert run(server, program).stdout == "True\n"
+
+
 def test_a_traceback_and_a_signal_reach_who_started_it(server: ForkServer, tmp_path: Path) -> None:
     broken, killed = tmp_path / "broken.py", tmp_path / "killed.py"
     broken.write_text("raise ValueError('no such thing')\n")

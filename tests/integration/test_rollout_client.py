@@ -142,7 +142,7 @@ async def test_a_server_that_leaves_is_left() -> None:
 
 
 async def test_a_server_that_is_coming_back_is_given_time() -> None:
-    """A server is named by verl to the load balancer some time before it samples again."""
+    """The load balancer may name a server some time before it samples again."""
     server = Server([(2, "abort", 4, True), (0, "abort", 4, True), (1, "stop", 5, False)])
     server.leaves = True
     server.open.set()

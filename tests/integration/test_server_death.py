@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,3 +362,105 @@ async def test_an_adapter_outlives_its_server(cluster: None) -> None:
     engine = EngineOfServer(Adapter(), server)
     assert await engine.flush_cache() == {}
     assert await engine.anything_else("bucket") == {}
+
+
+class Trainer:
+    """A trainer that saves checkpoints, as far as `save_last` goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = OmegaConf.create({"trainer": {"default_local_dir": str(folder)}})
+        self.global_steps = 8
+        self.agent_loop_manager = self
+        self.done: list[Any] = []
+
+    def cancel(self, uids: list[str]) -> None:
+        self.done.append(("cancelled", uids))
+
+    def clear_groups(self, uids: list[str], partition: str) -> None:
+        self.done.append(("cleared", uids, partition))
+
+    def _save_checkpoint(self) -> None:
+        if "disk" in self.config.trainer.default_local_dir:
+            raise OSError("no space left on device")
+        self.done.append(("saved", self.global_steps))
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    from verl_multiturn.verl_bridge.trainer import ending
+
+    trainer = Trainer(tmp_path)
+    monkeypatch.setattr(ending, "list_prompts", {"val": {"u": {}}}.get)
+    monkeypatch.setattr(ending, "clear_groups", trainer.clear_groups)
+    return trainer
+
+
+def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path: Path) -> None:
+    from verl_multiturn.verl_bridge.trainer.ending import save_last
+
+    again = "start the same command again with trainer.resume_mode=auto, which goes on from"
+    said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
+    assert save_last(trainer, 7) == said
+    assert trainer.done == [("cancelled", ["u"]), ("cleared", ["u"], "val"), ("saved", 7)]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    assert save_last(trainer, 7) == said
+    assert len(trainer.done) == 3
+
+
+def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) -> None:
+    from verl_multiturn.verl_bridge.trainer.ending import save_last
+
+    assert save_last(trainer, None).startswith("nothing was saved, because a step was half trained; start the same")
+    assert save_last(trainer, 0) == "no step was trained yet, so nothing was saved"
+    assert trainer.done == []
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
+    from verl_multiturn.verl_bridge.trainer.ending import save_last
+
+    trainer.config.trainer.default_local_dir = "/disk"
+    assert save_last(trainer, 7).startswith("its weights could not be saved (OSError: no space left on device); start")
+
+
+def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.servers import ServerDied
+
+    done: list[str] = []
+
+    class Verls:
+        def fit(self, agent_loop_manager: Any) -> None:
+            self.global_steps = 3
+            self.on_init_end()
+            self.global_steps = 4
+            self.look_after_servers()
+            self.on_step_end()
+            self.global_steps = 5
+            self.look_after_servers()
+            self.look_after_servers()
+
+        def on_init_end(self) -> None:
+            done.append("first weights")
+
+        def on_step_end(self) -> None:
+            done.append("weights")
+
+    class Ours(hooks.MultiTurnHooks, Verls):
+        def __init__(self) -> None:
+            looks = iter([True, True, True, False])
+            replica = SimpleNamespace(look=lambda wait_s: next(looks), replica_rank=0, server_address="10.0.0.1:80")
+            self.replay_buffer = None
+            self.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
+            self.checkpoint_manager = SimpleNamespace(
+                abort_replicas=lambda: done.append("abort"), sleep_replicas=lambda: done.append("sleep")
+            )
+
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
+    monkeypatch.setattr(hooks, "save_last", lambda trainer, step: f"step {step} is saved")
+    with pytest.raises(ServerDied) as raised:
+        Ours().fit(SimpleNamespace(agent_loop_workers=[]))
+    assert str(raised.value) == (
+        "generation server 0 (10.0.0.1:80) has died, and shares its devices with the trainer, so that it cannot be "
+        "started again beside it; step 4 is saved"
+    )
+    assert done == ["first weights", "weights", "abort", "sleep"]

@@ -125,7 +125,8 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
             raise KeyError("training failed")
 
     class Ours(MultiTurnHooks, Trainer):
-        def __init__(self) -> None: ...
+        def __init__(self) -> None:
+            self.replay_buffer = None
 
     with pytest.raises(KeyError, match="training failed"):
         Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))

@@ -90,12 +90,12 @@ def test_the_trained_uids_are_there_before_verl_saves(tmp_path: Path) -> None:
     trainer = make(tmp_path)
     for step, uids in ((1, "ab"), (2, "cd"), (3, "ef")):
         trainer.global_steps = step
-        trainer._history.train(step, batch_of(*uids, padding="a"))
+        trainer._history.train(step, batch_of(*uids, padding="pad0"))
         if step != 1:
             trainer._save_checkpoint()
     assert trainer.done == [["trained.json"], ["trained.json"]]
-    assert saved(tmp_path, 2) == {"trained": {"1": ["a", "b"], "2": ["c", "d"]}, "evicted": []}
-    assert saved(tmp_path, 3) == {"trained": {"3": ["e", "f"]}, "evicted": []}
+    assert saved(tmp_path, 2) == {"trained": {"1": ["a", "b"], "2": ["c", "d"]}, "evicted": [], "padding": ["pad0"]}
+    assert saved(tmp_path, 3) == {"trained": {"3": ["e", "f"]}, "evicted": [], "padding": ["pad0"]}
 
 
 def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> None:
@@ -105,10 +105,18 @@ def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> No
     history.train(1, batch_of("a", "b"))
     history.save(1, tmp_path, ["c"])
     history.save(1, tmp_path, ["d"])
-    assert json.loads((tmp_path / "trained.json").read_text()) == {"trained": {"1": ["a", "b"]}, "evicted": ["c", "d"]}
+    assert json.loads((tmp_path / "trained.json").read_text()) == {
+        "trained": {"1": ["a", "b"]},
+        "evicted": ["c", "d"],
+        "padding": [],
+    }
     history.train(2, batch_of("e"))
     history.save(2, tmp_path, [])
-    assert json.loads((tmp_path / "trained.json").read_text()) == {"trained": {"2": ["e"]}, "evicted": []}
+    assert json.loads((tmp_path / "trained.json").read_text()) == {
+        "trained": {"2": ["e"]},
+        "evicted": [],
+        "padding": [],
+    }
 
 
 def test_what_was_trained_is_dropped_at_load(tmp_path: Path, removed: list[set[str]]) -> None:
@@ -139,11 +147,11 @@ def test_a_torn_tracker_file_is_mended_at_the_start(
 ) -> None:
     from tests.unit.test_checkpoints import write
 
-    (write(tmp_path, 5) / "trained.json").write_text('{"trained": {"5": ["a"]}, "evicted": []}')
+    (write(tmp_path, 5) / "trained.json").write_text('{"trained": {"5": ["a"]}, "evicted": [], "padding": ["pad"]}')
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("")
     trainer = make(tmp_path)
     trainer._load_checkpoint()
-    assert (trainer.global_steps, removed) == (5, [{"a"}])
+    assert (trainer.global_steps, removed) == (5, [{"a", "pad"}])
     assert "it now names 5, the newest complete one" in caplog.text
 
 

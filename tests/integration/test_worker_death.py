@@ -54,6 +54,19 @@ class Worker:
         return os.getpid()
 
 
+class Stillborn:
+    """A worker that dies at its start."""
+
+    def __init__(self, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def finished(self, seen: int) -> list[tuple[str, float]]:
+        return []
+
+    async def generate_sequences(self, prompts: Any) -> None:
+        return
+
+
 class Queue:
     """The tags of TransferQueue, of one partition."""
 
@@ -121,7 +134,7 @@ def groups(worker: Any) -> list[str]:
 
 
 def until(manager: Any, happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not happened():
         assert time.monotonic() < end
         manager.wait(0.2)
@@ -222,3 +235,65 @@ def test_groups_that_nobody_waits_for_are_forgotten(
     submit(manager, queue, "b")
     assert sorted(manager._groups) == ["b"]
     assert list(manager._ends) == ["a2", "a3"]
+
+
+def test_a_run_ends_when_a_worker_cannot_be_replaced(
+    started: tuple[Any, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from verl_multiturn.verl_bridge import manager as module
+
+    manager, queue = started
+    submit(manager, queue, "a", "b")
+    monkeypatch.setattr(module, "_STARTS", 2)
+    manager.agent_loop_workers_class = ray.remote(num_cpus=0)(Stillborn)
+    os.kill(ray.get(manager.agent_loop_workers[0].pid.remote()), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker 0 has died and cannot be replaced: 2 processes in a row died"):
+        until(manager, lambda: False)
+
+
+def test_a_run_ends_when_a_replacement_does_not_start(
+    started: tuple[Any, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from verl_multiturn.verl_bridge import manager as module
+
+    manager, queue = started
+    submit(manager, queue, "a", "b")
+    manager.agent_loop_workers_class = ray.remote(num_cpus=0, resources={"none": 1})(Worker)
+    os.kill(ray.get(manager.agent_loop_workers[0].pid.remote()), signal.SIGKILL)
+    monkeypatch.setattr(module, "_START_S", 0.5)
+    with pytest.raises(RuntimeError, match=r"cannot be replaced: no process has started for 0\.5 s"):
+        until(manager, lambda: False)
+
+
+def test_a_replacement_that_has_started_may_die_later(started: tuple[Any, Queue]) -> None:
+    import ray
+
+    manager, queue = started
+    submit(manager, queue, "a", "b")
+    for _ in range(4):
+        first = manager.agent_loop_workers[0]
+        os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+        until(manager, lambda before=first: manager.agent_loop_workers[0] is not before)
+    assert queue.tags["a"]["status"] == "failure"
+
+
+def test_a_worker_that_hangs_does_not_hold_up_a_cancellation(
+    started: tuple[Any, Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from verl_multiturn.verl_bridge import manager as module
+
+    manager, queue = started
+    submit(manager, queue, "a", "b")
+    first, second = manager.agent_loop_workers
+    until(manager, lambda: (groups(first), groups(second)) == (["a"], ["b"]))
+    os.kill(ray.get(first.pid.remote()), signal.SIGSTOP)
+    monkeypatch.setattr(module, "_HUNG_S", 5.0)
+    assert manager.cancel(["b"]) == 1
+    until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    until(manager, lambda: groups(manager.agent_loop_workers[0]) == ["a"])

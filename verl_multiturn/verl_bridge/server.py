@@ -7,12 +7,17 @@ What it adds:
 - a generation that is stopped just at the end of its turn has ended; SGLang calls it aborted, so that it would go on
   behind the end token;
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
-- a single generation can be stopped.
+- a single generation can be stopped;
+- a server dies with any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every process of a
+  script's background job ignores (`run.sh &`); the server would never answer again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +26,8 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 from verl_multiturn.verl_bridge.admission import PAUSED, Admission
+
+logger = logging.getLogger(__name__)
 
 # Seconds after which generations that still run are told once more to stop. SGLang forgets the order for those that
 # had not reached its scheduler.
@@ -36,6 +43,12 @@ class AsyncSGLangServer(SGLangHttpServer):
         # One pause or resumption at a time. A door that opens while SGLang is paused would let generations in that
         # cannot begin, for whose end the pause would wait for ever.
         self._switching = asyncio.Lock()
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """Start SGLang as verl does, and end this process as soon as one of SGLang's has died."""
+        await super().launch_server(*args, **kwargs)
+        for process in multiprocessing.active_children():
+            asyncio.get_running_loop().add_reader(process.sentinel, _end_with, process)
 
     async def generate(
         self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any
@@ -110,3 +123,9 @@ class AsyncSGLangServer(SGLangHttpServer):
         if manager.tokenizer is not None:
             ends |= {manager.tokenizer.eos_token_id, *(manager.tokenizer.additional_stop_token_ids or ())}
         return ends
+
+
+def _end_with(process: multiprocessing.process.BaseProcess) -> None:
+    """End this process, because a child of it has ended."""
+    logger.error("SGLang's process %s (%s) has died, and this server with it", process.name, process.pid)
+    os._exit(1)
