@@ -93,7 +93,6 @@ class AsyncSGLangReplica(SGLangReplica):
             Exception: a server does not start, or the replica's workers are gone, too.
         """
         self.servers = []
-        self._asked = None
         try:
             await asyncio.wait_for(self.launch_servers(), _START_S)
             for worker in self.workers:
