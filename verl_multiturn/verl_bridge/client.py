@@ -69,6 +69,8 @@ class RolloutClient(FullyAsyncLLMServerClient):
         """Server of the running attempt of each request: its id in the load balancer, and its handle."""
         self._attempts: dict[str, str] = {}
         """The attempt's id at the server, for each request."""
+        self._dead: set[str] = set()
+        """Servers whose death was told."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -195,7 +197,9 @@ class RolloutClient(FullyAsyncLLMServerClient):
         """
         server_id, _ = self._servers.pop(request_id, (None, None))
         if isinstance(error, RayActorError) and server_id is not None:
-            logger.warning("generation server %s has died: %s", server_id, describe(error))
+            if server_id not in self._dead:
+                self._dead.add(server_id)
+                logger.warning("generation server %s has died: %s", server_id, describe(error).splitlines()[0])
             # First of all, for the others: a dead server has the fewest requests, and would get all new ones.
             await _idle(self._load_balancer.remove_servers.remote([server_id]))
             troubles.lost += 1

@@ -66,22 +66,25 @@ class AsyncSGLangReplica(SGLangReplica):
         Args:
             wait_s: seconds to wait for the answers. What comes later is seen the next time.
         """
-        if not self.serves:
-            return False
-        if self._asked is None:
+        if self.serves and (self._asked is None or self._answered(0.0)):
             self._asked = time.monotonic(), [server.__ray_ready__.remote() for server in self.servers]
+        if self.serves:
+            self._answered(wait_s)
+        return self.serves
+
+    def _answered(self, wait_s: float) -> bool:
+        """Return whether all servers that were asked have answered."""
+        assert self._asked is not None
         since, answers = self._asked
         come, late = ray.wait(answers, num_returns=len(answers), timeout=wait_s)
         try:
             ray.get(come)
         except RayActorError as error:
             self._lose(describe(error))
-        else:
-            if late and time.monotonic() > since + _HUNG_S:
-                self._lose(f"it has not answered for {_HUNG_S:g} s")
-            elif not late:
-                self._asked = None
-        return self.serves
+            return False
+        if late and time.monotonic() > since + _HUNG_S:
+            self._lose(f"it has not answered for {_HUNG_S:g} s")
+        return not late
 
     async def restart(self) -> None:
         """Start the servers of a replica that serves no more again, on the same devices.
@@ -90,7 +93,6 @@ class AsyncSGLangReplica(SGLangReplica):
             Exception: a server does not start, or the replica's workers are gone, too.
         """
         self.servers = []
-        self._asked = None
         try:
             await asyncio.wait_for(self.launch_servers(), _START_S)
             for worker in self.workers:
@@ -148,8 +150,9 @@ class AsyncSGLangReplica(SGLangReplica):
             self._lose(f"a call of it has not ended for {_CONTROL_S:g} s")
 
     def _lose(self, why: str) -> None:
-        logger.error("generation server %s (%s) is dead: %s", self.replica_rank, self._server_address, why)
-        self.serves = False
+        first = why.splitlines()[0]
+        logger.error("generation server %s (%s) is dead: %s", self.replica_rank, self._server_address, first)
+        self.serves, self._asked = False, None
         _end(self.servers)
 
 

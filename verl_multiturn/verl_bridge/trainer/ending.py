@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,6 @@ def save_last(trainer: Any, step: int | None) -> str:
 def _forget_validation(agent_loop_manager: Any) -> None:
     """Cancel a validation that is running; verl saves all of TransferQueue, and would take up its rows later."""
     if uids := list(list_prompts(_VALIDATION)):
-        with contextlib.suppress(AttributeError):  # a manager of the user's
+        if hasattr(agent_loop_manager, "cancel"):  # a manager of the user's need not have it
             agent_loop_manager.cancel(uids)
         clear_groups(uids, _VALIDATION)
