@@ -25,6 +25,15 @@ class Engine:
     """Seconds of a step, without what its requests add."""
     token_s_each: float = 0.0
     """Seconds that each running request adds to a step."""
+    most: int | None = None
+    """Most requests that it samples at once; the others wait. None: all."""
+    prefill_s: float = 0.0
+    """Seconds in which it samples nothing, for each request whose tokens are not in its cache."""
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether a pause matters to a request: it loses its place, or its cache."""
+        return self.most is not None or self.prefill_s > 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,10 @@ class Session:
     draw: Draw
     number: int
     turn: int = 0
+    left: float = 0.0
+    """Tokens that its turn had left when it came to the engine."""
+    cached: int = -1
+    """Number of pauses when the engine had its tokens last."""
     generating_since: float | None = None
     """Value of `World.work` when its turn began; None while it does not generate."""
     tokens: dict[int, float] = field(default_factory=dict)
@@ -82,7 +95,11 @@ class World:
         self._published = [0.0]
         """Value of `work` when version v arrived in the engine."""
         self._paused = False
+        self._pauses = 0
+        self._filled_at = 0.0
+        """When the engine has prefilled all that it has let in."""
         self._active = 0
+        self._waiting: list[Session] = []
         self._turns: list[tuple[float, int, Session]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -112,15 +129,15 @@ class World:
             rate = self._rate()
             turn_at = timer_at = float("inf")
             if self._turns and rate:
-                turn_at = max(self.now, self.now + (self._turns[0][0] - self.work) / rate)
+                turn_at = max(self._samples_from(), self._samples_from() + (self._turns[0][0] - self.work) / rate)
             if self._timers:
                 timer_at = self._timers[0][0]
             at = min(turn_at, timer_at)
             if at > until:
-                self.work += (until - self.now) * rate
+                self.work += max(until - self._samples_from(), 0.0) * rate
                 self.now = until
                 return
-            self.work += (at - self.now) * rate
+            self.work += max(at - self._samples_from(), 0.0) * rate
             self.now = at
             if timer_at <= turn_at:
                 heapq.heappop(self._timers)[2]()
@@ -142,11 +159,50 @@ class World:
 
     def pause(self) -> None:
         """Stop the engine, as a trainer does that needs its GPUs. Tools go on."""
+        if self._engine.interrupts and not self._paused:
+            self._put_back()
         self._paused = True
 
     def resume(self) -> None:
         """Start the engine again."""
         self._paused = False
+        self._admit()
+
+    def _put_back(self) -> None:
+        """Let all requests come back after a pause.
+
+        SGLang gives up those that wait from the last to the first, then those that it samples. Its cache is flushed.
+        """
+        running = [session for _, _, session in sorted(self._turns, key=lambda turn: turn[1])]
+        left = {session: at - self.work for at, _, session in self._turns}
+        self._waiting.reverse()
+        for session in running:
+            if not session.group.cancelled:
+                self._sampled(session)
+                session.left = max(left[session], 0.0)
+                self._waiting.append(session)
+        self._turns.clear()
+        self._pauses += 1
+        self._filled_at = self.now
+
+    def _admit(self) -> None:
+        """Let requests in, first come, first served; the engine prefills them before it samples again."""
+        engine = self._engine
+        while self._waiting and (engine.most is None or self._active < engine.most):
+            session = self._waiting.pop(0)
+            if session.group.cancelled:
+                continue
+            if session.cached != self._pauses:
+                self._filled_at = self._samples_from() + engine.prefill_s
+            session.cached = self._pauses
+            self._active += 1
+            self._count += 1
+            session.generating_since = self.work
+            heapq.heappush(self._turns, (self.work + session.left, self._count, session))
+
+    def _samples_from(self) -> float:
+        """Return the time from which the engine samples."""
+        return max(self.now, self._filled_at)
 
     def _rate(self) -> float:
         """Return the tokens per second of one request."""
@@ -174,14 +230,15 @@ class World:
         for session in group.sessions:
             if session.generating_since is not None:
                 self._sampled(session)
+        self._admit()
         self.kv_clear("train", [key for key in self.partitions["train"] if key.split("_")[0] == uid])
         return group
 
     def _begin_turn(self, session: Session) -> None:
-        self._active += 1
-        self._count += 1
-        session.generating_since = self.work
-        heapq.heappush(self._turns, (self.work + session.draw.turns[session.turn], self._count, session))
+        session.left = session.draw.turns[session.turn]
+        self._waiting.append(session)
+        if not (self._paused and self._engine.interrupts):
+            self._admit()
 
     def _sampled(self, session: Session) -> None:
         """Enter the tokens of a turn that ends, by version."""
@@ -199,6 +256,7 @@ class World:
         if session.group.cancelled:
             return
         self._sampled(session)
+        self._admit()
         session.turn += 1
         if session.turn < len(session.draw.turns):
             self.at(self.now + session.draw.calls_s[session.turn - 1], lambda: self._end_call(session))

@@ -45,6 +45,59 @@ def test_tokens_have_the_version_of_their_weights() -> None:
     assert world.partitions["train"]["a_0_0"] == {"min_global_steps": 0, "max_global_steps": 2}
 
 
+def test_an_engine_that_is_full_lets_requests_wait() -> None:
+    from benchmarks.async_world import Draw, Engine, World
+
+    world = World(Engine(token_s=0.1, most=2))
+    world.submit("a", None, [Draw([10, 5], [0.4])], step=1)
+    world.submit("b", None, [Draw([20], [])], step=1)
+    world.submit("c", None, [Draw([20], [])], step=1)
+    world.submit("d", None, [Draw([10], [])], step=1)
+    world.sleep(0.1)
+    world.cancel("c")
+    ends = {}
+    for _ in range(3):
+        world.wait(100)
+        ended = {uid for uid, tag in world.partitions["train"].items() if tag.get("status") == "finished"}
+        ends.update(dict.fromkeys(ended - ends.keys(), round(world.now, 6)))
+    # At 1 s `a` calls and `d` begins, because `c` is cancelled. At 1.4 s `a` comes back, and waits until 2 s.
+    assert ends == {"b": 2.0, "d": 2.0, "a": 2.5}
+
+
+def test_requests_are_prefilled_again_after_a_pause_and_the_last_comes_first() -> None:
+    from benchmarks.async_world import Draw, Engine, World
+
+    world = World(Engine(token_s=0.1, prefill_s=0.5))
+    for uid in "ab":
+        world.submit(uid, None, [Draw([10, 10], [3.0])], step=1)
+    world.sleep(1.5)  # 1 s of prefilling, 5 tokens
+    world.pause()
+    world.resume()
+    # 1 s of prefilling and 5 tokens; the second turn finds its tokens in the cache.
+    world.wait(100)
+    world.wait(100)
+    assert world.now == pytest.approx(1.5 + 1 + 0.5 + 3 + 1)
+
+    world = World(Engine(token_s=0.1, most=1, prefill_s=0.5))
+    groups = [world.submit(uid, None, [Draw([10], [])], step=1) for uid in "abc"]
+    world.sleep(1.0)
+    world.pause()
+    world.pause()  # as a trainer does that has paused already
+    world.sleep(1.0)
+    world.publish()
+    world.resume()
+    ends = []
+    for _ in groups:
+        world.wait(100)
+        ends.append(world.now)
+    assert ends == pytest.approx([3.5, 5.0, 6.0])  # c, b, and a, which had 5 tokens
+    assert [group.sessions[0].tokens for group in groups] == [
+        pytest.approx({0: 5, 1: 5}),
+        pytest.approx({1: 10}),
+        pytest.approx({1: 10}),
+    ]
+
+
 def test_nothing_of_a_cancelled_group_is_written() -> None:
     from benchmarks.async_world import Draw, Engine, World
 
