@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.async_speed_inputs import ROOT, write_model, write_rows, write_tools
-from benchmarks.async_speed_measures import calls_of, engine_of, measure, turns_of
+from benchmarks.async_speed_measures import calls_of, engine_of, measure, prefilling_of, turns_of
 from verl_multiturn.certificate.records import read_records
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -116,7 +116,10 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     metrics = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     journal = [json.loads(line) for line in (out / mode / "journal.jsonl").read_text().splitlines()]
     records = list(read_records(folder / "trajectories.jsonl"))
-    found = measure(metrics, ends, journal) | engine_of(turns_of(journal, records))
+    turns = turns_of(journal, records)
+    found = measure(metrics, ends, journal) | engine_of(turns)
+    if mode == "sync":  # no turn is interrupted
+        found |= prefilling_of(turns, journal, PROMPTS, SAMPLES)
     return found | {"calls": calls_of(journal, SAMPLES)}
 
 

@@ -108,6 +108,40 @@ def engine_of(turns: Sequence[Turn]) -> dict[str, float]:
     }
 
 
+def prefilling_of(
+    turns: Sequence[Turn], journal: Sequence[Mapping[str, Any]], prompts: int, samples: int
+) -> dict[str, float]:
+    """Return what prefilling takes in a run of `sync`, and the engine's speed without it.
+
+    The conversations of a batch begin at the same time. The seconds of their first turns are put against the tokens,
+    with one slope for all batches; what is left for no token at all is the prefilling of the whole batch.
+
+    Args:
+        turns: turns of the conversations.
+        journal: the conversations, as `SlowCalculator` writes them.
+        prompts: number of groups in a batch.
+        samples: number of conversations in a group.
+
+    Returns:
+        `prefill_s`: seconds for one conversation; `decode_s` and `decode_s_each`: `token_times` without prefilling.
+    """
+    batch_of = {each["create"]: each["row"] // prompts for each in journal}
+    first = [turn for turn in turns if turn.calls and turn.begin in batch_of]
+    batches = np.array([batch_of[turn.begin] for turn in first])
+    points = np.array([[turn.tokens, turn.end - turn.begin] for turn in first])
+    means = np.array([points[batches == batch].mean(axis=0) for batch in batches])
+    tokens, seconds = (points - means).T
+    mean_tokens, mean_seconds = points.mean(axis=0)
+    whole = max(0.0, float(mean_seconds - (tokens @ seconds) / (tokens @ tokens) * mean_tokens))
+    later = [turn._replace(begin=turn.begin + whole) if turn.begin in batch_of else turn for turn in turns]
+    alone, each = token_times([turn for turn in later if turn.begin < turn.end])
+    return {
+        "prefill_s": round(whole / (prompts * samples), 6),
+        "decode_s": round(alone, 6),
+        "decode_s_each": round(each, 6),
+    }
+
+
 def calls_of(journal: Sequence[Mapping[str, Any]], samples: int) -> list[list[int | None]]:
     """Return how often each conversation called, by row and sample; None for those that had not ended.
 

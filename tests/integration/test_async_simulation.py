@@ -219,6 +219,15 @@ def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "the prediction for sync is 17% off" in capsys.readouterr().err
 
 
+def test_the_shared_engine_has_room_for_what_it_reserves() -> None:
+    from benchmarks.async_sim import shared_engine
+    from benchmarks.async_world import Engine
+
+    # 3.5 tokens of the prompt, 28 / 2 = 14 sampled ones, and 0.7 x (128 - 14) = 79.8 reserved: 16384 / 97.3 = 168.4.
+    sync = {"call_tokens": 28.0, "decode_s": 0.05, "decode_s_each": 0.001, "prefill_s": 0.01}
+    assert shared_engine(sync) == Engine(0.05, 0.001, 168, 0.01)
+
+
 def test_conversations_are_those_of_the_run() -> None:
     from benchmarks.async_sim import conversations
     from benchmarks.async_training import Prompt

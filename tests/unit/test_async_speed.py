@@ -13,7 +13,7 @@ import pytest
 from benchmarks import slow_calculator
 from benchmarks.async_speed import ends_of_steps, summary
 from benchmarks.async_speed_inputs import write_rows, write_tools
-from benchmarks.async_speed_measures import Turn, calls_of, engine_of, measure, token_times, turns_of
+from benchmarks.async_speed_measures import Turn, calls_of, engine_of, measure, prefilling_of, token_times, turns_of
 from benchmarks.slow_calculator import latency_s
 from verl_multiturn.tools.registry import load_tools
 
@@ -145,6 +145,16 @@ def test_token_times_follow_from_how_many_ran() -> None:
     assert token_times(turns) == pytest.approx((0.10625, 0.04375))
     # Turns that take longer alone than beside others: the line would fall.
     assert token_times([Turn(False, 0.0, 2.0, 10), *[Turn(False, 3.0, 4.0, 10)] * 3]) == pytest.approx((0.125, 0.0))
+
+
+def test_prefilling_is_what_first_turns_take_without_a_token() -> None:
+    """A token takes 0.1 s. A batch of two groups of one waits 1.5 s for its first token: 0.75 s for each of the two."""
+    journal = [{"row": row, "create": float(row // 2 * 100)} for row in range(4)]
+    turns = [Turn(True, 0.0, 2.5, 10), Turn(True, 0.0, 3.5, 20), Turn(True, 100.0, 103.5, 20)]
+    turns += [Turn(True, 100.0, 104.0, 25), Turn(False, 200.0, 201.0, 10)]
+    assert prefilling_of(turns, journal, 2, 1) == pytest.approx(
+        {"prefill_s": 0.75, "decode_s": 0.1, "decode_s_each": 0.0}
+    )
 
 
 def test_the_summary_compares_with_sync() -> None:
