@@ -19,7 +19,7 @@ import pytest
 from verl_multiturn.cpu.environment import environment
 from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, SLOW_MODULES, ForkServer, forkserver
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.deaths]
 
 
 def environment_of_imports() -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Our generation server: pauses and versions, over a stand-in for SGLang."""
 
 import asyncio
+import multiprocessing
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,6 +134,32 @@ async def test_a_pause_waits_for_a_resumption_that_has_begun(server: Any) -> Non
     assert (output.stop_reason, output.extra_fields["paused"]) == ("abort", True)
     assert not server._admission.is_open
     assert server.tokenizer_manager.is_pause
+
+
+async def test_a_server_ends_with_sglangs_processes(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own watch sends SIGQUIT, which every process of a script's background job ignores."""
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    from verl_multiturn.verl_bridge import server as module
+
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1e6,))
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int] = loop.create_future()
+
+    async def launch(self: Any, master_address: str | None) -> None:
+        child.start()
+
+    def end(status: int) -> None:
+        loop.remove_reader(child.sentinel)
+        exited.set_result(status)
+
+    monkeypatch.setattr(SGLangHttpServer, "launch_server", launch)
+    monkeypatch.setattr(module.os, "_exit", end)
+    await server.launch_server(master_address=None)
+    assert not exited.done()
+    child.kill()
+    assert await exited == 1
+    child.join()
 
 
 def test_more_conversations_than_rays_own_limit_may_wait_in_a_pause() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [pytest.mark.stack, pytest.mark.deaths, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 DEADLY, ENDLESS = "deadly", "endless"
 

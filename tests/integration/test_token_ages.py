@@ -245,7 +245,7 @@ def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.Monkey
 def test_warm_up_is_not_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     added: list[float] = []
     for eta, asked, expected in ((1, 3, 1), (4, 3, 3), (0, 1, 0), (None, 3, 3)):
-        trainer = make_trainer("colocate_async", **{ETA: eta})
+        trainer = make_trainer("colocate_async", **{ETA: eta, "data__train_batch_size": 4})
         trainer._restored_tq_prompt_count = 0
         base = type(trainer).__mro__[2]
         monkeypatch.setattr(base, "_add_async_warmup_batches", lambda self, n: added.append(n), raising=False)

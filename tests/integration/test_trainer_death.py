@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.deaths,
+    pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning"),
+]
 
 
 def batch_of(*uids: str, padding: str = "") -> Any:

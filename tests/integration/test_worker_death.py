@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.deaths,
+    pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning"),
+]
 
 
 class Worker:
