@@ -24,13 +24,10 @@ The last line is a JSON object, with an object by mode in each field:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -40,11 +37,11 @@ from typing import Any
 import psutil
 
 from benchmarks.async_faults_count import count, read
+from benchmarks.quickstart_runs import arguments, folder, start
 from verl_multiturn.launch.checkpoints import TRACKER
 from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.observe.metric_files import read_metrics
 
-ROOT = Path(__file__).resolve().parents[1]
 MODES = ("separate_async", "colocate_async")
 TITLES = {
     "worker": ("ray::MultiTurnWorker",),
@@ -56,6 +53,10 @@ _LONGEST_PAUSE_S = 30.0
 _MORE_STEPS = 3
 """Steps that are trained after the last kill."""
 _ENDLESS = 1000
+_WORDS = (
+    "--smoke", "trainer.save_freq=2", "trainer.resume_mode=auto", "trainer.val_before_train=False",
+    "trainer.test_freq=-1", "actor_rollout_ref.rollout.agent.num_workers=2",
+)  # fmt: skip
 _BOUND = 1
 """`max_staleness` of the modes' files."""
 _POLL_S = 0.5
@@ -63,15 +64,12 @@ _POLL_S = 0.5
 
 def main() -> None:
     """Run the modes one after another, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser = arguments(__doc__, MODES)
     parser.add_argument("--kinds", nargs="+", choices=tuple(TITLES), default=tuple(TITLES))
     parser.add_argument("--kills", type=int, default=3, help="kills of each kind, in each mode")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds without progress after which a run hangs")
-    parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")
     given = parser.parse_args()
-    out = given.out or Path(tempfile.mkdtemp(prefix="async_faults-"))
+    out = folder(given.out, "async_faults")
     results = {}
     for mode in given.modes:
         kinds = plan(given.kinds, given.kills, f"{given.seed} {mode}")
@@ -100,10 +98,7 @@ class Faults:
 
     def __init__(self, mode: str, out: Path, seed: int, limit_s: float) -> None:
         self._mode, self._out, self._limit_s = mode, out, limit_s
-        words = [f"--mode={mode}", f"--steps={_ENDLESS}", f"--seed={seed}", f"--out={out}", "--smoke"]
-        settings = ["trainer.save_freq=2", "trainer.resume_mode=auto", "trainer.val_before_train=False"]
-        settings += ["trainer.test_freq=-1", "actor_rollout_ref.rollout.agent.num_workers=2"]
-        self._command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *settings]
+        self._seed = seed
         self._rng = random.Random(f"{seed} {mode} which")
         self._running: subprocess.Popen[bytes] | None = None
         self._began = self._trained_at = time.monotonic()
@@ -141,10 +136,9 @@ class Faults:
         """Start the run, and wait for the end of its first conversation."""
         self._starts += 1
         self._say(f"start {self._starts}")
-        environment = {**os.environ, "VERL_PLATFORM": "cpu"}
         there = {name for name, _ in self._sizes("records/*.jsonl")}  # each worker has a file of its own
         with (self._out / "launcher.log").open("ab") as log:
-            self._running = subprocess.Popen(self._command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+            self._running = start(self._mode, _ENDLESS, self._seed, self._out, *_WORDS, log=log)
         self._trained_at = time.monotonic()
         self._wait(lambda: any(size and name not in there for name, size in self._sizes("records/*.jsonl")))
 

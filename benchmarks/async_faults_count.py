@@ -22,7 +22,7 @@ Question = str
 
 @dataclass(frozen=True)
 class Left:
-    """What a run left behind, along the steps that led to the weights of its last checkpoint.
+    """Results that a run left behind, along the steps that led to the weights of its last checkpoint.
 
     Attributes:
         steps: number of these steps.

@@ -20,19 +20,14 @@ is a JSON object, with an object by mode in each field:
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-MODES = ("sync", "colocate_async", "separate_async")
+from benchmarks.quickstart_runs import arguments, folder, start
+
 _PREFIX = "rollout/async/"
 _GROUPS = 16  # of a step
 _POLL_S = 2.0  # verl's poll
@@ -40,13 +35,10 @@ _POLL_S = 2.0  # verl's poll
 
 def main() -> None:
     """Run the modes one after another, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")
     given = parser.parse_args()
-    out = given.out or Path(tempfile.mkdtemp(prefix="async_modes-"))
+    out = folder(given.out, "async_modes")
     results = {mode: run(mode, given.steps, given.seed, out / mode) for mode in given.modes}
     fields = next(iter(results.values()))
     print(json.dumps({field: {mode: results[mode][field] for mode in results} for field in fields}))
@@ -54,11 +46,7 @@ def main() -> None:
 
 def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     """Run the quickstart in a mode, and return its results by the fields of the last line."""
-    words = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}"]
-    settings = ["trainer.test_freq=2", "trainer.save_freq=-1"]
-    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *settings]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as running:  # an interruption waits for its clean end
+    with start(mode, steps, seed, out, "trainer.test_freq=2", "trainer.save_freq=-1") as running:
         if running.wait():
             raise SystemExit(f"the run in the mode {mode} failed with exit status {running.returncode}")
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.async_sim_setting import hours
-from benchmarks.async_speed import ETA, MODES, PROMPTS, SAMPLES
+from benchmarks.async_speed import ETA, PROMPTS, SAMPLES
 from benchmarks.async_training import NO_BOUND, Prompt, Setting, Training, Workload
 from benchmarks.async_world import Draw, Engine
+from benchmarks.quickstart_runs import MODES
 from benchmarks.slow_calculator import latency_s
 
 MEASURED = Path(__file__).resolve().parent / "results" / "async_speed.json"

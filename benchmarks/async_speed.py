@@ -26,22 +26,18 @@ The last line is a JSON object:
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.async_speed_inputs import ROOT, write_model, write_rows, write_tools
+from benchmarks.async_speed_inputs import write_model, write_rows, write_tools
 from benchmarks.async_speed_measures import calls_of, engine_of, measure, prefilling_of, turns_of
+from benchmarks.quickstart_runs import MODES, arguments, folder, start
 from verl_multiturn.certificate.records import read_records
 
-MODES = ("sync", "colocate_async", "separate_async")
 PROMPTS, SAMPLES, ETA = 8, 8, 4
 _MULTITURN = "actor_rollout_ref.rollout.custom.multiturn"
 _LOOK_S = 0.02
@@ -53,14 +49,11 @@ _SHOWN = (
 
 def main() -> None:
     """Run the modes one after another, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")
     parser.add_argument("--save", type=Path, help="file that gets what was measured")
     given = parser.parse_args()
-    out = (given.out or Path(tempfile.mkdtemp(prefix="async_speed-"))).absolute()
+    out = folder(given.out, "async_speed")
     results = {}
     for mode in given.modes:
         results[mode] = run(mode, given.steps, given.seed, out)
@@ -107,15 +100,11 @@ def settings(mode: str, out: Path, steps: int, seed: int) -> list[str]:
 def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     """Run the quickstart in a mode, and return what it measured."""
     given = settings(mode, out, steps, seed)
-    folder = out / mode / "run"
-    words = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={folder}"]
-    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *words, *given]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
-    ends = ends_of_steps(command, environment, folder / "metrics.jsonl")
-    metrics = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    its = out / mode / "run"
+    ends = ends_of_steps(start(mode, steps, seed, its, *given), its / "metrics.jsonl")
+    metrics = [json.loads(line)["data"] for line in (its / "metrics.jsonl").read_text().splitlines()]
     journal = [json.loads(line) for line in (out / mode / "journal.jsonl").read_text().splitlines()]
-    records = list(read_records(folder / "trajectories.jsonl"))
+    records = list(read_records(its / "trajectories.jsonl"))
     turns = turns_of(journal, records)
     found = measure(metrics, ends, journal) | engine_of(turns)
     if mode == "sync":  # no turn is interrupted
@@ -123,16 +112,16 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     return found | {"calls": calls_of(journal, SAMPLES)}
 
 
-def ends_of_steps(command: list[str], environment: Mapping[str, str], metrics: Path) -> list[float]:
-    """Run a command, and return when each line was written into its file of metrics (`time.time`)."""
+def ends_of_steps(started: subprocess.Popen[bytes], metrics: Path) -> list[float]:
+    """Watch a run to its end, and return when each line was written into its file of metrics (`time.time`)."""
     ends: list[float] = []
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as running:  # an interruption waits for its clean end
+    with started as running:
         while running.poll() is None:
             time.sleep(_LOOK_S)
             lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
             ends += [time.time()] * (lines - len(ends))
     if running.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with exit status {running.returncode}")
+        raise SystemExit(f"{' '.join(running.args)} failed with exit status {running.returncode}")
     return ends
 
 

@@ -1,5 +1,6 @@
 """The benchmark `async_faults`: how prompts are counted, and how a run is killed and started again."""
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -95,8 +96,12 @@ finally:
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(async_faults, "_POLL_S", 0.05)
+
+    def start(mode: str, steps: int, seed: int, out: Path, *words: str, log: Any) -> Any:
+        return subprocess.Popen([sys.executable, "-c", RUN, str(out)], stdout=log, stderr=log)
+
+    monkeypatch.setattr(async_faults, "start", start)
     made: Any = Faults("separate_async", tmp_path, 0, 60.0)
-    made._command = [sys.executable, "-c", RUN, str(tmp_path)]
     yield made
     made._interrupt()
 

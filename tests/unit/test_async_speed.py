@@ -3,6 +3,7 @@
 import asyncio
 import json
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -178,8 +179,8 @@ def test_steps_end_when_their_metrics_are_written(tmp_path: Path) -> None:
     code = "import sys, time; file = open(sys.argv[1], 'w', buffering=1); print('{}', file=file); time.sleep(0.3)"
     code += "; print('{}', file=file); time.sleep(0.3)"
     began = time.time()
-    ends = ends_of_steps([sys.executable, "-c", code, str(tmp_path / "m")], {}, tmp_path / "m")
+    ends = ends_of_steps(subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "m")]), tmp_path / "m")
     assert len(ends) == 2
     assert began < ends[0] < ends[1]
     with pytest.raises(SystemExit, match="exit status 3"):
-        ends_of_steps([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path / "none")
+        ends_of_steps(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), tmp_path / "none")

@@ -213,7 +213,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
 
 
 class _Troubles:
-    """What a generation has met: servers that died, seconds without any, and the server that it last saw leave."""
+    """Counts of a generation's troubles: servers that died, and seconds without any; and the server that last left."""
 
     def __init__(self) -> None:
         self.lost = 0

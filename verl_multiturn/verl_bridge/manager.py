@@ -44,8 +44,8 @@ _TOLD_S = 60.0
 _ASKED_S = 0.1
 # Seconds after which a worker that does not answer is ended; to cancel groups, it waits for their tools.
 _HUNG_S = 300.0
-# How many workers in a row may die in a place before they have started, more than one group could end; and the seconds
-# in which one must start.
+# How many workers in a row may die in a place before they have started: more than the four that one deadly group can
+# end. And the seconds in which one must start.
 _STARTS = 6
 _START_S = 1800.0
 # How many groups' ends are remembered.

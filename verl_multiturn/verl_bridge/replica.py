@@ -97,7 +97,7 @@ class AsyncSGLangReplica(SGLangReplica):
             await asyncio.wait_for(self.launch_servers(), _START_S)
             for worker in self.workers:
                 await worker.__ray_call__.remote(lambda it: setattr(it.server_adapter, "_engine", None))
-        except BaseException:
+        except BaseException:  # whatever ends the start, what was started must not stay; it is raised again
             _end(self.servers)
             raise
 
