@@ -1,7 +1,8 @@
-"""Fixtures of the tests with images."""
+"""Fixtures of several files of tests: models that take images, and a Ray cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,13 @@ def processors(models: Path) -> dict[str, Any]:
     from verl.utils.tokenizer import hf_processor
 
     return {kind: hf_processor(str(models / kind)) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Start a Ray cluster of this process, and end it after the file's tests."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,15 +90,6 @@ class Queue:
     def put_tags(self, uids: list[str], partition: str, tags: list[dict[str, Any]]) -> None:
         for uid, tag in zip(uids, tags, strict=True):
             self.tags[uid] |= tag
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
