@@ -15,7 +15,7 @@ import pytest
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
-_OF_THE_STACK = re.compile(r"^pytestmark = .*pytest\.mark\.(stack|engine)\b", re.MULTILINE)
+_OF_THE_STACK = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(stack|engine)\b", re.MULTILINE)
 END = 0x110000
 """Id of the token that ends a turn in `CharTokenizer`; no character has it."""
 
