@@ -80,6 +80,21 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
             "critic.ppo_mini_batch_size=3 with actor_rollout_ref.rollout.n=4: a mini-batch has 12 rows",
         ),
         (
+            {"trainer.n_gpus_per_node": 1},
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=2: an engine takes 2 GPUs, and trainer.nnodes=1 × "
+            "trainer.n_gpus_per_node=1 gives 1, which is no multiple of it; choose a divisor of 1, such as 1",
+        ),
+        (
+            {
+                "trainer.v1.trainer_mode": "separate_async",
+                STEPS: 2,
+                "actor_rollout_ref.rollout.nnodes": 1,
+                "actor_rollout_ref.rollout.n_gpus_per_node": 6,
+                "actor_rollout_ref.rollout.data_parallel_size": 2,
+            },
+            "tensor_model_parallel_size=2 × actor_rollout_ref.rollout.data_parallel_size=2: an engine takes 4 GPUs",
+        ),
+        (
             {"trainer.v1.trainer_mode": "separate_async", STEPS: 4},
             "separate_async needs their product 128 as train_batch_size",
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.doctor import Finding, judge_gpu
+from verl_multiturn.observe.doctor import Finding, cuda_compiler, judge_gpu
 from verl_multiturn.observe.first_run import judge_run, overrides, run_whole_path
 
 GOOD = {
@@ -96,3 +96,18 @@ def test_verdicts_on_a_gpu(changes: dict[str, Any], remedy: str) -> None:
     assert finding.ok == (not remedy)
     assert remedy in finding.remedy
     assert "8 × NVIDIA H100" in finding.found
+
+
+def test_the_cuda_compiler_is_looked_for_where_sglang_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    missing = cuda_compiler()
+    assert not missing.ok and missing.found == f"no nvcc at {tmp_path}/bin/nvcc" and "CUDA_HOME" in missing.remedy
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(mode=0o755)
+    assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    assert "no C++ compiler" in cuda_compiler().found
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert str(nvcc) in cuda_compiler().found

@@ -53,7 +53,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     complete = all(finding.found != _MISSING for finding in findings)
     findings += [_free_disk(), _sandbox()]
     if gpu:
-        findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy)]
+        findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy), cuda_compiler()]
     if complete:
         findings.append(_registration(remedy))
     return findings
@@ -217,6 +217,19 @@ def judge_gpu(gpu: dict[str, Any]) -> Finding:
     if free_gb < 8:
         return Finding("GPU", False, found, "another program holds its memory (nvidia-smi); 8 GB must be free")
     return Finding("GPU", True, found)
+
+
+def cuda_compiler() -> Finding:
+    """Look for CUDA's compiler where SGLang looks: it compiles kernels for this GPU when it first needs them."""
+    what = "CUDA compiler"
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    remedy = "SGLang compiles kernels when they are first used: install CUDA 13's toolkit, or set CUDA_HOME to it"
+    if not os.access(found, os.X_OK):
+        return Finding(what, False, f"no nvcc at {found}", remedy)
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        return Finding(what, False, f"{found}, but no C++ compiler", "install g++: nvcc needs it")
+    return Finding(what, True, found)
 
 
 _REGISTERED = """

@@ -1,4 +1,4 @@
-"""`verl-multiturn doctor --gpu`: a short training run that tries the whole path on this machine in a minute or two.
+"""`verl-multiturn doctor --gpu`: a short training run that tries the whole path on this machine in minutes.
 
 It is a short version of the quickstart: a tiny model calls a calculator, on SGLang, in two steps of GRPO with their
 weight syncs. Platforms differ only in settings, so the tests run the same code on the CPU platform.

@@ -1,4 +1,4 @@
-"""The check that refuses batch sizes which verl 0.9.1's V1 trainer can divide only at its first update, or not at all.
+"""The checks that refuse sizes which verl 0.9.1's V1 trainer can divide only after minutes, or not at all.
 
 The trainer pads each batch to whole mini-batches (`_get_required_batch_multiple`), so a `train_batch_size` that is no
 multiple of the mini-batch is accepted. A mini-batch itself is divided among the data-parallel ranks and then into
@@ -20,20 +20,39 @@ _ACTOR = "actor_rollout_ref.actor"
 
 
 def check_batch_sizes(config: DictConfig) -> None:
-    """Check the batch sizes of a run with verl's V1 trainer.
+    """Check the batch sizes, and the size of an engine, of a run with verl's V1 trainer.
 
     Args:
         config: verl's whole configuration, with a trainer that ours extends.
 
     Raises:
-        ConfigError: a batch cannot be divided as the trainer will divide it.
+        ConfigError: a batch, or the number of GPUs, cannot be divided as the trainer will divide it.
     """
     _check_sync_steps(config)
+    _check_engine_size(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl tells it itself when the algorithm has no critic
         sections = [_ACTOR, "critic"] if need_critic(config) else [_ACTOR]
     for section in sections:
         _check_mini_batch(config, section)
+
+
+def _check_engine_size(config: DictConfig) -> None:
+    """Check that whole engines fit on the GPUs; verl notices only when the models are loaded, or waits for ever."""
+    rollout, key = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    apart = our_mode(config) == "separate_async"
+    where, named = (rollout, key) if apart else (config.trainer, "trainer")
+    sizes = {
+        f"{key}.{size}": rollout[size]
+        for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    }
+    each, devices = math.prod(sizes.values()), where.nnodes * where.n_gpus_per_node
+    if devices % each:
+        shown = " × ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
+        raise ConfigError(
+            f"{shown}: an engine takes {each} GPUs, and {named}.nnodes={where.nnodes} × {named}.n_gpus_per_node="
+            f"{where.n_gpus_per_node} gives {devices}, which is no multiple of it; choose a divisor of {devices}, such as 1"
+        )
 
 
 def _check_sync_steps(config: DictConfig) -> None:
