@@ -64,7 +64,7 @@ def doctor(
         return
     _report("doctor", examine_environment(gpu))
     if gpu:
-        console.print(f"training a tiny model for two steps, in {out.resolve()}; some minutes: SGLang compiles kernels on a new machine", soft_wrap=True)
+        console.print(f"training a tiny model for two steps, in {out.resolve()}; some minutes", soft_wrap=True)
         _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))
 
 

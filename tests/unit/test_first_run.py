@@ -101,7 +101,9 @@ def test_verdicts_on_a_gpu(changes: dict[str, Any], remedy: str) -> None:
 def test_the_cuda_compiler_is_looked_for_where_sglang_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     missing = cuda_compiler()
-    assert not missing.ok and missing.found == f"no nvcc at {tmp_path}/bin/nvcc" and "CUDA_HOME" in missing.remedy
+    assert not missing.ok
+    assert missing.found == f"no nvcc at {tmp_path}/bin/nvcc"
+    assert "CUDA_HOME" in missing.remedy
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.touch(mode=0o755)
