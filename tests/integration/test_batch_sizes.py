@@ -12,6 +12,7 @@ pytestmark = pytest.mark.stack
 
 ACTOR = "actor_rollout_ref.actor"
 N = "actor_rollout_ref.rollout.n"
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 STEPS = "trainer.v1.separate_async.parameter_sync_step"
 RIGHT: dict[str, Any] = {
     "data.train_batch_size": 64,
@@ -35,6 +36,7 @@ def check(**changes: Any) -> None:
         {},
         {"data.train_batch_size": 65},  # verl pads it to whole mini-batches
         {f"{ACTOR}.ppo_mini_batch_size": 2},
+        {TENSOR_PARALLEL: 4},
         {f"{ACTOR}.ppo_mini_batch_size": 3, f"{ACTOR}.ulysses_sequence_parallel_size": 2, N: 8},
         {f"{ACTOR}.ppo_mini_batch_size": 31, N: 8},
         {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5, f"{ACTOR}.use_dynamic_bsz": True},
@@ -80,7 +82,7 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
             "critic.ppo_mini_batch_size=3 with actor_rollout_ref.rollout.n=4: a mini-batch has 12 rows",
         ),
         (
-            {"trainer.n_gpus_per_node": 1},
+            {"trainer.n_gpus_per_node": 1, TENSOR_PARALLEL: 2},
             "actor_rollout_ref.rollout.tensor_model_parallel_size=2: an engine takes 2 GPUs, and trainer.nnodes=1 × "
             "trainer.n_gpus_per_node=1 gives 1, which is no multiple of it; choose a divisor of 1, such as 1",
         ),
@@ -90,6 +92,7 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
                 STEPS: 2,
                 "actor_rollout_ref.rollout.nnodes": 1,
                 "actor_rollout_ref.rollout.n_gpus_per_node": 6,
+                TENSOR_PARALLEL: 2,
                 "actor_rollout_ref.rollout.data_parallel_size": 2,
             },
             "tensor_model_parallel_size=2 × actor_rollout_ref.rollout.data_parallel_size=2: an engine takes 4 GPUs",
