@@ -301,6 +301,17 @@ def test_our_settings_may_refer_to_others() -> None:
     assert settings_of(OmegaConf.create(rollout)).tool_timeout_s == 7.5
 
 
+@pytest.mark.parametrize("custom", ["text", 3, [1]])
+def test_a_custom_section_that_is_no_section(custom: Any) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+
+    with pytest.raises(ConfigError, match=rf"rollout\.custom: expected a mapping, got {re.escape(repr(custom))}"):
+        settings_of(OmegaConf.create({"custom": custom}))
+
+
 def test_other_programs_of_hydra_are_left_alone() -> None:
     from omegaconf import OmegaConf
 

@@ -144,7 +144,8 @@ def _configuration(plan: RunPlan) -> dict[str, Any]:
 
 def _our_settings(config: Mapping[str, Any]) -> Any:
     """Return the section `custom.multiturn` of the rollout; None in a configuration without one, as that of an SFT."""
-    return (config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom") or {}).get("multiturn")
+    custom = config.get("actor_rollout_ref", {}).get("rollout", {}).get("custom")
+    return custom.get("multiturn") if isinstance(custom, Mapping) else None  # the start-up check refuses other values
 
 
 def _python() -> str:

@@ -293,7 +293,10 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
     Raises:
         ConfigError: an unknown key, or a value that does not fit.
     """
-    raw = (rollout.get("custom") or {}).get("multiturn")
+    custom = rollout.get("custom") or {}
+    if not isinstance(custom, Mapping | DictConfig):
+        raise ConfigError(f"rollout.custom: expected a mapping, got {custom!r}; ours are under {PATH}")
+    raw = custom.get("multiturn")
     plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
     return read_settings(plain)
 
