@@ -41,7 +41,7 @@ GOOD_FIRST = 0.7
 NEEDLESS_FIRST = 0.3
 HABIT = {"guess": 0.5, "call": 0.25, "ask": 0.25}
 """Shares of the first turns after the good part."""
-CALL_AFTER_ASKING = 0.5
+CALL_AFTER_ASKING = 0.9
 """Share of the conversations that call the calculator once they have asked; the others guess."""
 
 
@@ -64,9 +64,9 @@ def conversation(task: Task, first: str, call: bool, rng: random.Random) -> list
         told = task.tell(name) if task.missing else f"I said: {task.tell(name)}"
         messages += [{"role": "assistant", "content": task.ask(name)}, {"role": "user", "content": told}]
     elif task.missing:
-        numbers[-1] = rng.randint(10, 999)
+        numbers[-1] = rng.randint(10, 99)
     if first == "guess" or (first == "ask" and not call):
-        return [*messages, {"role": "assistant", "content": f"Answer: {rng.randint(20, 1998)}"}]
+        return [*messages, {"role": "assistant", "content": f"Answer: {rng.randint(20, 198)}"}]
     function = {"name": "calculator", "arguments": {"expression": " + ".join(map(str, numbers))}}
     return [
         *messages,
@@ -203,7 +203,7 @@ def learn(
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/ask_first/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

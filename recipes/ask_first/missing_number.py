@@ -4,10 +4,10 @@ Only this module defines how a task is made, asked, answered and scored. The war
 
     user:   Ann has 34 apples. How many apples do Ann and Bob have?
     model:  How many apples does Bob have?
-    user:   Bob has 271 apples.
-    model:  <tool_call>{"name": "calculator", "arguments": {"expression": "34 + 271"}}</tool_call>
-    tool:   305
-    model:  Answer: 305
+    user:   Bob has 71 apples.
+    model:  <tool_call>{"name": "calculator", "arguments": {"expression": "34 + 71"}}</tool_call>
+    tool:   105
+    model:  Answer: 105
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USER = "forgetful"
 SYSTEM_PROMPT = "Ask for a number that is missing. End with: Answer: <number>"
 NAMES = ("Ann", "Bob", "Eva", "Kim", "Leo", "Max", "Mia", "Tom")
 THINGS = ("apples", "books", "coins", "eggs", "nuts", "pens")
-NEEDLESS = -0.25
+NEEDLESS = -0.5
 """Reward of a turn that asks for a number which the user has given."""
 _QUESTION = re.compile(r"How many (\w+) does (\w+) have\?")
 _ANSWER = re.compile(r"Answer:\s*(-?\d+)\s*$")
@@ -77,7 +77,7 @@ def make_tasks(size: int, seed: int) -> list[Task]:
     tasks = []
     for index in range(size):
         names = tuple(rng.sample(NAMES, 2))
-        numbers = tuple(rng.randint(10, 10 ** rng.randint(2, 3) - 1) for _ in names)
+        numbers = tuple(rng.randint(10, 99) for _ in names)
         missing = rng.choice(names) if index % 2 else ""
         tasks.append(Task(names, numbers, rng.choice(THINGS), missing))
     return tasks

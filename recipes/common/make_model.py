@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
 import random
 import subprocess
@@ -24,9 +23,10 @@ from typing import Any
 
 import pyarrow.parquet
 import torch
-from sft import batch_of
+from sft import Learner, batch_of
+from tiny_model import tiny_config
 from tiny_tokenizer import make_tokenizer
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import plan_run
@@ -134,21 +134,14 @@ def learn(model: Qwen2ForCausalLM, examples: list[Example], steps: int, rng: ran
         steps: Number of optimizer steps.
         rng: Random numbers that choose the batches.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-    )
+    learner = Learner(model, lr=3e-3, steps=steps, warmup=20, floor=0.02, weight_decay=0.0)
     started = time.time()
     by_length = sorted(examples, key=lambda example: len(example[0]))
     for step in range(steps):
         at = rng.randrange(max(1, len(by_length) - 7))
         ids_BT, labels_BT = batch_of(by_length[at : at + 8], model.config.pad_token_id)
         loss, _ = fit(model, ids_BT, labels_BT)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        learner.update(loss)
         if step % 50 == 0:
             print(f"step {step} loss {loss.item():.4f} {time.time() - started:.0f} s", flush=True)
 
@@ -190,21 +183,7 @@ def main() -> None:
     texts = [text for recipe, each in rows.items() for text in spoken(recipe, each)]
     template = (MODEL_DIR / "chat_template.jinja").read_text()
     tokenizer: PreTrainedTokenizerFast = make_tokenizer(texts, template, VOCABULARY)
-    config = Qwen2Config(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        bos_token_id=None,
-    )
+    config = tiny_config(tokenizer, hidden_size=128, layers=4, positions=4096, initializer_range=0.08)
     tokenizer.save_pretrained(MODEL_DIR)
     config.save_pretrained(MODEL_DIR)
 

@@ -1,7 +1,8 @@
-"""Token ids, loss masks and batches for supervised fine-tuning (SFT) in the warm starts of the recipes."""
+"""Supervised fine-tuning (SFT) in the warm starts of the recipes: token ids, loss masks, batches and updates."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -56,3 +57,42 @@ def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.T
         ids_BT[row, : len(ids)] = torch.tensor(ids)
         labels_BT[row, : len(ids)] = torch.where(torch.tensor(mask).bool(), torch.tensor(ids), -100)
     return ids_BT, labels_BT
+
+
+class Learner:
+    """AdamW with a linear warm-up and a cosine decay.
+
+    Args:
+        model: Model whose parameters are learned.
+        lr: Largest learning rate.
+        steps: Number of updates.
+        warmup: Number of updates until the largest learning rate.
+        floor: Share of the largest learning rate that is left after the last update.
+        weight_decay: AdamW's weight decay.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        lr: float,
+        steps: int,
+        warmup: int,
+        floor: float = 0.05,
+        weight_decay: float = 0.01,
+    ) -> None:
+        self._model = model
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=weight_decay)
+
+        def share(step: int) -> float:
+            decay = floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            return min(1.0, (step + 1) / warmup) * decay
+
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, share)
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Make one update with the gradients of a loss."""
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -44,3 +48,14 @@ def make_tokenizer(texts: list[str], template: str, entries: int) -> PreTrainedT
         chat_template=template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def renderer(template: str) -> Callable[..., str]:
+    """Return a function that renders a chat template before there is a tokenizer, with `messages` and `tools`.
+
+    Args:
+        template: Chat template in Jinja.
+    """
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(template).render

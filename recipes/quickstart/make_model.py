@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
 import time
@@ -23,13 +22,14 @@ from typing import Any
 import torch
 import yaml
 from task import make_entries, make_messages
-from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "common"))
 
-from sft import batch_of, encode  # noqa: E402
-from tiny_tokenizer import make_tokenizer  # noqa: E402
+from sft import Learner, batch_of, encode  # noqa: E402
+from tiny_model import suffix_logits, tiny_config  # noqa: E402
+from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
 MODEL_DIR = HERE / "model"
 TOOL_CONFIG = HERE.parents[1] / "tool_configs" / "calculator.yaml"
@@ -59,23 +59,6 @@ def conversation(entry: dict[str, Any], call: bool, rng: random.Random) -> list[
     return [*messages, {"role": "assistant", "content": f"Answer: {answer}"}]
 
 
-def suffix_logits(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.Tensor) -> torch.Tensor:
-    """Return the logits `[B, T, V]` of rows that share a prefix, which the model runs only once, with gradients.
-
-    Args:
-        model: The model.
-        prefix_ids: Token ids of the shared prefix.
-        ids_BT: Token ids of the rows after the prefix.
-    """
-    cache = model(input_ids=torch.tensor([prefix_ids]), use_cache=True).past_key_values
-    rows = ids_BT.shape[0]
-    shared = [(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1)) for layer in cache.layers]
-    expanded = DynamicCache()
-    for index, (keys, values) in enumerate(shared):
-        expanded.update(keys, values, index)
-    return model(input_ids=ids_BT, past_key_values=expanded).logits
-
-
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/quickstart/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,40 +75,18 @@ def main() -> None:
     # Seeds from 10_000_000 on belong to the warm start. The seeds of the quickstart's rows are smaller.
     entries = make_entries(20_000, seed=10_000_000)
 
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    render = environment.from_string(template).render
+    render = renderer(template)
     texts = [
         render(messages=conversation(entry, index % 2 == 0, rng), tools=tools)
         for index, entry in enumerate(entries[:400])
     ]
     tokenizer = make_tokenizer(texts, template, 640)
 
-    config = Qwen2Config(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=2048,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        initializer_range=0.08,  # about 1/sqrt(hidden_size); with the default 0.02 so small a model learns to copy late
-        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        bos_token_id=None,
-    )
+    # With the default range of 0.02, so small a model learns to copy late.
+    config = tiny_config(tokenizer, hidden_size=128, layers=4, positions=2048, initializer_range=0.08)
     model = Qwen2ForCausalLM(config)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    warmup = max(1, args.steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / warmup) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / args.steps))),
-    )
+    learner = Learner(model, args.lr, args.steps, warmup=max(1, args.steps // 20))
     examples = [encode(tokenizer, conversation(entry, call, rng), tools) for entry in entries for call in (True, False)]
     calling, guessing = examples[::2], examples[1::2]
     first = examples[0][0]
@@ -142,11 +103,7 @@ def main() -> None:
         ids_BT, labels_BT = batch_of(rows, config.pad_token_id)
         logits_BTV = suffix_logits(model, prefix, ids_BT)
         loss = torch.nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        learner.update(loss)
         if step % 50 == 0 or step == args.steps - 1:
             print(
                 f"step {step} loss {loss.item():.4f} tokens {ids_BT.shape[1]} {time.time() - started:.0f} s", flush=True
