@@ -50,11 +50,6 @@ class TextTokenizer(Encoder, Tokenizer, Protocol):
     """The part of a Hugging Face tokenizer that text mode uses."""
 
 
-def has_marker(text: str) -> bool:
-    """Tell whether a sampled text has reached an output marker."""
-    return _MARKER.search(text) is not None
-
-
 def code_tool(schemas: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of the tool that runs a request's code; None for a request without tools.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -227,8 +228,11 @@ def cuda_compiler() -> Finding:
     remedy = "SGLang compiles kernels when they are first used: install CUDA 13's toolkit, or set CUDA_HOME to it"
     if not os.access(found, os.X_OK):
         return Finding(what, False, f"no nvcc at {found}", remedy)
-    if shutil.which("c++") is None and shutil.which("g++") is None:
-        return Finding(what, False, f"{found}, but no C++ compiler", "install g++: nvcc needs it")
+    # The name by which torch's loader of extensions asks for it.
+    compiler = (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]
+    if shutil.which(compiler) is None:
+        remedy = "install g++, which brings c++; or set CXX to the compiler that there is"
+        return Finding(what, False, f"{found}, but no C++ compiler {compiler!r}", remedy)
     return Finding(what, True, found)
 
 

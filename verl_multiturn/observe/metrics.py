@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from verl_multiturn.certificate.receipts import CAUSES
 from verl_multiturn.rollout.limits import StopReason
-from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.tools.calls.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
@@ -51,8 +52,10 @@ class CallStats(NamedTuple):
 
 
 def stats_of(outcome: Outcome) -> Stats:
-    """Return the values of a conversation that the metrics need, in plain types."""
+    """Return the values of a conversation that the metrics need, in plain types; `session` only of a session."""
+    session = {} if outcome.session is None else {"session": _stats_of_session(outcome, outcome.session)}
     return {
+        **session,
         "stop": str(outcome.stop_reason),
         "valid": outcome.valid,
         "assistant_turns": outcome.turns,
@@ -84,11 +87,22 @@ def stats_of(outcome: Outcome) -> Stats:
     }
 
 
+def _stats_of_session(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
+    return {
+        "roots": session.roots,
+        "completions": len(outcome.generation_rows),
+        "untrained": dict(Counter(place for place in outcome.generation_rows if isinstance(place, str))),
+        "unenforced": dict(session.unenforced),
+        "reward": session.reward,
+        "stuck": session.stuck,
+    }
+
+
 def conversations(rows: Mapping[str, Stats]) -> list[Stats]:
     """Return the stats of conversations from those of their rows.
 
-    All rows of a conversation have the same stats but for their `turns`, which are joined, and the `score`, which the
-    last row has. `group` names the conversation's prompt.
+    All rows of a conversation have the same stats but for their `turns`, which are joined, and the `score` and
+    `session`, which the last row has. `group` names the conversation's prompt.
 
     Args:
         rows: the stats of rows by their names, `<uid>_<session id>_<index>`.
@@ -109,7 +123,8 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
             `tool_score` and `interaction_score` (the sums that the rewards of tools and interactions added to the
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`
-            (the same for conversations of one prompt), `conversation` (`rows`: how many rows it has).
+            (the same for conversations of one prompt), `conversation` (`rows`: how many rows it has),
+            `completion_score` (the sum that an agent's rewards for its completions added to the score).
     """
     if not stats:
         return {}
@@ -124,6 +139,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             calculated[tool].append(reward)
     metrics = _of_conversations(stats)
     metrics |= _of_rewards(stats, calls) | _productivity(stats) | _named("interaction/", _of_interactions(stats))
+    metrics |= _named("proxy/", _of_sessions(stats))
     metrics |= _named("calls/", _of_all_calls(calls))
     for tool in sorted(by_tool.keys() | calculated.keys()):
         metrics |= _named(f"tools/{tool}/", _of_tool(by_tool[tool], calculated[tool]))
@@ -164,6 +180,7 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
         **_mean_of("reward/compute_score/mean", stats, "score"),
         **_mean_of("reward/tools/mean", stats, "tool_score"),
         **_mean_of("reward/interaction/mean", stats, "interaction_score"),
+        **_mean_of("reward/completions/mean", stats, "completion_score"),
     }
 
 
@@ -184,6 +201,34 @@ def _of_interactions(stats: Sequence[Stats]) -> dict[str, float]:
         **_percentiles("seconds", [each["interaction_s"] for each in having]),
         **_named("metrics/", _most_frequent([metrics for each in having for _, metrics in each["replies"]])),
     }
+
+
+def _of_sessions(stats: Sequence[Stats]) -> dict[str, float]:
+    """Return what agents behind the endpoint did; nothing where there was none."""
+    having = [each for each in stats if "session" in each]
+    if not having:
+        return {}
+    sessions = [each["session"] for each in having]
+    rewards = [each["reward"] for each in sessions if each["reward"] is not None]
+    untrained = _summed(sessions, "untrained")
+    return {
+        **_mean_and_max("roots", [each["roots"] for each in sessions]),
+        **_mean_and_max("rows", [each["conversation"]["rows"] for each in having]),
+        **_mean_and_max("completions", [each["completions"] for each in sessions]),
+        **{f"untrained/{cause}": untrained[cause] for cause in CAUSES},
+        **_named("unenforced/", _summed(sessions, "unenforced")),
+        "agent_errors": sum(each["stop"] in (StopReason.AGENT_ERROR, StopReason.AGENT_FAILED) for each in having),
+        "stuck_agents": sum(each["stuck"] for each in sessions),
+        **({"reward/mean": _mean(rewards)} if rewards else {}),
+    }
+
+
+def _summed(sessions: Sequence[Mapping[str, Any]], key: str) -> Counter[str]:
+    """Return sums of counts by name."""
+    summed: Counter[str] = Counter()
+    for each in sessions:
+        summed.update(each[key])
+    return summed
 
 
 def _groups_that_differ(stats: Sequence[Stats]) -> int:

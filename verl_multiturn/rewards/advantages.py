@@ -4,10 +4,18 @@
     mt_turns   a turn's return to go, less a baseline of its number
     mt_gigpo   mt_grpo, and what a turn earned from its state on, compared with others in that state (arXiv 2505.10978)
 
+The turns of a session of an agent are its completions. They are a forest: several may continue the same one. `mt_grpo`
+takes them in three ways (`proxy.credit`):
+
+    session      as it takes a conversation: all completions have the session's advantage
+    discounted   that, discounted by the completions after it in its row
+    completion   what a completion and its continuations earned, compared with the scores of the group's sessions
+
 Invariants:
 - a group is all conversations of one prompt. Invalid conversations have advantages of 0, and change nothing for the
   others. So does a conversation that is the only valid one: there is nothing to compare it with;
-- only the numbers of turns say in which order they were, not their place in a list;
+- only the numbers of turns say in which order they were, not their place in a list. The order of completions that do
+  not continue each other changes nothing;
 - how a conversation is cut into rows changes nothing.
 """
 
@@ -35,6 +43,10 @@ class Turn:
     """What the turn earned; the last turn's includes what the whole conversation earned."""
     state: str | None = None
     """State in which the turn was made; None: it equals no other."""
+    parent: int | None = None
+    """In a session, number of the completion that it continues; None: it begins anew."""
+    after: int = 0
+    """In a session, how many completions come after it in its row."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +55,13 @@ class Played:
 
     turns: Sequence[Turn]
     valid: bool = True
+    outcome: float = 0.0
+    """What a session earned as a whole, beside what its completions did."""
 
     @property
     def reward(self) -> float:
         """Return what the conversation earned in all."""
-        return math.fsum(turn.reward for turn in self.turns)
+        return math.fsum([self.outcome, *(turn.reward for turn in self.turns)])
 
 
 def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
@@ -58,6 +72,43 @@ def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
         std: whether to divide by the standard deviation (of a sample, with `n - 1`).
     """
     return _compare(group, lambda valid: _of_rewards(valid, std, across_rows=False))
+
+
+def of_discounted(group: Sequence[Played], gamma: float = 1.0, std: bool = True) -> Advantages:
+    """Return the advantages of `mt_grpo`, each times `gamma` for each completion after it in its row.
+
+    Args:
+        group: the sessions of one prompt.
+        gamma: discount from a completion to the one that it continues.
+        std: as for `of_conversations`.
+    """
+    return [
+        [value * gamma**turn.after for turn, value in zip(played.turns, own, strict=True)]
+        for played, own in zip(group, of_conversations(group, std), strict=True)
+    ]
+
+
+def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True) -> Advantages:
+    """Return (G - mean) / deviation for each completion; mean and deviation are those of the sessions' scores.
+
+    G is what the completion earned, plus `gamma` times the mean of G over the completions that continue it. One that
+    nothing continues earned the session's outcome, too. So branches do not pay for each other, whichever was first.
+
+    Example, with a completion that two others continue, of which one earned 1:
+        of_completions([Played([Turn(0), Turn(1, 1.0, parent=0), Turn(2, parent=0)]), Played([Turn(0)])], std=False)
+            == [[0.0, 0.5, -0.5], [-0.5]]
+
+    Args:
+        group: the sessions of one prompt, each with all its completions that were delivered.
+        gamma: discount from a completion to the one that it continues.
+        std: as for `of_conversations`.
+    """
+
+    def compared(valid: list[Played]) -> Advantages:
+        norm = _norm([played.reward for played in valid], std)
+        return [[_scaled(value, norm) for value in _forest_returns(played, gamma)] for played in valid]
+
+    return _compare(group, compared)
 
 
 def of_turns(group: Sequence[Played], gamma: float = 1.0) -> Advantages:
@@ -155,6 +206,19 @@ def _returns(played: Played, gamma: float) -> list[float]:
         turn = played.turns[i]
         after = turn.reward + gamma ** max(0, last - turn.number) * after
         made[i], last = after, turn.number
+    return made
+
+
+def _forest_returns(played: Played, gamma: float) -> list[float]:
+    """Return what each completion of a session and those that continue it earned, as `of_completions` defines it."""
+    order = sorted(range(len(played.turns)), key=lambda i: played.turns[i].number, reverse=True)
+    made, continued = [0.0] * len(order), defaultdict[int, list[float]](list)
+    for i in order:  # a completion is made after the one that it continues
+        turn = played.turns[i]
+        later = continued[turn.number]
+        made[i] = turn.reward + (gamma * math.fsum(later) / len(later) if later else played.outcome)
+        if turn.parent is not None:
+            continued[turn.parent].append(made[i])
     return made
 
 

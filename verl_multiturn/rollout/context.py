@@ -153,9 +153,9 @@ class ContextWriter:
                 return StopReason.MALFORMED_CALLS
             if len(ids) <= self._limits.prompt_length:
                 trajectory.append_prompt(ids)
+                turns = outcome.turns  # counts the open row, which is one of the earlier ones from now on
                 outcome.earlier.append(ConversationRow(outcome.trajectory, outcome.images, outcome.first_turn))
-                outcome.first_turn = outcome.turns
-                outcome.trajectory, outcome.images = trajectory, images_of(messages)
+                outcome.trajectory, outcome.images, outcome.first_turn = trajectory, images_of(messages), turns
                 return None
         return StopReason.RESPONSE_LENGTH
 

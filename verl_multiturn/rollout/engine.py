@@ -20,7 +20,7 @@ class Generation:
     versions: list[int]
     """Training step of the weights that sampled each token, `(tokens,)`; -1 where the engine does not know it."""
     finish: Finish
-    """Why the engine stopped: `stop`: an end token or a stop text; `length`: the budget; `abort`: the turn was cut off.
+    """Reason of the end. `stop`: an end token or a stop text; `length`: the budget; `abort`: the turn was cut off.
     """
 
 

@@ -10,6 +10,10 @@ If a turn that was not cut calls a tool that ends the conversation, its calls ar
 A turn that was not cut and calls no tool is answered by the interaction, if there is one, before a limit can end the
 conversation: `ENVIRONMENT_DONE` or `ENVIRONMENT_TRUNCATED` if the interaction says so, then the limit.
 After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time.
+
+A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
+it. In this order: `ENGINE_ERROR`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was delivered); `WALL_CLOCK`;
+`AGENT_ERROR`; `FINISHED`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class StopReason(StrEnum):
     FINISHED = "finished"
     """The assistant ended its turn without a tool call, or called a tool that ends the conversation.
 
-    In a conversation with an interaction only the latter.
+    In a conversation with an interaction only the latter. In a session: its agent returned.
     """
     ENVIRONMENT_DONE = "environment_done"
     """The interaction said that the conversation is over."""
@@ -44,7 +48,7 @@ class StopReason(StrEnum):
     MAX_TOOL_CALLS = "max_tool_calls"
     """The assistant was told that its tool calls are used up, and called a tool again."""
     MALFORMED_CALLS = "malformed_calls"
-    """In too many turns in a row, no call could be read."""
+    """Too many turns in a row had no readable call."""
     WALL_CLOCK = "wall_clock"
     """The request's time is up. What was sampled until then is kept. No tool is asked for its
     `calc_reward`, no interaction for its `score`."""
@@ -57,9 +61,15 @@ class StopReason(StrEnum):
     """The interaction failed, or did not answer in time. The conversation is invalid; records keep what was sampled."""
     ENGINE_ERROR = "engine_error"
     """The engine failed or cut a turn off. The conversation is invalid, but records keep what was sampled before."""
+    AGENT_ERROR = "agent_error"
+    """The agent of a session failed after it had got a completion: it raised, or exited with another status than 0."""
+    AGENT_FAILED = "agent_failed"
+    """The agent of a session failed before it got a completion, or ended without one. The session is invalid."""
 
 
-INVALID = frozenset({StopReason.PROMPT_TOO_LONG, StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR})
+INVALID = frozenset(
+    {StopReason.PROMPT_TOO_LONG, StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR, StopReason.AGENT_FAILED}
+)
 """Reasons that say nothing about the model.
 
 A conversation that ended for one of them is not trained on and does not count in its group.
@@ -85,7 +95,7 @@ class Progress:
     malformed_in_a_row: int = 0
     """Turns in a row, this one included, that had calls and no readable one."""
     has_interaction: bool = False
-    """Whether an interaction answers turns without calls."""
+    """True when an interaction answers turns without calls."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,20 @@ class TurnReply:
 
 
 @dataclass(frozen=True)
+class SessionReport:
+    """What the outcome of an agent's session says of the session alone."""
+
+    roots: int
+    """Prompts that were rendered whole."""
+    unenforced: Mapping[str, int]
+    """Requests that had a field which changes nothing, by the field's name."""
+    reward: float | None = None
+    """The session's reward, by its agent or for its failure; None: `compute_score` decides."""
+    stuck: bool = False
+    """Whether the agent did not end when its time was up, so that its thread was abandoned."""
+
+
+@dataclass(frozen=True)
 class ConversationRow:
     """A stretch of a conversation in which ids were only appended: one row of the training batch."""
 
@@ -55,6 +69,12 @@ class ConversationRow:
     """Images in the order of their placeholders in the trajectory."""
     first_turn: int
     """Number of the conversation's assistant turn with which the row begins."""
+    turn_numbers: Sequence[int] = ()
+    """Numbers of the row's turns, where they do not count on from `first_turn`: in the rows of an agent's session."""
+
+    def number(self, turn: int) -> int:
+        """Return the number in the conversation of the row's turn `turn`, counted from 0."""
+        return self.turn_numbers[turn] if self.turn_numbers else self.first_turn + turn
 
 
 @dataclass
@@ -71,19 +91,28 @@ class Outcome:
     assistant_turns: list[AssistantTurn] = field(default_factory=list)
     """Text and calls of every assistant turn that was read."""
     call_turns: list[int] = field(default_factory=list)
-    """For each of `calls`, the assistant turn that made it, counted from 0 in the whole conversation."""
+    """Assistant turn that made each of `calls`, counted from 0 in the whole conversation."""
     asked: int = 0
-    """How many of `messages` are the request's own."""
+    """Number of `messages` that are the request's own."""
     images: list[Any] = field(default_factory=list)
     """Images of the request's messages and of tools, in the order of their placeholders in `trajectory`."""
     earlier: list[ConversationRow] = field(default_factory=list)
     """The rows before the last one; empty unless `context.mode` begins new rows."""
     first_turn: int = 0
     """Number of the assistant turn with which `trajectory` begins."""
+    turn_numbers: Sequence[int] = ()
+    """Numbers of the turns of `trajectory`, as in `ConversationRow`."""
+    parents: Sequence[int | None] = ()
+    """For each generation of an agent's session, the number of the one that it continues; None where it begins anew.
+
+    Empty for a conversation, in which each turn continues the one before.
+    """
+    completion_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Rewards that an agent gave to single completions, by their number."""
     summaries: dict[int, str] = field(default_factory=dict)
     """Summaries that the model was asked for, by the number of their assistant turn."""
-    generation_rows: list[int] = field(default_factory=list)
-    """For each generation of the engine, the index of its row."""
+    generation_rows: list[int | str] = field(default_factory=list)
+    """For each generation of the engine, the index of its row; or why it is in none (`certificate.receipts.CAUSES`)."""
     calc_rewards: dict[str, float] = field(default_factory=dict)
     """The result of `calc_reward`, for each tool."""
     opening: str | None = None
@@ -100,8 +129,10 @@ class Outcome:
     """Turns of the environment that the model got to read: the responses of tools, or of a user."""
     differences: list[Difference] = field(default_factory=list)
     """Differences between the template's rendering of `messages` and the trajectory; empty if not compared."""
+    session: SessionReport | None = None
+    """What is special about an agent's session; None for a conversation."""
     error: str = ""
-    """What went wrong, after a stop reason in `INVALID`; "" otherwise."""
+    """What went wrong, after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0
     """Seconds spent waiting for the engine."""
     tools_s: float = 0.0
@@ -132,10 +163,16 @@ class Outcome:
     @property
     def rows(self) -> list[ConversationRow]:
         """Return the rows of the conversation, in order; a last row without a sampled token only if it is the first."""
-        last = ConversationRow(self.trajectory, self.images, self.first_turn)
+        last = ConversationRow(self.trajectory, self.images, self.first_turn, self.turn_numbers)
         return [*self.earlier, last] if any(self.trajectory.mask) or not self.earlier else self.earlier
+
+    @property
+    def delivered(self) -> list[int]:
+        """Return the numbers of the completions of a session that its agent got, be they in a row or in none."""
+        got = ("dropped_row", "not_selected")
+        return [turn for turn, place in enumerate(self.generation_rows) if isinstance(place, int) or place in got]
 
     @property
     def turns(self) -> int:
         """Return the number of assistant turns in all rows, summaries included."""
-        return self.first_turn + self.trajectory.turns
+        return sum(row.trajectory.turns for row in self.earlier) + self.trajectory.turns

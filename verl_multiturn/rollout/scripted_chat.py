@@ -28,6 +28,7 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.registry import check_kwargs, check_methods, default_name
 from verl_multiturn.interactions.session import InteractionGate
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -70,8 +71,8 @@ async def scripted_rollout(
         prompt: The user's message, or all messages.
         tools_kwargs: Arguments for the tools' methods, as in a data row: by tool, then `create_kwargs`,
             `execute_kwargs` …
-        interaction: A simulated user or environment, which answers turns without calls; None: such a turn ends the
-            conversation.
+        interaction: A simulated user or environment, which answers turns without calls: an object of your class, or one
+            of `load_interactions`. None: such a turn ends the conversation.
         interaction_kwargs: Arguments for its `start` and `reply`.
         limits: The limits. The default has verl's defaults (for example one call a turn, 256 characters of a tool
             response), 8,192 tokens each for prompt and response, and a run's default of `max_malformed_turns`. In your
@@ -94,6 +95,7 @@ async def scripted_rollout(
     messages = _messages(prompt)
     given = _by_name(tools)
     chosen, kwargs = tools_of_row({"tools_kwargs": tools_kwargs}, given, "scripted_rollout")
+    user, user_kwargs = _user(interaction, dict(interaction_kwargs or {}))
     tokenizer = tiny_tokenizer()
     end = [tokenizer.eos_token_id]
     engine = ScriptedEngine([tokenizer.encode(turn + _END) for turn in turns])
@@ -106,19 +108,41 @@ async def scripted_rollout(
         RenderingCheck(tokenizer, {}, _HEADER, end),
         interactions=Gates(tool_timeout_s, make=InteractionGate),
     )
-    given_kwargs = dict(interaction_kwargs or {})
     outcome = await conversation.run(
-        Request(uuid4().hex, messages, chosen, kwargs, interaction=interaction, interaction_kwargs=given_kwargs)
+        Request(uuid4().hex, messages, chosen, kwargs, interaction=user, interaction_kwargs=user_kwargs)
     )
     asked = len(engine.seen)
     if asked > len(turns):
-        raise ConfigError(f"turns: the script has {len(turns)} turns, and one more was asked for; add it")
+        raise ConfigError(
+            f"turns: the script has {len(turns)} turns, and one more was asked for after the message "
+            f"{show(outcome.messages[-1]['content'])}; add it, or let `limits` end the conversation before it "
+            "(max_assistant_turns)"
+        )
     if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # after a limit, turns may be left over
         raise ConfigError(
             f"turns: the conversation finished after turn {asked} of {len(turns)}; leave {show(turns[asked], 100)} "
             "out, or call a tool before it"
         )
     return outcome
+
+
+def _user(interaction: Any, kwargs: dict[str, Any]) -> tuple[Interaction | None, dict[str, Any]]:
+    """Return the interaction, with a name, and its kwargs, checked as those of a data row."""
+    if interaction is None:
+        if kwargs:
+            raise ConfigError(
+                f"interaction_kwargs={show(kwargs)}: there is no `interaction`; give one, or leave them out"
+            )
+        return None, {}
+    if not isinstance(interaction, Interaction):
+        raise ConfigError(
+            f"interaction={show(interaction)}: expected an object of a class that derives from Interaction; make one, "
+            "or take one by its name from what `load_interactions` returns"
+        )
+    interaction.name = interaction.name or default_name(type(interaction))
+    check_methods(interaction)
+    check_kwargs(interaction, kwargs, "scripted_rollout")
+    return interaction, kwargs
 
 
 def _messages(prompt: Any) -> list[Message]:

@@ -1,4 +1,4 @@
-"""How old a trained token may be: the decisions, apart from the trainer that carries them out.
+"""The largest age of a trained token: the decisions, apart from the trainer that carries them out.
 
 Words:
 - step s samples and trains a batch. The engine then has the weights of version s - 1; before the first step, version 0;
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Strategy = Literal["drop", "wait", "mask", "reroll"]
 
 MOST_REROLLS = 3
-"""How often one prompt is begun anew. After that its group runs to the end, and its old tokens are not trained."""
+"""Most restarts of one prompt. After that its group runs to the end, and its old tokens are not trained."""
 
 
 @dataclass(frozen=True)

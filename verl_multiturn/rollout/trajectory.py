@@ -33,6 +33,8 @@ class Source(IntEnum):
     """Response of a tool or a user, with the template's text around it."""
     INJECTED = 4
     """An observation in the loop's own words: no call of the turn was executed."""
+    EARLIER = 5
+    """Sampled for this request, and trained in another row or not at all; here it is context."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Trajectory:
     turns: int = 0
     """Assistant turns so far."""
     stop_reason: StopReason | None = None
-    """Why the conversation ended; None until the trajectory is sealed."""
+    """Reason why the conversation ended; None until the trajectory is sealed."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -110,15 +112,17 @@ class Trajectory:
         self.turns += 1
 
     def append_context(self, ids: Sequence[int], source: Source) -> None:
-        """Write tokens that nobody sampled: a separator of the template, an observation, or the loop's own words.
+        """Write tokens that are not trained.
+
+        They are a separator of the template, an observation, the loop's own words, or a turn that another row trains.
 
         Raises:
-            TrajectoryError: There is no assistant turn yet, the trajectory is sealed, or `source` is `PROMPT` or
-                `SAMPLED`.
+            TrajectoryError: There is no assistant turn yet, of this row or an earlier one; the trajectory is sealed; or
+                `source` is `PROMPT` or `SAMPLED`.
         """
         if source in (Source.PROMPT, Source.SAMPLED):
-            raise TrajectoryError(f"context tokens are template, observation or injected, not {source!r}")
-        if not self.turns:
+            raise TrajectoryError(f"context tokens are template, observation, injected or earlier, not {source!r}")
+        if not self.ids or (len(self.ids) == self.prompt_length and source is not Source.EARLIER):
             raise TrajectoryError("context tokens need an assistant turn before them; put them into the prompt")
         self._append(ids, trained=0, logprobs=[0.0] * len(ids), versions=[NO_VERSION] * len(ids), source=source)
 

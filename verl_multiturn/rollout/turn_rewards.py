@@ -68,7 +68,7 @@ def turn_spans(outcome: Outcome) -> dict[int, Span]:
         written = row.trajectory
         for position, (turn, sampled) in enumerate(zip(written.turn_ids, written.mask, strict=True)):
             if sampled:
-                number, place = row.first_turn + turn, position - written.prompt_length
+                number, place = row.number(turn), position - written.prompt_length
                 spans[number] = Span(index, spans[number].start if number in spans else place, place + 1)
     return spans
 
@@ -77,19 +77,43 @@ def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
     """Return for each row what estimators of advantages need to know of its assistant turns, in plain types.
 
     Returns:
-        A dictionary for each turn of each row: `turn` (its number in the conversation), `start` and `end` (its sampled
-        tokens in the row's response, half open), `reward` (of its calls and of the interaction's answer together; None
-        without any), and `state` (digest of the state in which the model made the turn; None where the environment did
-        not say).
+        A dictionary for each turn of each row: `turn` (its number in the conversation), `parent` (number of the turn
+        that it continues; None where it begins anew), `start` and `end` (its sampled tokens in the row's response, half
+        open), `after` (how many turns come after it in the row), `reward` (its own, that of its calls and of the
+        interaction's answer together; None without any), and `state` (digest of the state in which the model made the
+        turn; None where the environment did not say).
     """
     rewards: dict[int, float] = {}
     steps = [(turn, call.reward) for turn, call in zip(outcome.call_turns, outcome.calls, strict=True) if call.reward]
     steps += [(reply.turn, reply.reward) for reply in outcome.replies if reply.reward is not None]
+    steps += outcome.completion_rewards.items()
     for turn, reward in steps:
         rewards[turn] = rewards.get(turn, 0.0) + reward
     states = {0: outcome.first_state, **{reply.turn + 1: reply.state for reply in outcome.replies}}
     turns: list[list[dict[str, Any]]] = [[] for _ in outcome.rows]
     for turn, (row, start, end) in turn_spans(outcome).items():
+        parent = outcome.parents[turn] if outcome.parents else turn - 1 if turn else None
         known = {"reward": rewards.get(turn), "state": states.get(turn)}
-        turns[row].append({"turn": turn, "start": start, "end": end, **known})
+        turns[row].append({"turn": turn, "parent": parent, "start": start, "end": end, **known})
+    for own in turns:
+        own.sort(key=lambda turn: turn["start"])
+        for place, each in enumerate(own):
+            each["after"] = _distance(outcome, own[-1]["turn"], each["turn"], len(own) - 1 - place)
     return turns
+
+
+def _distance(outcome: Outcome, turn: int, back: int, otherwise: int) -> int:
+    """Return how many steps lead from a completion back to one that it continues, others in between included.
+
+    Args:
+        outcome: A session; for a conversation the result is `otherwise`.
+        turn: Number of the completion.
+        back: Number of the earlier one.
+        otherwise: The result for a conversation.
+    """
+    if not outcome.parents:
+        return otherwise
+    steps, at = 0, turn
+    while at != back and (parent := outcome.parents[at]) is not None:
+        steps, at = steps + 1, parent
+    return steps
