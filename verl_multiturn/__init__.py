@@ -7,11 +7,13 @@ from verl_multiturn.errors import (
     CertificateError,
     ConfigError,
     EngineError,
+    InteractionContractError,
     MultiTurnError,
     ToolContractError,
     TrajectoryError,
 )
 from verl_multiturn.interactions.base import Interaction, Reply
+from verl_multiturn.interactions.registry import load_interactions
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -35,6 +37,7 @@ __all__ = [
     "EngineError",
     "Generation",
     "Interaction",
+    "InteractionContractError",
     "Limits",
     "MultiTurnError",
     "Outcome",
@@ -49,6 +52,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryError",
     "__version__",
+    "load_interactions",
     "load_tools",
     "scripted_rollout",
     "tool",

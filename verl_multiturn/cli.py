@@ -1,4 +1,4 @@
-"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-tool`, `check-interaction`, `recipe`, `verify`.
+"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-*`, `recipe`, `serve`, `verify`.
 
 Exit statuses: 0, all is well; 1, what was asked for was tried and failed, or a check found something; 2, what was asked
 for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
@@ -34,6 +34,7 @@ from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.proxy.serve import serve
 from verl_multiturn.recipes import copy_recipe, list_recipes
 from verl_multiturn.tools.check.contract import examine, tools_to_check
 from verl_multiturn.tools.check.data_rows import validate_dataset
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
+app.command()(serve)
 console = Console()
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 
@@ -239,7 +241,9 @@ def check_interactions(
 
 def _show_findings(title: str, findings: list[CheckResult]) -> int:
     """Print a table of findings, and return the number of problems."""
-    table = Table("", "check", "found", "what to do", title=title)
+    table = Table("", "check", title=title)
+    for column in ("found", "what to do"):
+        table.add_column(column, overflow="fold")  # long names, such as those of errors, are not cut
     for finding in findings:
         table.add_row(_CHECKED[finding.verdict], finding.check, escape(finding.found), escape(finding.remedy))
     console.print(table)

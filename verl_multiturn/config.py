@@ -128,6 +128,61 @@ class AdvantageSettings(BaseModel):
     """
 
 
+class ProxySettings(BaseModel):
+    """Settings of the agent loop `proxy_agent`: an agent of your own, trained through an OpenAI-compatible endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    agent: str | None = Field(default=None, min_length=1)
+    """The agent, as `module:function`; null: `command` is the agent."""
+
+    command: list[str] | None = Field(default=None, min_length=1)
+    """The agent as a command and its arguments, a process for each session; null: `agent` is the agent."""
+
+    runner: Literal["thread", "process"] | None = None
+    """Where an agent runs; null: in a thread if it takes the endpoint's address as an argument, else in a process."""
+
+    history: Literal["sampled", "rendered"] = "sampled"
+    """What a later request shows the model of the completions before it.
+
+    - `sampled`: the tokens as they were sampled, whatever the template would write.
+    - `rendered`: what the template writes. A request continues a completion only if that begins with its exact tokens.
+    """
+
+    credit: Literal["session", "discounted", "completion"] = "session"
+    """What a completion learns from.
+
+    - `session`: the session's score, compared with those of its group.
+    - `discounted`: that, times `gamma` for each completion after it in its row.
+    - `completion`: what it earned and, discounted by `gamma`, the mean of what its continuations did. A completion that
+      nothing continues earned the session's reward, too.
+    """
+
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from a completion to the one that it continues."""
+
+    max_rows: int = Field(default=16, gt=0)
+    """The most rows of a session. Those with most trained tokens stay. More than 1 needs the estimator `mt_grpo`."""
+
+    max_completions: int = Field(default=256, gt=0)
+    """The most completions of a session. Further requests are refused."""
+
+    max_inflight: int = Field(default=16, gt=0)
+    """The most completions of a session that are sampled at once. Further requests wait."""
+
+    select: str | None = Field(default=None, min_length=1)
+    """Function that says which completions are trained, as `module:function`; null: all that were delivered."""
+
+    error_reward: float = Field(default=0.0, allow_inf_nan=False)
+    """Reward of a session whose agent failed after it had got a completion. One that got none is invalid."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address at which the endpoint listens. Agents need the session's secret, also on other machines."""
+
+    ping_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """Seconds between two signs of life to a client that streams, while its completion is sampled."""
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
@@ -199,6 +254,9 @@ class MultiTurnSettings(BaseModel):
 
     advantage: AdvantageSettings = AdvantageSettings()
     """Settings of our estimators of advantages."""
+
+    proxy: ProxySettings = ProxySettings()
+    """Settings of the agent loop `proxy_agent`."""
 
     void_turn_pattern: str | None = None
     """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.

@@ -13,14 +13,19 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 1_000_000
 _MOST_MEANT = 3
 _SURE = 0.9  # of difflib's ratio: a letter more or less in a word of some length
 _ADDRESS = re.compile(r"(<[^<>]{0,200}?) at 0x[0-9a-fA-F]+>")
+_PACKAGE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
+_INSTALLED = "site-packages"
 
 
 def message_of(error: BaseException) -> str:
@@ -37,6 +42,18 @@ def describe(error: BaseException) -> str:
     """Return an error's type and message, as in `KeyError: 'a'`."""
     message = message_of(error)
     return f"{_name_of(error)}: {message}" if message else _name_of(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and line of an author's code where an error was raised, as in ` (maze.py:12)`; "" if in none.
+
+    Code of this package and of Python is nobody's. Installed packages count where no file of the author's own does.
+    """
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    installed = [frame for frame in frames if _INSTALLED in frame[0] and not frame[0].startswith(_PACKAGE)]
+    own = [frame for frame in frames if _INSTALLED not in frame[0] and not frame[0].startswith((_PACKAGE, _PYTHON))]
+    name, line = (own or installed or [("", 0)])[-1]
+    return f" ({Path(name).name}:{line})" if name else ""
 
 
 def show(value: object, most_characters: int = 200) -> str:

@@ -1,12 +1,13 @@
 """The tree of this package's public errors.
 
-`ConfigError`, `ToolContractError` and `InteractionContractError` are mistakes of an author and may end a run. What a
-model, a tool or a network does never raises out of a conversation: it ends the conversation with a `StopReason`.
+`ConfigError` and the errors about a contract are mistakes of an author and may end a run. What a model, a tool, an
+agent or a network does never raises out of a conversation: it ends the conversation with a `StopReason`.
 
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
+    ├── AgentContractError   an agent behind the endpoint returned something that is no reward
     ├── EngineError          the generation engine failed, or returned something that is not a generation
     ├── SandboxError         the sandbox itself failed, not the code in it (in `sandbox/launch.py`)
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
@@ -30,6 +31,10 @@ class ToolContractError(MultiTurnError, TypeError):
 
 class InteractionContractError(MultiTurnError, TypeError):
     """An interaction's code broke the `Interaction` contract."""
+
+
+class AgentContractError(MultiTurnError, TypeError):
+    """An agent behind the endpoint returned something that is no reward."""
 
 
 class EngineError(MultiTurnError, RuntimeError):

@@ -39,7 +39,7 @@ def _told() -> Iterator[None]:
     except Exception as error:  # any error: verl would hide it, so it is printed here and then raised
         print(
             f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
-            "No rollout `sglang_async` and no agent loop `multiturn_agent` will be known. Run\n"
+            "No rollout `sglang_async` and no agent loop of ours will be known. Run\n"
             "`verl-multiturn doctor`: it says which package is missing or has another version than verl 0.9.1\n"
             "needs. To train without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
             file=sys.stderr,
@@ -78,10 +78,11 @@ def register() -> None:
     if activate.wanted():
         activate.activate()
 
-    from verl_multiturn.verl_bridge import agent_loop
+    from verl_multiturn.verl_bridge import agent_loop, proxy_loop
     from verl_multiturn.verl_bridge.startup import configuration
 
     agent_loop.register_agent_loop()
+    proxy_loop.register_proxy_loop()
     configuration.register_callback()
 
     # verl looks its trainers up just after it has imported them. Importing them here instead would cost every worker

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import show
-from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ def record_of(
         "stop_reason": str(outcome.stop_reason),
         "valid": outcome.valid,
         **extra,
+        **({} if outcome.session is None else {"session": session_of(outcome, outcome.session)}),
         "messages": outcome.messages,
         "calls": [
             {
@@ -70,6 +71,26 @@ def record_of(
         "tools_s": round(outcome.tools_s, 6),
         "interaction_s": round(outcome.interaction_s, 6),
         **(columns[0] if len(columns) == 1 else {"rows": columns}),
+    }
+
+
+def session_of(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
+    """Return the entry of a record that only the session of an agent has; `completions` are in the order of sampling.
+
+    The texts of all rows are in their token columns; the record's `messages` are those of the last row.
+    """
+    said = dict(zip(outcome.delivered, outcome.assistant_turns, strict=True))
+    return {
+        **asdict(session),
+        "completions": [
+            {
+                "parent": parent,
+                "place": place,
+                "reward": outcome.completion_rewards.get(number),
+                "text": said[number].content if number in said else None,
+            }
+            for number, (parent, place) in enumerate(zip(outcome.parents, outcome.generation_rows, strict=True))
+        ],
     }
 
 

@@ -90,7 +90,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 def _choose_checkpoint_engine(engine: DictConfig, mode: str) -> None:
     """Let gloo carry weights to engines that are apart; what carries them on GPUs needs an accelerator."""
     apart = mode.endswith("separate_async")
-    if apart and engine.backend not in ("naive", "gloo"):  # verl's default, and ours
+    if apart and engine.backend not in ("naive", "nccl", "gloo"):  # verl's default, that of the recipes' mode, and ours
         print(
             f"verl-multiturn: checkpoint_engine.backend={engine.backend!r} needs an accelerator; on this CPU gloo "
             "carries the weights, unless checkpoint_engine.custom_backend_module is set",

@@ -52,12 +52,14 @@ def read_action(text: str, actions: Sequence[str] | None, space: Any) -> Any:
     raise UnreadableError(f"{show(said, 60)} is no number from {first} to {first + count - 1}")
 
 
-def asking(problem: str, actions: Sequence[str] | None) -> str:
+def asking(problem: str, actions: Sequence[str] | None, own: bool) -> str:
     """Return the message that asks the model for another action.
 
     Args:
         problem: Why the last turn could not be read.
         actions: As in `read_action`.
+        own: Whether a function of the author reads the actions. It need not know the tag.
     """
     named = f" Give one of these actions: {', '.join(actions)}." if actions else ""
-    return f"Your action cannot be read: {problem}.{named} End with <{_TAG}>…</{_TAG}>."
+    end = "" if own else f" End with <{_TAG}>…</{_TAG}>."
+    return f"Your action cannot be read: {problem}.{named}{end}"

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 import numbers
-import random
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +23,7 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.tools.registry import resolve
+from verl_multiturn.workers.fork_zygote import seed_process
 
 _PLAYER = 0
 _GAME = -1
@@ -95,18 +94,6 @@ def _maker(env: str) -> Callable[..., Any]:
             f"config of StepEnv: env: {describe(error)}; name an id of Gymnasium, or 'package.module:factory'"
         ) from None
     return lambda **kwargs: gymnasium.make(env, **kwargs)
-
-
-def seed_process(seed: int | None) -> None:
-    """Seed the random numbers that belong to the whole process, with entropy of its own if the seed is None.
-
-    Some environments draw from them, when they are made or in `reset`.
-    """
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(None if seed is None else seed % 2**32)
-    if (torch := sys.modules.get("torch")) and seed is not None:
-        torch.manual_seed(seed)
 
 
 class PlayedEnv:

@@ -8,62 +8,40 @@
 
 Invariants:
 - every await can be cancelled: a request that is cancelled kills its process, since its answer would come too late;
-- when `close` returns, the process has ended, and its programs with it; `close` takes at most a few seconds;
-- when the worker dies, the zygote and all its forks end.
+- when `close` returns, the process has ended, and its programs with it; `close` takes at most a few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from verl_multiturn.errors import ConfigError, InteractionContractError
+from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.failed import EnvironmentFailedError
-from verl_multiturn.tasks import keep, wake
+from verl_multiturn.workers.forks import Fork, ForkError, Forks, read
 
-_BOOTSTRAP = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[2])['path']; "
-    "from verl_multiturn.interactions.env_zygote import run; run()"
-)
-_FORKING = 16
-"""Most forks under way at once, so that the packets that ask for them always fit into the socket."""
-_MOST_BYTES = 2**26
 _POLITE_S = 2.0
 """Seconds that an environment has for its own `close`."""
 _GONE_S = 2.0
-_ENVIRONMENT = {
-    # One thread each: there are many processes, and threads do not survive a fork.
-    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
-    # The order of a set of texts is the same in every worker, and so is a world that is built from one.
-    "PYTHONHASHSEED": "0",
-}
 
 
 class EnvProcess:
     """The process of one episode.
 
     Args:
-        connection: Our end of its socket.
-        process: Its process id.
+        fork: The process.
 
     Attributes:
-        process: As given.
+        process: Its process id.
     """
 
-    def __init__(self, connection: socket.socket, process: int) -> None:
-        self._connection = connection
-        self.process = process
-        self._fd = os.pidfd_open(process)
+    def __init__(self, fork: Fork) -> None:
+        self._fork = fork
+        self.process = fork.process
         self._is_usable = True
+        self._is_closed = False
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the environment's answer to a request. When cancelled, the process is killed.
@@ -81,8 +59,8 @@ class EnvProcess:
         self._is_usable = False
         try:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._connection, json.dumps(request).encode() + b"\n")
-            answer = await read(self._connection)
+            await loop.sock_sendall(self._fork.connection, json.dumps(request).encode() + b"\n")
+            answer = await read(self._fork.connection)
         except (OSError, EOFError) as error:
             self.kill()
             why = f": {error}" if isinstance(error, EOFError) and str(error) else ""
@@ -100,12 +78,11 @@ class EnvProcess:
     def kill(self) -> None:
         """Kill the process, if it is still there."""
         self._is_usable = False
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        self._fork.kill()
 
     async def close(self) -> None:
         """Let the environment close itself, then end its process and wait for its end."""
-        if self._fd == -1:
+        if self._is_closed:
             return
         try:
             if self._is_usable:
@@ -116,35 +93,21 @@ class EnvProcess:
         finally:
             try:
                 self.kill()
-                await self._wait()
+                await self._fork.ended(_GONE_S)
             finally:
-                self._connection.close()
-                fd, self._fd = self._fd, -1
-                os.close(fd)
-
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        gone: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._fd, wake, gone)
-        try:
-            await asyncio.wait({gone}, timeout=_GONE_S)
-        finally:
-            loop.remove_reader(self._fd)
+                self._is_closed = True
+                self._fork.close()
 
 
 class EnvProcesses:
-    """The zygote of one environment, and the processes that are forked from it, for one event loop.
-
-    The first `fork` starts the zygote; a later one starts it again if it has died.
+    """The processes of the episodes of one environment, for one event loop.
 
     Args:
         spec: The settings of the environment, as in `env_episode.load`.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._spec = dict(spec)
-        self._starting: asyncio.Task[_ZygoteHandle] | None = None
-        self._forking = asyncio.Semaphore(_FORKING)
+        self._forks = Forks("verl_multiturn.interactions.env_zygote", spec, "environment")
 
     async def fork(self) -> EnvProcess:
         """Return a new process, which has imported the environment and nothing else.
@@ -153,132 +116,11 @@ class EnvProcesses:
             ConfigError: The environment cannot be imported.
             EnvironmentFailedError: No process can be had.
         """
-        async with self._forking:
-            for last in (False, True):
-                zygote = await self._zygote()
-                connection, theirs = socket.socketpair()
-                connection.setblocking(False)
-                try:
-                    with theirs:
-                        socket.send_fds(zygote.channel, [b"fork"], [theirs.fileno()])
-                    hello = await read(connection)
-                    if problem := hello.get("failed"):
-                        raise EnvironmentFailedError(f"no process for the environment: {problem}")
-                    return EnvProcess(connection, hello["process"])
-                except (OSError, EOFError) as error:  # the zygote was killed, or its fork was
-                    connection.close()
-                    zygote.close()
-                    if last:
-                        raise EnvironmentFailedError(f"no process for the environment: {error!r}") from None
-                except BaseException:  # whatever it was, the socket must not stay open
-                    connection.close()  # the process ends by itself
-                    raise
-        raise AssertionError("unreachable")
+        try:
+            return EnvProcess(await self._forks.fork())
+        except ForkError as error:
+            raise EnvironmentFailedError(str(error)) from None
 
     async def aclose(self) -> None:
-        """End the zygote, and with it all processes that are left."""
-        starting, self._starting = self._starting, None
-        if starting is None:
-            return
-        starting.cancel()
-        await asyncio.wait({starting})
-        if not starting.cancelled() and starting.exception() is None:
-            starting.result().close()
-
-    async def _zygote(self) -> _ZygoteHandle:
-        if self._starting is None or _has_ended(self._starting):
-            self._starting = asyncio.ensure_future(_ZygoteHandle.start(self._spec))
-            keep(self._starting)
-        # A caller that gives up leaves the zygote to the next one.
-        return await asyncio.shield(self._starting)
-
-
-def _has_ended(starting: asyncio.Task[_ZygoteHandle]) -> bool:
-    """Tell whether a new zygote is needed. An environment that cannot be imported stays one."""
-    if not starting.done():
-        return False
-    if starting.cancelled():
-        return True
-    error = starting.exception()
-    return not isinstance(error, ConfigError) if error is not None else not starting.result().is_alive()
-
-
-class _ZygoteHandle:
-    """A running zygote.
-
-    Args:
-        process: Its process.
-        channel: Our end of the channel to it.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-        self.channel = channel
-        self._process = process
-        self._finalizer = weakref.finalize(self, _end, process, channel)
-
-    @classmethod
-    async def start(cls, spec: Mapping[str, Any]) -> _ZygoteHandle:
-        """Start a zygote, and wait until it has imported the environment."""
-        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel.setblocking(False)
-        with theirs:
-            process = _launch(spec, theirs.fileno())
-        zygote = cls(process, channel)
-        try:
-            said = (await asyncio.get_running_loop().sock_recv(channel, 2**16)).decode()
-            if said == "ready":
-                return zygote
-        except BaseException:  # cancelled: nobody would close it later
-            zygote.close()
-            raise
-        zygote.close()
-        kind, _, problem = said.partition(" ")
-        if kind == "config":
-            raise ConfigError(problem)
-        raise EnvironmentFailedError(f"the environment cannot be imported: {problem or 'its process ended'}")
-
-    def is_alive(self) -> bool:
-        """Tell whether the process is still running."""
-        return self._process.poll() is None
-
-    def close(self) -> None:
-        """End the process, and with it its forks."""
-        self._finalizer()
-
-
-def _launch(spec: Mapping[str, Any], channel_fd: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, str(channel_fd), json.dumps({**spec, "path": sys.path})],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[channel_fd],
-        start_new_session=True,  # Ctrl-C reaches the worker only, which then ends it
-        env={**_ENVIRONMENT, **os.environ},
-    )
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    process.kill()  # the kernel then kills its forks
-    process.wait()
-
-
-async def read(connection: socket.socket) -> dict[str, Any]:
-    """Return the next line of JSON from a socket.
-
-    Raises:
-        EOFError: The other side has gone, or the line is too long.
-        OSError: The other side has gone.
-    """
-    loop = asyncio.get_running_loop()
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        chunk = await loop.sock_recv(connection, 2**18)
-        if not chunk:
-            raise EOFError
-        line += chunk
-        if len(line) > _MOST_BYTES:
-            raise EOFError(f"it answered with more than {_MOST_BYTES >> 20} MB")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+        """End all processes that are left."""
+        await self._forks.aclose()

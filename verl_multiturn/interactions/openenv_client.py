@@ -136,7 +136,7 @@ class OpenEnvClient(Interaction):
         try:
             action = self._action(said)
         except ValueError as error:
-            text = asking(str(error), None)
+            text = asking(str(error), None, own=self._settings.to_action is not None)
             return Reply(text=text, state=session.seen, metrics={"unreadable_actions": 1.0})
         return self._reply(session, await self._ask(session, "step", action))
 

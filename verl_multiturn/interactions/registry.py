@@ -95,7 +95,7 @@ def build_interaction(entry: Any, where: str) -> Interaction:
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
-    name = entry.get("name") or found.__name__.lower().removesuffix("interaction") or found.__name__.lower()
+    name = entry.get("name") or default_name(found)
     if not isinstance(name, str):
         raise ConfigError(f"{where}.name: expected text, got {name!r}")
     try:
@@ -113,12 +113,38 @@ def build_interaction(entry: Any, where: str) -> Interaction:
     return interaction
 
 
+def default_name(found: type) -> str:
+    """Return the name of an interaction whose entry has none, for example `maze` of `MazeInteraction`."""
+    return found.__name__.lower().removesuffix("interaction") or found.__name__.lower()
+
+
 def _made(found: Any, config: dict[str, Any], name: str) -> Interaction:
     if is_old_class(found):  # verl puts the name among the settings
         return adapted(found(config={**config, "name": name}))
     interaction: Interaction = found(config)
     interaction.name = name
+    check_methods(interaction)
     return interaction
+
+
+def check_methods(interaction: Interaction) -> None:
+    """Refuse an interaction with a method that cannot be called as it is in a run, whatever kwargs a row has.
+
+    Raises:
+        ConfigError: There is such a method.
+    """
+    ends = {"score": ("id",), "close": ("id",), "aclose": ()}
+    for method, positional in {"start": ("id",), "reply": ("id", ()), **ends}.items():
+        signature = inspect.signature(getattr(interaction, method))
+        try:
+            # What `start` and `reply` miss here, a row may give.
+            (signature.bind if method in ends else signature.bind_partial)(*positional)
+        except TypeError as error:
+            given = ", ".join(("instance_id", "messages")[: len(positional)])
+            raise ConfigError(
+                f"{type(interaction).__name__}.{method}{signature} cannot be called as {method}({given}): {error}; "
+                "mend its parameters"
+            ) from None
 
 
 def interaction_class(name: Any, where: str) -> Any:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.describe import describe
+from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.registry import limits_of_interaction
@@ -50,7 +50,7 @@ class InteractionGate(Slots):
         self.most_characters = limits.response_characters
         methods = [name for name in METHODS if getattr(type(interaction), name) is not getattr(Interaction, name)]
         self.is_coroutine = {name: is_coroutine_method(getattr(interaction, name)) for name in methods}
-        """Which of the methods that the interaction defines are coroutines; those that it inherits do nothing."""
+        """Flags of the interaction's own methods: True for a coroutine. Methods that it inherits do nothing."""
 
 
 METHODS = ("start", "reply", "score", "close")
@@ -197,7 +197,8 @@ class InteractionSession:
         except (InteractionContractError, ConfigError):
             raise
         except Exception as error:  # the interaction's own code
-            raise InteractionFailedError(f"interaction {self.name!r}: {method}: {describe(error)}") from error
+            said = f"{describe(error)}{place_of(error)}"
+            raise InteractionFailedError(f"interaction {self.name!r}: {method}: {said}") from error
         else:
             return returned
         finally:

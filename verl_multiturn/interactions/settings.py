@@ -27,7 +27,8 @@ def read_config(config: Mapping[str, Any], settings: type[Settings], owner: str)
     try:
         return settings.model_validate(dict(config))
     except ValidationError as error:
-        first = error.errors()[0]
+        # A key that is missing may only be misspelt.
+        first = next((each for each in error.errors() if each["type"] == "extra_forbidden"), error.errors()[0])
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             hint = did_you_mean(name, settings.model_fields) or f"known are {sorted(settings.model_fields)}"

@@ -38,7 +38,10 @@ class UserSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     persona: str = ""
-    """Who the user is and what the user wants. A row may add to it: `interaction_kwargs: {name: {persona: …}}`."""
+    """Description of the user and of what the user wants.
+
+    A row may add to it: `interaction_kwargs: {name: {persona: …}}`.
+    """
 
     stop_words: tuple[str, ...] = ("###STOP###",)
     """Words with which the user ends the conversation. The model that plays the user is told the first one."""

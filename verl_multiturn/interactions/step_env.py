@@ -64,7 +64,7 @@ class StepEnvSettings(BaseModel):
     """Names of the actions 0, 1, …"""
 
     invalid: Literal["ask again"] | float = "ask again"
-    """What follows a turn in which no action can be read: the environment stays as it is, and the model is asked again.
+    """Answer to a turn in which no action can be read: the environment stays as it is, and the model is asked again.
 
     A number is the turn's reward, too.
     """
@@ -76,7 +76,7 @@ class StepEnvSettings(BaseModel):
     """
 
     score: Literal["none", "sum", "last"] = "none"
-    """Where the steps' rewards go.
+    """Place of the steps' rewards.
 
     - `none`: each to its turn; the whole conversation has no reward beside them.
     - `sum`, `last`: to the whole conversation, as their sum or the last of them; the turns have none.
@@ -149,7 +149,7 @@ class StepEnv(Interaction):
             invalid = self._settings.invalid
             reward = None if invalid == "ask again" else float(invalid)
             played.rewards += [] if reward is None else [reward]
-            text = asking(problem, self._settings.actions)
+            text = asking(problem, self._settings.actions, own=self._settings.to_action is not None)
             shown = self._of_turn(reward)
             return Reply(text=text, reward=shown, state=played.state, metrics={"unreadable_actions": 1.0})
         if answer["reward"] is not None:
@@ -220,8 +220,13 @@ def _check_installed(env: str) -> None:
     """Refuse an environment whose package is not installed, without importing it.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: It is not installed, or a factory is written with a point before its name.
     """
+    module, _, name = env.rpartition(".")
+    if module and all(part.isidentifier() for part in env.split(".")):
+        raise ConfigError(
+            f"config of StepEnv: env: {env!r} is no id of Gymnasium; write a factory as '{module}:{name}'"
+        )
     package = "gymnasium" if is_gymnasium_id(env) else env.partition(":")[0].partition(".")[0]
     try:
         is_there = importlib.util.find_spec(package) is not None

@@ -1,4 +1,4 @@
-"""What `verl.interactions.utils.interaction_registry` had, for agent loops that were written with it."""
+"""The names of `verl.interactions.utils.interaction_registry`, for agent loops that were written with it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Admission:
 
     @property
     def is_open(self) -> bool:
-        """Whether generations are let in."""
+        """Tell whether generations are let in."""
         return self._is_open
 
     def enter(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
@@ -15,6 +15,42 @@ from verl_multiturn.verl_bridge.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
+# One runner for each client of the generation servers. A worker process has one client.
+_runners: dict[Any, Runner] = {}
+
+
+def shared_runner(
+    config: Any, client: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None, **kwargs: Any
+) -> Runner:
+    """Return what all requests of this process share; it is built with the first one.
+
+    Args:
+        config: verl's whole configuration.
+        client: verl's client of the generation servers.
+        tokenizer: the model's tokenizer.
+        hf_model_type: `model_type` of the model's config.json.
+        processor: the processor of a model that takes images; None for a text model.
+        kwargs: what else verl gives to agent loops, `dataset_cls` among it.
+
+    Raises:
+        ConfigError: a setting, a tool or the call format cannot work.
+    """
+    runner = _runners.get(client)
+    if runner is None:
+        runner = _runners[client] = build_runner(
+            config.actor_rollout_ref.rollout,
+            tokenizer,
+            VerlEngine(client.generate),
+            hf_model_type,
+            plain_dict(config.data.get("apply_chat_template_kwargs")),
+            processor,
+            image_reader(processor, config.data, kwargs["dataset_cls"]) if processor is not None else as_they_are,
+            plain_dict(config.data.get("mm_processor_kwargs")),
+        )
+        LoopWatch().start()  # as long as the worker lives
+        close_at_end([*runner.tools.values(), *runner.interactions.values()])
+    return runner
+
 
 class MultiTurnAgentLoop(AgentLoopBase):
     """The agent loop `multiturn_agent`, which rolls out one row as one conversation.
@@ -22,30 +58,10 @@ class MultiTurnAgentLoop(AgentLoopBase):
     verl builds a new object for every request. What requests can share is built once, in a `Runner`.
     """
 
-    # One runner for each client of the generation servers. A worker process has one client.
-    _runners: ClassVar[dict[Any, Runner]] = {}
-
     def __init__(  # pylint: disable=super-init-not-called  # verl's __init__ makes a token builder for every request
         self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any
     ) -> None:
-        runner = self._runners.get(server_manager)
-        if runner is None:
-            config = trainer_config.config
-            processor = kwargs.get("processor")
-            runner = build_runner(
-                config.actor_rollout_ref.rollout,
-                tokenizer,
-                VerlEngine(server_manager.generate),
-                hf_model_type,
-                plain_dict(config.data.get("apply_chat_template_kwargs")),
-                processor,
-                image_reader(processor, config.data, kwargs["dataset_cls"]) if processor is not None else as_they_are,
-                plain_dict(config.data.get("mm_processor_kwargs")),
-            )
-            self._runners[server_manager] = runner
-            LoopWatch().start()  # as long as the worker lives
-            close_at_end([*runner.tools.values(), *runner.interactions.values()])
-        self._runner = runner
+        self._runner = shared_runner(trainer_config.config, server_manager, tokenizer, hf_model_type, **kwargs)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Roll one row of the data out; return one row of the batch, or several where the context begins anew.

@@ -62,11 +62,16 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
     check_format(name)
     if name == TIR:
         return TirParser(tokenizer, end_ids)
-    vocabulary = set(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else set()
-    marks = [pair for pair in REASONING_MARKS if pair == THINK or set(pair) & vocabulary]
+    marks = reasoning_marks(tokenizer)
     if name in FORMATS:
         return make_call_parser(name, tokenizer, end_ids, marks)
     return _VerlParser(name, tokenizer, end_ids, Reasoning(marks))
+
+
+def reasoning_marks(tokenizer: Any) -> list[tuple[str, str]]:
+    """Return the pairs of texts with which a model may open and close a section of reasoning."""
+    vocabulary = set(tokenizer.get_added_vocab()) if hasattr(tokenizer, "get_added_vocab") else set()
+    return [pair for pair in REASONING_MARKS if pair == THINK or set(pair) & vocabulary]
 
 
 def stop_ids(name: str, tokenizer: Any) -> list[int]:

@@ -17,7 +17,8 @@ from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import ScoreSettings
 from verl_multiturn.observe.metrics import numbers_of, stats_of
-from verl_multiturn.rollout.outcome import ConversationRow, Outcome
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
 from verl_multiturn.rollout.void_turns import has_void_turn
@@ -56,20 +57,19 @@ class CertifiedOutput(AgentLoopOutput):
         rows' rewards add up to the conversation's.
         """
         output: dict[str, Any] = super().as_dict()
-        given = self.stats.get("conversation") or {"rows": 1, "row": 0}
-        if "rm_scores" in output and given["row"] < given["rows"] - 1:
-            output["rm_scores"][-1] = 0.0
-        place = self.stats.get("conversation", {"row": 0, "rows": 1})
+        place = self.stats.get("conversation") or {"row": 0, "rows": 1}
         if place["row"] < place["rows"] - 1 and "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
         for position, reward in self.turn_rewards:
             output["rm_scores"][position] += reward
-        added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score"))
-        conversation = {**given, "score": (self.reward_score or 0.0) + added}
+        added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score", "completion_score"))
+        conversation = {**place, "score": (self.reward_score or 0.0) + added}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS]["conversation"] = conversation
+        if "session" in self.stats:
+            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.reward_score}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
         if receipts := output.pop("receipts", b""):
             # A tensor crosses TransferQueue without being pickled.
@@ -89,7 +89,7 @@ def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """What the settings and the model say of the rows that verl gets."""
+    """Properties of the rows that verl gets, from the settings and the model."""
 
     prompt_length: int
     """Most tokens of a prompt."""
@@ -132,7 +132,10 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     last = outputs[-1]
     last.num_turns = 1 + outcome.turns + outcome.user_turns
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
-    _add_rewards(outputs, outcome, settings)
+    if outcome.session is None:
+        _add_rewards(outputs, outcome, settings)
+    else:
+        _add_session(outputs, outcome, outcome.session)
     return outputs
 
 
@@ -167,13 +170,16 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
 def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
     """Return what reward functions read of a conversation."""
     turns = enumerate(outcome.assistant_turns)
+    said = [message["content"] for message in outcome.messages[outcome.asked :] if message["role"] == "assistant"]
+    if outcome.session is not None:  # its messages are no single conversation
+        said = [turn.content for turn in outcome.assistant_turns]
     return {
         **outcome.extra_fields,
         "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
         "user_texts": [reply.text for reply in outcome.replies],
         "tool_rewards": [call.reward for call in outcome.calls],
         "stop_reason": str(outcome.stop_reason),
-        "assistant_texts": [m["content"] for m in outcome.messages[outcome.asked :] if m["role"] == "assistant"],
+        "assistant_texts": said,
         "assistant_calls": [
             [_call(call) for call in turn.calls] for number, turn in turns if number not in outcome.summaries
         ],
@@ -184,6 +190,34 @@ def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
         "call_statuses": [str(call.status) for call in outcome.calls],
         "tool_metrics": [call.metrics for call in outcome.calls],
     }
+
+
+def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: SessionReport) -> None:
+    """Give the rows of a session what its agent gave, and its last row what no row holds.
+
+    The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row.
+    """
+    last, own = outputs[-1], outcome.completion_rewards
+    for output in outputs[:-1]:
+        del output.stats["session"]
+    ends = {turn["turn"]: (output, turn["end"] - 1) for output in outputs for turn in output.stats["turns"]}
+    last.stats["session"]["outside"] = [
+        {"turn": turn, "parent": outcome.parents[turn], "reward": own.get(turn, 0.0)}
+        for turn in outcome.delivered
+        if turn not in ends
+    ]
+    for turn, reward in own.items():
+        output, position = ends.get(turn, (last, len(last.response_ids) - 1))
+        output.turn_rewards = [*output.turn_rewards, (position, reward)]
+    for output in outputs:
+        output.stats["completion_score"] = sum(own.values())
+        if session.reward is not None:
+            output.reward_score = session.reward  # verl calls compute_score where there is none
+            # As verl does with a score alone. Where there is none, verl counts an accuracy of 0.
+            returned = outcome.stop_reason is StopReason.FINISHED
+            accuracy = session.reward or sum(own.values())  # AReaL's agents may give rewards to completions alone
+            output.extra_fields["reward_extra_info"] = {"acc": accuracy} if returned else {}
+            output.stats["score"] = None
 
 
 def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: OutputSettings) -> None:

@@ -62,9 +62,9 @@ class MultiTurnWorker(_VerlWorker):
         super().__init__(*args, **kwargs)
         self._groups: dict[str, asyncio.Task[Any]] = {}
         self._conversation_ends: dict[str, float] = {}
-        """When the last conversation of each running group ended (`time.time`), before its row was written."""
+        """Time (`time.time`) at which the last conversation of each running group ended, before its row was written."""
         self._row_ends: dict[str, float] = {}
-        """When the last row of each running group was written."""
+        """Time at which the last row of each running group was written."""
         self._ended: list[tuple[str, End]] = []
         """Groups that have ended; those that the trainer has seen are forgotten."""
         self._forgotten = 0
@@ -165,13 +165,13 @@ class _Group:
 
     @property
     def prompt(self) -> Any:
-        """The group's part of the batch."""
+        """Return the group's part of the batch."""
         # A prompt that was loaded with a checkpoint has a nested column, which PyTorch chunks and does not slice.
         return self.chunk.chunk(len(self.chunk))[self.place]
 
     @property
     def partition(self) -> str:
-        """The group's partition of TransferQueue."""
+        """Return the group's partition of TransferQueue."""
         # `get` returns an object of TensorDict, which has no truth value.
         return "val" if "validate" in self.chunk and self.chunk["validate"] else TRAIN  # noqa: RUF019
 
@@ -189,12 +189,12 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(MultiTurnWorker)
         self._groups: dict[str, _Group] = {}
         self._seen: dict[int, int] = {}
-        """How many ended groups of each worker are known."""
+        """Number of ended groups of each worker that are known."""
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
         self._ends: dict[str, End] = {}
         self._starts: dict[int, tuple[float, Any]] = {}
-        """When each replacement was begun, and Ray's reference that tells when it has started."""
+        """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}
 
     def generate_sequences(self, prompts: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import RecordWriter, record_of
 from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
+from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
 from verl_multiturn.config import MultiTurnSettings
@@ -21,10 +22,10 @@ from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.marker import MarkerStop
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.policy_text import PolicyText
+from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.verl_bridge.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.certified_output import CertifiedOutput, OutputSettings, to_outputs
@@ -52,11 +53,13 @@ class Runner:
     certified: bool
     """True when the trainer verifies rows; receipts are then sent with each row."""
     read_images: ReadImages
+    limits: Limits
+    parser: CallParser
     output_settings: OutputSettings
 
     @property
     def vision(self) -> Vision | None:
-        """Placeholder tokens of the model; None for a model that takes no images."""
+        """Return the placeholder tokens of the model; None for a model that takes no images."""
         return self.output_settings.vision
 
     async def request(self, row: Mapping[str, Any], sampling: Mapping[str, Any], request_id: str) -> Request:
@@ -96,19 +99,41 @@ class Runner:
                 the configuration made a mistake.
         """
         outcome, generations = await self.run(request)
+        return self.finish(outcome, generations, row, step, request.sampling)
+
+    def finish(
+        self,
+        outcome: Outcome,
+        generations: Sequence[Receipt],
+        row: Mapping[str, Any],
+        step: int,
+        sampling: Mapping[str, Any],
+    ) -> list[CertifiedOutput]:
+        """Write the record of a conversation or a session that is over, and return its rows in verl's form.
+
+        Args:
+            outcome: what became of it.
+            generations: the receipts of its generations, in the order of `outcome.generation_rows`.
+            row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
+            step: training step.
+            sampling: the sampling parameters.
+        """
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
         outputs = to_outputs(outcome, self.output_settings, step)
         receipts = Receipts.of_rows(
-            request.request_id,
+            outcome.request_id,
             generations,
-            [index if index < len(outputs) else "invalid" for index in outcome.generation_rows],
+            [
+                place if isinstance(place, str) or place < len(outputs) else "invalid"
+                for place in outcome.generation_rows
+            ],
             uid,
             session_id,
             outputs[-1].void,
             not outcome.valid,
         )
         if self.records is not None:
-            temperature = request.sampling.get("temperature")
+            temperature = sampling.get("temperature")
             rows = [each.trajectory for each in outcome.rows]
             self.records.write(record_of(outcome, receipts, rows, step=step, uid=uid, temperature=temperature))
         if self.certified:
@@ -142,7 +167,7 @@ def build_runner(
 
     The engine is wrapped, so that what `Conversation` sees is already what may be trained:
 
-        Conversation → ReceiptingEngine → PlaceholderGuard (image models) → MarkerStop (text mode) → engine
+        Conversation → ReceiptingEngine → PlaceholderGuard (image models) → StopTexts → engine
 
     Args:
         rollout_config: `actor_rollout_ref.rollout`.
@@ -183,16 +208,16 @@ def build_runner(
     stops = sorted({*chat.end_ids, *stop_ids(multi_turn.format, tokenizer), *(vision.media_ids if vision else ())})
     for interaction in interactions.values():
         interaction.policy = PolicyText(engine, chat.codec, parser, stops)
-    if text_mode:
-        engine = MarkerStop(engine, tokenizer)
+    engine = StopTexts(engine, tokenizer)
     if vision is not None:
         engine = PlaceholderGuard(engine, vision)
     receipting = ReceiptingEngine(engine)
+    limits = _limits(rollout_config, settings)
     conversation = Conversation(
         receipting,
         chat.codec,
         parser,
-        _limits(rollout_config, settings),
+        limits,
         Gates(settings.tool_timeout_s, RaySlots()),
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
@@ -210,6 +235,8 @@ def build_runner(
         stop_patterns=[STOP_PATTERN] if text_mode else [],
         certified=settings.certificate_share > 0,
         read_images=read_images,
+        limits=limits,
+        parser=parser,
         output_settings=OutputSettings(
             prompt_length=rollout_config.prompt_length,
             fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,

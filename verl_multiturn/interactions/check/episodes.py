@@ -16,7 +16,7 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import limits_of_interaction
+from verl_multiturn.interactions.registry import default_name, limits_of_interaction
 from verl_multiturn.interactions.replies import CheckedReply, InteractionFailedError, read_number, read_reply
 from verl_multiturn.interactions.session import METHODS
 from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
@@ -38,17 +38,20 @@ class PolicyStandIn:
 
 @dataclass
 class PlayedEpisode:
-    """What an interaction said in one conversation."""
+    """The answers of an interaction in one conversation."""
 
     answers: list[tuple[str, float | None, str | None, bool, bool]] = field(default_factory=list)
     """Text, reward, state, done and truncated of each answer; the first is that of `start`."""
+    unreadable: int = 0
+    """Number of turns in which an environment found no action, as it says in its metrics."""
     score: float | None = None
     failure: str = ""
-    """What went wrong, with the method's name; "" if nothing did."""
+    """Description of the failure, with the method's name; "" if there was none."""
 
     def add(self, reply: CheckedReply) -> None:
         """Add an answer."""
         self.answers.append((reply.text, reply.reward, reply.state, reply.done, reply.truncated))
+        self.unreadable += bool(reply.metrics.get("unreadable_actions"))
 
     def difference(self, other: PlayedEpisode) -> str:
         """Return the first difference from another episode, in words; "" if the two are one."""
@@ -88,8 +91,8 @@ class InteractionProbe(MethodProbe):
         self.interaction = interaction
         self.kwargs = dict(kwargs)
         self.rounds = rounds
-        self._actions = list(actions) or drawn_actions(interaction.config, rounds)
-        interaction.name = interaction.name or type(interaction).__name__
+        self._actions = list(actions) or drawn_actions(getattr(interaction, "config", None), rounds)
+        interaction.name = interaction.name or default_name(type(interaction))
         if interaction.policy is None:
             interaction.policy = PolicyStandIn()
 

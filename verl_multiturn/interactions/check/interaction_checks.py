@@ -34,10 +34,11 @@ _ANY_ANSWER = {
 }
 ADVICE = {
     "row kwargs": "give them as a data row does: --kwargs; with --interaction NAME, of a YAML",
-    "start": "return None, or a Reply",
-    "reply": "return a Reply",
+    "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
+    "reply": "return a Reply to any turn; the player's turns are drawn, unless --actions names a file with them",
     "score": "return a finite number",
     "close": "give everything back, and raise nothing",
+    "actions": "give turns that it understands: --actions, or `actions` in the config",
     "every call": "return a Reply from every call",
     "event loop": "every conversation waits meanwhile: await, use asyncio.to_thread, or make the method synchronous",
     "leftovers": "give it back in close",
@@ -81,6 +82,9 @@ class InteractionExamination(Examination):
                 self.judge(method, problems[method], self.advice[method], fine.get(method, ""))
             else:
                 self.note(method, Grade.SKIPPED, "", "first mend what is above")
+        if 0 < episode.unreadable == len(episode.answers) - 1:
+            found = "no action can be read in any of the player's turns, so that little is checked"
+            self.note("actions", Grade.WARNING, found, self.advice["actions"])
         return not episode.failure
 
     def checks(self) -> dict[str, Callable[[str], Awaitable[None]]]:

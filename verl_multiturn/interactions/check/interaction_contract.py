@@ -17,7 +17,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.check.episodes import InteractionProbe
 from verl_multiturn.interactions.check.interaction_checks import ADVICE, InteractionExamination
-from verl_multiturn.interactions.registry import build_interaction, check_kwargs, load_interactions
+from verl_multiturn.interactions.registry import build_interaction, check_kwargs, check_methods, load_interactions
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 
 __all__ = ["CheckResult", "Grade", "check_interaction", "examine_interaction", "interactions_to_check", "read_actions"]
@@ -43,8 +43,9 @@ def check_interaction(
         One finding for each check, in the order of the checks.
 
     Raises:
-        ConfigError: It cannot be called with these kwargs.
+        ConfigError: It cannot be called, or not with these kwargs.
     """
+    check_methods(interaction)
     check_kwargs(interaction, kwargs or {}, "check-interaction")
     probe = InteractionProbe(interaction, kwargs or {}, actions, rounds, timeout_s)
     return run_examination(lambda watch, temporary: InteractionExamination(probe, watch, temporary), timeout_s)

@@ -13,6 +13,10 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 
 AGENT_LOOP = "multiturn_agent"
+"""Our agent loop of conversations with tools."""
+PROXY_LOOP = "proxy_agent"
+"""Our agent loop of agents behind an endpoint."""
+OUR_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
 ROLLOUT = "sglang_async"
 """Our `rollout.name`."""
 MANAGER = "verl_multiturn.verl_bridge.manager.MultiTurnManager"
@@ -20,8 +24,9 @@ MANAGER = "verl_multiturn.verl_bridge.manager.MultiTurnManager"
 
 
 def only_our_loop(config: DictConfig) -> bool:
-    """Tell whether every row that is trained on is known to come from our agent loop."""
-    return agent_loops(config, ("train_files",)) == ({AGENT_LOOP}, True)
+    """Tell whether every row that is trained on is known to come from an agent loop of ours."""
+    loops, known = agent_loops(config, ("train_files",))
+    return known and loops <= OUR_LOOPS
 
 
 def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_files")) -> tuple[set[str], bool]:
@@ -41,7 +46,7 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
             known = known and names is not None
             loops |= names or {default}
     loops = loops or {default}
-    registered = set(_agent_loop_registry) | {AGENT_LOOP}
+    registered = set(_agent_loop_registry) | OUR_LOOPS
     if known and not own_loops(agent) and (unknown := sorted(loops - registered, key=str)):
         hint = did_you_mean(str(unknown[0]), sorted(registered)) or f"known are {sorted(registered)}"
         raise ConfigError(

@@ -41,18 +41,22 @@ def _check_engine_size(config: DictConfig) -> None:
     """Check that whole engines fit on the GPUs; verl notices only when the models are loaded, or waits for ever."""
     rollout, key = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
     apart = our_mode(config) == "separate_async"
-    where, named = (rollout, key) if apart else (config.trainer, "trainer")
+    pools = [(rollout, key)] if apart else []
+    # In separate_async, too, the trainer's GPUs have engines, which validate and help out.
+    pools += [(config.trainer, "trainer")] if not apart or config.actor_rollout_ref.get("hybrid_engine", True) else []
     sizes = {
         f"{key}.{size}": rollout[size]
         for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     }
-    each, devices = math.prod(sizes.values()), where.nnodes * where.n_gpus_per_node
-    if devices % each:
-        shown = " × ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
-        raise ConfigError(
-            f"{shown}: an engine takes {each} GPUs, and {named}.nnodes={where.nnodes} × {named}.n_gpus_per_node="
-            f"{where.n_gpus_per_node} gives {devices}, which is no multiple of it; engines of 1 GPU always fit"
-        )
+    each = math.prod(sizes.values())
+    shown = " × ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
+    for where, named in pools:
+        devices = where.nnodes * where.n_gpus_per_node
+        if devices % each:
+            raise ConfigError(
+                f"{shown}: an engine takes {each} GPUs, and {named}.nnodes={where.nnodes} × {named}.n_gpus_per_node="
+                f"{where.n_gpus_per_node} gives {devices}, which is no multiple of it; engines of 1 GPU always fit"
+            )
 
 
 def _check_sync_steps(config: DictConfig) -> None:

@@ -30,13 +30,22 @@ from verl_multiturn.verl_bridge.call_formats import check_format
 from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
-from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, MANAGER, ROLLOUT, agent_loops, own_loops
+from verl_multiturn.verl_bridge.startup.agent_loops import (
+    AGENT_LOOP,
+    MANAGER,
+    OUR_LOOPS,
+    PROXY_LOOP,
+    ROLLOUT,
+    agent_loops,
+    own_loops,
+)
 from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
 from verl_multiturn.verl_bridge.startup.context import check_context
 from verl_multiturn.verl_bridge.startup.estimators import check_estimators
 from verl_multiturn.verl_bridge.startup.interactions import check_interactions, check_user_turns, move_old_key
 from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER, check_mode, our_mode, require_our_trainer
 from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
+from verl_multiturn.verl_bridge.startup.proxy import check_proxy
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
@@ -79,14 +88,15 @@ def prepare_config(config: DictConfig) -> None:
             f"rollout.multi_turn.enable=True, but the agent loop {min(loops)!r} never calls a tool; set "
             f"actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}, or multi_turn.enable=False"
         )
-    if rollout.name == ROLLOUT and known and AGENT_LOOP not in loops and not own_loops(rollout.agent):
+    if rollout.name == ROLLOUT and known and not loops & OUR_LOOPS and not own_loops(rollout.agent):
         print(
             f"verl-multiturn: rollout.name=sglang_async, but no row uses the agent loop {AGENT_LOOP}: this run's loop "
             f"is verl's {' and '.join(sorted(map(str, loops)))}, without our tools' life, limits, records and "
             f"certificate; for ours set actor_rollout_ref.rollout.agent.default_agent_loop={AGENT_LOOP}",
             file=sys.stderr,
         )
-    if AGENT_LOOP in loops:
+    check_proxy(config, settings, loops)
+    if loops & OUR_LOOPS:
         _check_our_loop(config, settings, loops)
         check_scores(config, settings)
         check_context(config, settings)
@@ -99,7 +109,7 @@ def prepare_config(config: DictConfig) -> None:
         _choose_trainer(config, settings)
     else:
         _check_nothing_is_ignored(rollout, settings)
-    if AGENT_LOOP in loops or rollout.name == ROLLOUT:
+    if loops & OUR_LOOPS or rollout.name == ROLLOUT:
         check_ray_cpus(config, parts)
 
 
@@ -113,7 +123,8 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
     check_interactions(config, settings)
     path = multi_turn.tool_config_path or settings.tool_config_path
     function_path = multi_turn.get("function_tool_path")
-    if multi_turn.enable and not path and not function_path and settings.interaction_config_path is None:
+    idle = multi_turn.enable and not path and not function_path and settings.interaction_config_path is None
+    if idle and PROXY_LOOP not in loops:
         raise ConfigError(
             "rollout.multi_turn.enable=True, but neither rollout.multi_turn.tool_config_path nor function_tool_path "
             f"names tools, and {PATH}.interaction_config_path no interactions; set one of them, or "
@@ -136,7 +147,7 @@ def _check_our_loop(config: DictConfig, settings: MultiTurnSettings, loops: set[
             multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
         if path:
             OmegaConf.update(config, f"{PATH}.tool_config_path", str(Path(path).resolve()), force_add=True)
-            if loops == {AGENT_LOOP}:  # other loops take their tools from verl's setting
+            if loops <= OUR_LOOPS:  # other loops take their tools from verl's setting
                 multi_turn.tool_config_path = None
         if settings.record_dir:
             # Workers may have another working directory than the driver.

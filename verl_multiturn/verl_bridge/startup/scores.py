@@ -34,7 +34,7 @@ def _check_reward(config: DictConfig, name: str, mode: str) -> None:
     given = f"{PATH}.{name}.mode={mode}"
     if not is_v1(config):
         raise ConfigError(f"{given}: only verl's V1 trainer takes it; set trainer.use_v1=True, or the mode to none")
-    if section := _colocated_reward_model(config):
+    if section := colocated_reward_model(config):
         raise ConfigError(
             f"{given}: the scores of {section} without a resource pool of its own replace these rewards; set "
             f"{section}.enable_resource_pool=True, or the mode to none"
@@ -60,7 +60,7 @@ def _check_otc(config: DictConfig, settings: MultiTurnSettings) -> None:
                 f"{given}: it scales what compute_score gives, which {name}.mode=replace does not call; set the mode "
                 "to add or none, or the form to none"
             )
-    if section := _colocated_reward_model(config):
+    if section := colocated_reward_model(config):
         raise ConfigError(
             f"{given}: it scales what compute_score gives, and the scores of {section} without a resource pool of its "
             f"own replace that; set {section}.enable_resource_pool=True, or the form to none"
@@ -72,7 +72,7 @@ def _check_otc(config: DictConfig, settings: MultiTurnSettings) -> None:
         )
 
 
-def _colocated_reward_model(config: DictConfig) -> str | None:
+def colocated_reward_model(config: DictConfig) -> str | None:
     """Return the section of a reward model that runs on the trainer's own devices; None without one.
 
     The scores of such a model replace all other scores.

@@ -9,7 +9,8 @@ Invariants:
 - what verl's rewards have between the first token of a turn and that of the next one in the row belongs to the turn,
   also where a KL penalty was subtracted. So the settings that say which rewards count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
-- verl's padding rows have advantages of 0. A row of another agent loop counts as one turn.
+- verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
+- the reward of a whole session lies on the last token of its last row. It is no turn's own (`Played.outcome`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_multiturn.certificate.conversations import conversation_of
-from verl_multiturn.config import AdvantageSettings
+from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.advantages import (
     Advantages,
     Played,
     Turn,
+    of_completions,
     of_conversations,
+    of_discounted,
     of_states,
     of_turns,
 )
@@ -48,6 +51,10 @@ class _Span(NamedTuple):
     end: int | None
     number: int
     state: str | None
+    parent: int | None = None
+    after: int = 0
+    foreign: float = 0.0
+    """Reward on the tokens that is not the turn's own."""
 
 
 class _KnownRow(NamedTuple):
@@ -55,24 +62,26 @@ class _KnownRow(NamedTuple):
     conversation: str
     valid: bool
     spans: list[_Span]
+    outcome: float | None = None
+    """What the whole session earned, in the last row of a session; None in any other."""
 
 
 class _Known(NamedTuple):
     rows: list[_KnownRow | None]
-    """In the order of the batch; None for padding."""
-    settings: AdvantageSettings
+    """Values in the order of the batch; None for padding."""
+    settings: MultiTurnSettings
 
 
 _KNOWN: ContextVar[_Known | None] = ContextVar("known_rows", default=None)
 
 
 @contextmanager
-def known_rows(batch: Any, settings: AdvantageSettings) -> Iterator[None]:
+def known_rows(batch: Any, settings: MultiTurnSettings) -> Iterator[None]:
     """Let our estimators know the rows of a batch, while the context lasts.
 
     Args:
         batch: verl's batch, in the order in which verl will hand it to the estimator.
-        settings: settings of our estimators.
+        settings: our settings.
     """
     stats = fetch_stats(batch)
     rows = [
@@ -91,10 +100,22 @@ def _known_row(key: str, stats: dict[str, Any]) -> _KnownRow:
     turns = sorted(stats.get("turns") or [], key=lambda turn: turn["start"])
     starts = [0, *(turn["start"] for turn in turns[1:])]
     spans = [
-        _Span(start, end, turn["turn"], turn["state"])
+        _Span(start, end, turn["turn"], turn["state"], turn.get("parent"), turn.get("after", 0))
         for turn, start, end in zip(turns, starts, [*starts[1:], None], strict=bool(turns))
     ] or [_Span(0, None, int(index), None)]
-    return _KnownRow(conversation_of(conversation), conversation, stats.get("valid", True), spans)
+    row = _KnownRow(conversation_of(conversation), conversation, stats.get("valid", True), spans)
+    return _with_session(row, stats["session"]) if "session" in stats else row
+
+
+def _with_session(row: _KnownRow, session: dict[str, Any]) -> _KnownRow:
+    """Return the last row of a session with what belongs to no token of the session.
+
+    The completions that are in no row get empty spans. Their rewards, and the session's, lie on the row's last token.
+    """
+    outside = [_Span(0, 0, each["turn"], None, each["parent"], foreign=-each["reward"]) for each in session["outside"]]
+    outcome = session["outcome"] or 0.0
+    last = row.spans[-1]._replace(foreign=outcome + sum(each["reward"] for each in session["outside"]))
+    return row._replace(spans=[*row.spans[:-1], last, *outside], outcome=outcome)
 
 
 def _compute(
@@ -119,9 +140,11 @@ def _compute(
             f"algorithm.adv_estimator={name}: only verl's own V1 trainers with the agent loop multiturn_agent call it; "
             "use one of them, or an estimator of verl"
         )
-    estimate = _estimator(name, known.settings, config)
+    normal = _estimator(name, known.settings, config)
+    of_sessions = _of_sessions(known.settings, config)
     groups: dict[str, dict[str, list[tuple[int, _Span]]]] = defaultdict(lambda: defaultdict(list))
     broken = {row.conversation for row in known.rows if row is not None and not row.valid}
+    outcomes = {row.conversation: row.outcome for row in known.rows if row is not None and row.outcome is not None}
     for i, row in enumerate(known.rows):
         if row is not None:
             groups[row.uid][row.conversation] += [(i, span) for span in row.spans]
@@ -129,14 +152,13 @@ def _compute(
     for group in groups.values():
         played = [
             Played(
-                [
-                    Turn(span.number, float(token_level_rewards[i, span.start : span.end].sum()), span.state)
-                    for i, span in turns
-                ],
+                [_turn(span, token_level_rewards[i]) for i, span in turns],
                 conversation not in broken,
+                outcomes.get(conversation, 0.0),
             )
             for conversation, turns in group.items()
         ]
+        estimate = of_sessions if outcomes.keys() & group.keys() else normal
         for turns, own in zip(group.values(), estimate(played), strict=True):
             for (i, span), value in zip(turns, own, strict=True):
                 advantages[i, span.start : span.end] = value
@@ -144,18 +166,34 @@ def _compute(
     return advantages, advantages
 
 
-def _estimator(name: str, settings: AdvantageSettings, config: Any) -> Estimator:
+def _turn(span: _Span, rewards: torch.Tensor) -> Turn:
+    earned = float(rewards[span.start : span.end].sum()) - span.foreign
+    return Turn(span.number, earned, span.state, span.parent, span.after)
+
+
+def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator:
+    own = settings.advantage
     if name == "mt_grpo":
-        return partial(of_conversations, std=config.get("norm_adv_by_std_in_grpo", True))
+        return partial(of_conversations, std=_divides(config))
     if name == "mt_turns":
-        return partial(of_turns, gamma=settings.gamma)
+        return partial(of_turns, gamma=own.gamma)
     return partial(
-        of_states,
-        gamma=settings.gamma,
-        weight=settings.weight,
-        std=settings.norm == "std",
-        across_rows=settings.across == "rows",
+        of_states, gamma=own.gamma, weight=own.weight, std=own.norm == "std", across_rows=own.across == "rows"
     )
+
+
+def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
+    """Return what `mt_grpo` does with the sessions of agents; start-up refuses our other estimators for them."""
+    proxy = settings.proxy
+    if proxy.credit == "session":
+        return partial(of_conversations, std=_divides(config))
+    estimate = of_discounted if proxy.credit == "discounted" else of_completions
+    return partial(estimate, gamma=proxy.gamma, std=_divides(config))
+
+
+def _divides(config: Any) -> bool:
+    """Tell whether `mt_grpo` divides by the standard deviation."""
+    return bool(config.get("norm_adv_by_std_in_grpo", True))
 
 
 def register_estimators() -> None:

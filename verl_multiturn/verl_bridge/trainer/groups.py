@@ -22,7 +22,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
-from verl_multiturn.config import AdvantageSettings
+from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
 from verl_multiturn.verl_bridge.trainer.advantages import known_rows
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, get_columns, put_columns, put_zeros, trained_rows
@@ -39,7 +39,7 @@ _OF_A_GROUP = {
 
 
 def compute_advantages(
-    batch: Any, metrics: dict[str, Any], verls: Compute, config: DictConfig, settings: AdvantageSettings
+    batch: Any, metrics: dict[str, Any], verls: Compute, config: DictConfig, settings: MultiTurnSettings
 ) -> Any:
     """Compute the advantages of a batch whose masks and scores are final, and return the batch.
 
@@ -48,7 +48,7 @@ def compute_advantages(
         metrics: metrics of the step, which `verls` fills.
         verls: verl's method that computes advantages.
         config: verl's whole configuration.
-        settings: settings of our own estimators.
+        settings: our settings.
     """
     if not any(trained_rows(batch)):
         _put_zeros(batch.keys, batch.partition_id)

@@ -9,7 +9,8 @@ verl's checkpoint of TransferQueue still has them. They are named in a file besi
 Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
 - every uid that was drawn was trained in one of the steps, or was evicted, or is a prompt in the checkpoint of
   TransferQueue. A prompt that was begun anew (`rerolls.py`) has a new uid in the place of its old one;
-- a checkpoint's file has the steps since the checkpoint before it.
+- a checkpoint's file has the steps since the checkpoint before it. In a run that saves none (`trainer.save_freq`), the
+  one that is saved when it breaks off has the last step alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import TRAINED
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups
 
@@ -27,9 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 class History:
-    """The prompts of an asynchronous trainer since its last checkpoint."""
+    """The prompts of an asynchronous trainer since its last checkpoint.
 
-    def __init__(self) -> None:
+    Args:
+        saves: Whether the run saves checkpoints. Otherwise only the last step is kept, which a load needs.
+    """
+
+    def __init__(self, saves: bool) -> None:
+        self._saves = saves
         self._trained: dict[int, list[str]] = {}
         self._evicted: list[str] = []
         self._padding: list[str] = []
@@ -46,6 +54,8 @@ class History:
         uids: dict[bool, dict[str, None]] = {False: {}, True: {}}
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             uids[tag.get("is_padding", False)][key.split("_")[0]] = None
+        if not self._saves:
+            self._trained = {}
         self._trained[step], self._padding = list(uids[False]), list(uids[True])
 
     def save(self, step: int, folder: Path, evicted: Sequence[str]) -> None:
@@ -65,10 +75,25 @@ class History:
         (folder / TRAINED).write_text(json.dumps(noted))
 
     def load(self, folder: Path) -> None:
-        """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows."""
+        """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows.
+
+        Args:
+            folder: folder of the checkpoint.
+
+        Raises:
+            ConfigError: the file of the checkpoint is torn.
+        """
         file = folder / TRAINED
         if not file.is_file():
             return
-        noted = json.loads(file.read_text())
-        rows = clear_groups({uid for uids in noted["trained"].values() for uid in uids} | {*noted["padding"]}, TRAIN)
+        try:
+            noted = json.loads(file.read_text())
+            trained = {uid for uids in noted["trained"].values() for uid in uids} | {*noted["padding"]}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{str(file)!r} was not written to its end ({describe(error)}), so that the prompts of its step would "
+                "be trained twice; go on from another checkpoint: trainer.resume_mode=resume_path and "
+                "trainer.resume_from_path"
+            ) from None
+        rows = clear_groups(trained, TRAIN)
         logger.info("%d rows that were trained before the checkpoint are removed", rows)

@@ -45,6 +45,7 @@ from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
+from verl_multiturn.verl_bridge.startup.proxy import may_have_several_rows
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.ending import save_last
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
@@ -116,8 +117,9 @@ class MultiTurnHooks:
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
-        self._history = None if self.mode == "sync" else History()
-        self._advantage, self._context = settings.advantage, settings.context
+        self._saves = config.trainer.save_freq > 0
+        self._history = None if self.mode == "sync" else History(self._saves)
+        self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
         self._prompts = 0
         """Prompts of the batch that was balanced last."""
         self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
@@ -148,13 +150,16 @@ class MultiTurnHooks:
             self._add_prompts_to_generate(size - there)
 
     def _save_checkpoint(self) -> None:
-        folder, buffer = self._checkpoint_folder(), self.replay_buffer
+        folder = self._checkpoint_folder()
         begin_checkpoint(folder)
         if self._history is not None:
-            evicted = buffer.take_evicted() if isinstance(buffer, MultiTurnReplayBufferAsync) else []
-            self._history.save(self.global_steps, folder, evicted)
+            self._history.save(self.global_steps, folder, self._take_evicted())
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
+
+    def _take_evicted(self) -> list[str]:
+        buffer = self.replay_buffer
+        return buffer.take_evicted() if isinstance(buffer, MultiTurnReplayBufferAsync) else []
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -252,6 +257,8 @@ class MultiTurnHooks:
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         if self._history is not None:
             self._history.train(self.global_steps, batch)
+            if not self._saves:
+                self._take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
             metrics.update(each.metrics())
         metrics.update(prefixed(PREFIX, conversations(fetch_stats(batch))))
@@ -266,8 +273,8 @@ class MultiTurnHooks:
             mask_void_rows(batch)
         if self._ages is not None:
             self._ages.look(batch, self.global_steps)
-        batch = compute_advantages(batch, metrics, verls, self.config, self._advantage)
-        if self._context.weight == "conversation":
+        batch = compute_advantages(batch, metrics, verls, self.config, self._settings)
+        if self._settings.context.weight == "conversation":
             weigh_conversations(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         self._verifier.verify(batch, self.global_steps, self.local_trigger_step)
         return batch
@@ -277,7 +284,7 @@ class MultiTurnHooks:
         return super()._balance_batch(batch, *arguments, **named)  # type: ignore[misc]
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        if self._context.mode == "append":
+        if not self._several_rows:
             multiple: int = super()._get_required_batch_multiple(dp_size)  # type: ignore[misc]
             return multiple
         return rows_multiple(self._prompts, dp_size, self.config)
@@ -286,7 +293,7 @@ class MultiTurnHooks:
         self._whole = None
         verls, settings = super()._update_actor, self.config.actor_rollout_ref.actor  # type: ignore[misc]
         arguments = (batch, metrics, verls, settings, self.actor_rollout_wg, "actor")
-        if self._context.mode == "append":
+        if not self._several_rows:
             return self._updates.run(*arguments)
         updates = updates_of(self._prompts, self.config)
         with mini_batches(len(batch.keys), updates, self.config.actor_rollout_ref.rollout.n, settings):

@@ -33,12 +33,12 @@ _VALIDATION = "val"
 
 
 class End(NamedTuple):
-    """When a group ended, in seconds of `time.time`."""
+    """The end of a group, in seconds of `time.time`."""
 
     conversation: float
     """End of its last conversation."""
     rows: float
-    """When the last of its rows was rewarded and in TransferQueue."""
+    """Time at which the last of its rows was rewarded and in TransferQueue."""
 
 
 class Waiter(Protocol):
@@ -92,7 +92,7 @@ class Waking:
         """Forget the counts of the step before."""
         self._listings = 0
         self._woken: list[tuple[float, set[str]]] = []
-        """When the trainer went on, and with which groups."""
+        """Time at which the trainer went on, and the groups with which it did."""
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""

@@ -1,4 +1,4 @@
-"""How many updates a batch is trained in, and which of them are skipped.
+"""The updates in which a batch is trained: their number, and which of them are skipped.
 
 verl counts a batch's updates by its rows. Where conversations have several rows, the updates are counted by prompts:
 

@@ -1,0 +1,137 @@
+"""How an agent ended, what its result means, and which reward follows.
+
+An agent's result is one of:
+- a number, the reward of the session; True and False count as 1 and 0;
+- `{"reward": 1.0, "completions": {"chatcmpl-…": 0.5}}`, each part of which may be left out. `completions` has rewards
+  of single completions, by the id that the agent saw;
+- None: `compute_score` decides.
+
+An agent that was written for AReaL may also return `{"chatcmpl-…": 0.5}`, rewards of completions alone. The session's
+reward is then their sum.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from verl_multiturn.describe import show
+from verl_multiturn.errors import AgentContractError
+
+EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed"]
+_EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
+_MOST_PROBLEM = 4_000
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """The rewards that an agent returned."""
+
+    reward: float | None = None
+    """Reward of the session; None: `compute_score` decides."""
+    completions: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of completions, by the ids that the agent saw."""
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """The end of an agent's run.
+
+    Kinds:
+    - `returned`: it returned, or its command ended with status 0;
+    - `raised`: it raised an error;
+    - `exited`: its command ended with another status, or its process ended in the middle;
+    - `timed_out`: the session's time was up;
+    - `stuck`: the time was up, and its thread still runs: nothing can end a thread;
+    - `failed`: there was no process or thread for it.
+    """
+
+    kind: EndKind
+    result: AgentResult = AgentResult()
+    """What it returned; empty for all other kinds."""
+    problem: str = ""
+    """What went wrong, in a text of bounded length."""
+
+    def __post_init__(self) -> None:
+        text = self.problem.encode("utf-8", "backslashreplace").decode()
+        object.__setattr__(self, "problem", text if len(text) <= _MOST_PROBLEM else f"…{text[-_MOST_PROBLEM:]}")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What an agent's end means for its session."""
+
+    is_valid: bool
+    """False: the session is left out of its group, since the model had no part in it."""
+    reward: float | None
+    """Reward of the session; None: `compute_score` decides."""
+
+
+def judge(end: AgentEnd, has_delivered: bool, error_reward: float) -> Judged:
+    """Return whether a session counts, and its reward.
+
+    An agent that fails after it got a completion may have failed because of it. So the session is trained, with
+    `error_reward`. Before that the model cannot be the reason.
+
+    Args:
+        end: The agent's end.
+        has_delivered: Whether the agent got a completion.
+        error_reward: The reward for an agent that failed.
+    """
+    if end.kind == "returned":
+        return Judged(True, end.result.reward)
+    return Judged(has_delivered, error_reward)
+
+
+def read_result(value: object, is_areals: bool = False) -> AgentResult:
+    """Read what an agent returned.
+
+    Args:
+        value: What it returned.
+        is_areals: Whether it was written for AReaL, so that a mapping has rewards by the completion's id.
+
+    Raises:
+        AgentContractError: It is no reward, or one is not finite.
+    """
+    if value is None:
+        return AgentResult()
+    if not isinstance(value, Mapping):
+        return AgentResult(_number(value, value))
+    if value and not set(value) <= {"reward", "completions"}:
+        if not is_areals:
+            raise AgentContractError(f"the agent returned {show(value)}, expected {_EXPECTED}; correct its return")
+        return AgentResult(0.0, _by_id(value, value))  # the score adds the completions' rewards
+    reward, rewards = value.get("reward"), value.get("completions")
+    if rewards is not None and not isinstance(rewards, Mapping):
+        raise AgentContractError(
+            f"the agent returned {show(value)}, expected a mapping from ids to numbers as 'completions'; correct its "
+            "return"
+        )
+    return AgentResult(None if reward is None else _number(reward, value), _by_id(rewards or {}, value))
+
+
+def _by_id(rewards: Mapping[Any, object], whole: object) -> dict[str, float]:
+    for key in rewards:
+        if not isinstance(key, str):
+            raise AgentContractError(
+                f"the agent returned {show(whole)}, expected the ids of completions, not {show(key, 60)}; take them "
+                "from the answers"
+            )
+    return {key: _number(reward, whole) for key, reward in rewards.items()}
+
+
+def _number(value: object, whole: object) -> float:
+    # An array or a tensor of one number has `item`, too.
+    single: object = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    if not isinstance(single, numbers.Real):
+        raise AgentContractError(f"the agent returned {show(whole)}, expected {_EXPECTED}; correct its return")
+    try:
+        number = float(single)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise AgentContractError(f"the agent returned {show(whole)}, whose reward is not finite; correct its return")
+    return number

@@ -1,0 +1,127 @@
+"""The clients' end of a connection: who is connected, and whether an answer reached them.
+
+Invariants:
+- nothing that a client sent is logged or repeated in an error: it may hold a secret;
+- a connection that shows no key within `STRANGER_S` is closed, so that neither idle nor dripping ones pile up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from typing import Any
+
+from aiohttp import web
+
+STRANGER_S = 30.0
+MOST_STRANGERS = 4096
+# Linux alone tells at once that the other side has closed; elsewhere the event loop finds out a moment later.
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
+
+
+class Connection(web.RequestHandler):
+    """One connection of a client.
+
+    Args:
+        strangers: The connections that have shown no key yet.
+        manager: See `aiohttp.web.RequestHandler`, as for `options`.
+        loop: The event loop.
+        options: Further options.
+    """
+
+    def __init__(
+        self, strangers: Strangers, manager: web.Server, loop: asyncio.AbstractEventLoop, **options: Any
+    ) -> None:
+        super().__init__(manager, loop=loop, **options)
+        self._strangers = strangers
+        self.lost: asyncio.Future[None] = loop.create_future()
+        """Done when the connection is over."""
+        self.owner: object = None
+        """The session that was the last to use it; None before."""
+        self.requests = 0
+        """Requests under way."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin. Writing then waits until the kernel has taken everything, which tells what was delivered."""
+        super().connection_made(transport)
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(high=0)
+        self._strangers.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        self._strangers.remove(self)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def known(self) -> None:
+        """Note that the client has shown a key."""
+        self._strangers.remove(self)
+
+    def abort(self) -> None:
+        """Close the connection at once. What was not sent is lost."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP, in our own words: aiohttp would repeat the line that it could not read."""
+        response = web.json_response(
+            {"error": {"type": "invalid_request_error", "message": "the request is no valid HTTP; correct it"}},
+            status=400,
+        )
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log nothing: aiohttp would show the request. What goes wrong in a handler is logged by the server."""
+
+
+class Strangers:
+    """The connections that have shown no key yet, the oldest first."""
+
+    def __init__(self) -> None:
+        self._timers: dict[Connection, asyncio.TimerHandle] = {}
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection. If there are too many, the oldest is closed."""
+        if len(self._timers) >= MOST_STRANGERS:
+            next(iter(self._timers)).abort()
+        self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, connection.abort)
+
+    def remove(self, connection: Connection) -> None:
+        """Remove a connection, if it is there."""
+        if (timer := self._timers.pop(connection, None)) is not None:
+            timer.cancel()
+
+
+def has_left(transport: asyncio.Transport | None) -> bool:
+    """Tell whether the client has closed its side."""
+    return _is(transport, _PEER_CLOSED | select.POLLERR | select.POLLHUP)
+
+
+def was_reset(transport: asyncio.Transport | None) -> bool:
+    """Tell whether the connection broke, as it does when data reach a client that has closed it.
+
+    A client that closes only its side after it has read everything breaks nothing.
+    """
+    return _is(transport, select.POLLERR | select.POLLHUP)
+
+
+def _is(transport: asyncio.Transport | None, events: int) -> bool:
+    if transport is None or transport.is_closing():
+        return True
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(0))

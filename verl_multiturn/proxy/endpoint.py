@@ -1,0 +1,184 @@
+"""`Endpoint`: runs an agent for a data row, and returns what becomes of its session.
+
+    row → session, secret → agent ⇄ server ⇄ session ⇄ engine → the agent ends → rows and receipts
+
+One endpoint serves all sessions of a process. It raises only for a mistake of an author (`ConfigError`,
+`AgentContractError`) and for cancellation. Everything else ends in an outcome with a `StopReason`.
+
+Invariants:
+- when `run` returns or raises, the agent has ended (or its thread is abandoned), the session's secret is dead, and no
+  generation of it is under way;
+- what the agent got counts as delivered also if it ends at that moment: answers that are being written are finished
+  before the session is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from verl_multiturn.certificate.receipts import Receipt
+from verl_multiturn.errors import AgentContractError
+from verl_multiturn.proxy.agent import SessionAddress, agent_row
+from verl_multiturn.proxy.agent_end import AgentEnd, judge
+from verl_multiturn.proxy.proxy_run import ProxyRun
+from verl_multiturn.proxy.runners import AgentRunner
+from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.session import AgentSession
+from verl_multiturn.rollout.clock import running
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import Outcome, SessionReport
+from verl_multiturn.tasks import finish
+
+logger = logging.getLogger(__name__)
+
+_TIME_UP = ("timed_out", "stuck")
+
+
+class Endpoint:
+    """What runs the agents of one process; its methods are called on one event loop.
+
+    Args:
+        run: What all sessions share.
+        agents: Runs the agents.
+        server: Lets them in. It is started with the first session.
+        wall_clock_s: Seconds that a session may take.
+        error_reward: Reward of a session whose agent failed after it got a completion.
+    """
+
+    name = "proxy"
+    """Name of what is closed, in the log."""
+
+    def __init__(
+        self, run: ProxyRun, agents: AgentRunner, server: ProxyServer, wall_clock_s: float, error_reward: float = 0.0
+    ) -> None:
+        self._run = run
+        self._agents = agents
+        self._server = server
+        self._wall_clock_s = wall_clock_s
+        self._error_reward = error_reward
+        self._starting: asyncio.Future[None] | None = None
+
+    async def aclose(self) -> None:
+        """End everything that is under way, and stop listening."""
+        await self._agents.aclose()
+        await self._server.aclose()
+        self._run.renderer.close()
+
+    async def run(
+        self, name: str, row: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> tuple[Outcome, list[Receipt]]:
+        """Run the agent for a data row.
+
+        Args:
+            name: Request id of the row.
+            row: The row.
+            sampling: Sampling parameters, under the engine's own names.
+
+        Returns:
+            What becomes of the session, and the receipts of its generations in the order of
+            `Outcome.generation_rows`.
+
+        Raises:
+            ConfigError: The agent cannot be imported, a column of the row cannot be given to it, or the function
+                `select` failed.
+            AgentContractError: The agent returned what is no reward.
+            asyncio.CancelledError: The caller cancelled.
+        """
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._server.start())
+        await asyncio.shield(self._starting)
+        plain = agent_row(row)
+        time_up = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._wall_clock_s) as deadline, running(deadline):
+                session = AgentSession(name, self._run, sampling)  # it keeps the context, and so the deadline
+                until = time.monotonic() + self._wall_clock_s
+                address = replace(self._server.open(session), deadline=until)
+                agent = asyncio.ensure_future(self._agents.run(plain, address, time_up))
+                await asyncio.wait({agent})
+        except TimeoutError:
+            session.end()
+            time_up.set()
+        except asyncio.CancelledError:
+            await self._closed(agent, session, address)
+            raise
+        try:
+            await asyncio.wait({agent})
+        finally:
+            receipts = await self._closed(agent, session, address)
+        end = agent.result()
+        # An agent may print its environment, or an error may name its address.
+        end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
+        return self._judged(session, end), receipts
+
+    async def _closed(
+        self, agent: asyncio.Future[AgentEnd], session: AgentSession, address: SessionAddress
+    ) -> list[Receipt]:
+        """End what is left of a session, wait for it, and return the session's receipts."""
+
+        async def close() -> None:
+            agent.cancel()
+            await asyncio.wait({agent})
+            session.end()
+            await session.closed()
+            await self._server.close_session(address)
+
+        try:
+            await finish(asyncio.ensure_future(close()))
+        finally:
+            receipts = session.receipts()
+        return receipts
+
+    def _judged(self, session: AgentSession, end: AgentEnd) -> Outcome:
+        """Return the outcome of a session whose agent has ended.
+
+        Raises:
+            AgentContractError: The agent gave a reward for a completion that this session never made.
+        """
+        for completion, reward in end.result.completions.items():
+            if not session.reward(completion, reward):
+                raise AgentContractError(
+                    f"the agent returned a reward for the completion {completion!r}, and its session has none of this "
+                    "id; use the `id` of the answers that it got"
+                )
+        delivered = any(node.delivered for node in session.forest.completions.values())
+        judged = judge(end, delivered, self._error_reward)
+        reason = stop_reason(end, delivered, session.failed, self._asked_too_much(session))
+        if end.problem:
+            logger.warning("session %s: its agent did not end by itself: %s", session.id, end.problem)
+        outcome = session.outcome(reason, session.failed or end.problem)
+        outcome.session = SessionReport(
+            roots=sum(bool(root.completions) for root in session.forest.roots),
+            unenforced=dict(session.unenforced),
+            reward=judged.reward,
+            stuck=end.kind == "stuck",
+        )
+        return outcome
+
+    def _asked_too_much(self, session: AgentSession) -> bool:
+        """Tell whether the session's first prompt was too long."""
+        first = next(iter(session.forest.roots), None)
+        return first is not None and len(first.ids) > self._run.limits.prompt_length
+
+
+def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bool = False) -> StopReason:
+    """Return why a session ended, in the order that `rollout.limits` writes down.
+
+    Args:
+        end: The agent's end.
+        delivered: Whether it got a completion.
+        engine_failed: What the engine failed with; "" if it did not.
+        too_long: Whether its first prompt was too long.
+    """
+    if engine_failed:
+        return StopReason.ENGINE_ERROR
+    if not delivered:
+        return StopReason.PROMPT_TOO_LONG if too_long else StopReason.AGENT_FAILED
+    if end.kind in _TIME_UP:
+        return StopReason.WALL_CLOCK
+    return StopReason.FINISHED if end.kind == "returned" else StopReason.AGENT_ERROR

@@ -1,0 +1,128 @@
+"""The items of `/v1/responses` that a client sends, as messages.
+
+An assistant's turn is several items here: its reasoning, its text, its calls, in this order. They become one message
+again. An item that cannot follow the one before it in a turn begins the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.requests import RefusedError
+
+_ROLES = ("user", "assistant", "system", "developer")
+_REASONING, _TEXT, _CALLS = range(3)
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+
+class Turns:
+    """The messages read so far.
+
+    Args:
+        unenforced: Gets the name of each item that is left out.
+    """
+
+    def __init__(self, unenforced: list[str]) -> None:
+        self.messages: list[Message] = []
+        self._unenforced = unenforced
+        self._last: int | None = None
+
+    def add(self, value: Any, where: str) -> None:
+        """Add an item.
+
+        Raises:
+            RefusedError: It holds something else than the protocol says, or refers to a store.
+        """
+        item = reading.mapping(value, where)
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind == "message":
+            self._message(item, where)
+        elif kind == "reasoning":
+            self._reasoning(item, where)
+        elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
+            calls = self._of_turn(_CALLS).setdefault("tool_calls", [])
+            calls.append(_call(kind, item, where))
+        elif kind in _OUTPUTS:
+            self._other(_output(item, where))
+        elif kind == "item_reference":
+            raise RefusedError(
+                400, "invalid_request_error", f"{where}: items are not stored here; send the item itself, store=false"
+            )
+        elif isinstance(kind, str):
+            self._unenforced.append(reading.counted("input", kind))
+        else:
+            raise reading.wrong(f"{where}.type", kind, "the name of an item's kind")
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise reading.wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
+        content = _content(item.get("content"), f"{where}.content", images=role != "assistant")
+        if role == "assistant":
+            self._of_turn(_TEXT)["content"] = content
+        else:
+            self._other({"role": role, "content": content})
+
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
+        parts = reading.array(item.get("content"), f"{where}.content")
+        name = "content" if parts else "summary"
+        texts = []
+        for index, each in enumerate(parts or reading.array(item.get("summary"), f"{where}.summary")):
+            here = f"{where}.{name}[{index}]"
+            texts.append(reading.text(reading.mapping(each, here).get("text"), f"{here}.text"))
+        if texts:  # there may be encrypted content only, which nobody here can read
+            self._of_turn(_REASONING)["reasoning_content"] = "\n".join(texts)
+
+    def _of_turn(self, stage: int) -> Message:
+        """Return the assistant's message to which an item belongs."""
+        if self._last is None or stage < self._last or stage == self._last != _CALLS:
+            self.messages.append({"role": "assistant", "content": ""})
+        self._last = stage
+        return self.messages[-1]
+
+    def _other(self, message: Message) -> None:
+        self.messages.append(message)
+        self._last = None
+
+
+def _call(kind: str, item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    id_ = item.get("call_id")
+    if kind == "custom_tool_call":
+        arguments: Any = {"input": reading.text_or_empty(item.get("input"), f"{where}.input")}
+        return reading.call(id_, item.get("name"), arguments, where)
+    if kind == "local_shell_call":
+        return reading.call(id_, "local_shell", reading.mapping(item.get("action"), f"{where}.action"), where)
+    return reading.call(id_, item.get("name"), item.get("arguments"), where)
+
+
+def _output(item: Mapping[str, Any], where: str) -> Message:
+    id_ = item.get("call_id")
+    message: Message = {"role": "tool", "content": _content(item.get("output"), f"{where}.output", images=True)}
+    if id_ is not None:
+        message["tool_call_id"] = reading.text(id_, f"{where}.call_id")
+    return message
+
+
+def _content(value: Any, where: str, images: bool) -> str | list[dict[str, Any]]:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise reading.wrong(where, value, "a text or a list of parts")
+    return reading.content_of([_part(each, f"{where}[{index}]", images) for index, each in enumerate(value)])
+
+
+def _part(value: Any, where: str, images: bool) -> str | dict[str, Any]:
+    part = reading.mapping(value, where)
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return reading.text(part.get("text"), f"{where}.text")
+    if kind == "refusal":
+        return reading.text(part.get("refusal"), f"{where}.refusal")
+    if kind == "input_image" and images:
+        return reading.image_of_url(part.get("image_url"), f"{where}.image_url")
+    raise reading.wrong(f"{where}.type", kind, "input_text, output_text or input_image", "send files as text or images")

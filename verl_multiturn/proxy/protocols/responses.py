@@ -1,0 +1,282 @@
+"""`POST /v1/responses`: OpenAI's Responses, without a store.
+
+https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. Nothing is kept between requests, so
+whatever refers to an earlier response by its id is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.proxy.protocols import events as sse
+from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.protocols.chat_completions import error_body
+from verl_multiturn.proxy.protocols.response_items import Turns
+from verl_multiturn.proxy.requests import Call, ChatRequest, Completion, RefusedError
+
+_STORED = ("previous_response_id", "conversation", "prompt", "background")
+_UNENFORCED = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
+_LOGPROBS = "message.output_text.logprobs"
+_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The whole text for the tool."}},
+    "required": ["input"],
+}
+
+
+class Responses:
+    """The protocol of Responses."""
+
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """Read a request.
+
+        Raises:
+            RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
+        """
+        reading.check_depth(body)
+        for name in _STORED:
+            if body.get(name) not in (None, False):
+                raise reading.wrong(name, body[name], "nothing: responses are not stored here", "send the whole input")
+        unenforced = [*reading.set_fields(body, _UNENFORCED), *_unenforced(body)]
+        tools, custom_tools = _tools(body.get("tools"), unenforced)
+        return ChatRequest(
+            messages=_messages(body, unenforced),
+            tools=tools,
+            custom_tools=custom_tools,
+            max_tokens=reading.most_tokens(body.get("max_output_tokens"), "max_output_tokens"),
+            logprobs=_LOGPROBS in reading.array(body.get("include"), "include"),
+            reads_calls=body.get("tool_choice") != "none",
+            stream=reading.flag(body.get("stream"), "stream"),
+            model=reading.text_or_empty(body.get("model"), "model"),
+            unenforced=unenforced,
+        )
+
+    def answer(self, request: ChatRequest, completions: Sequence[Completion], created: int) -> dict[str, Any]:
+        """Return the body of the answer."""
+        (completion,) = completions
+        return _finished(request, completion, created, [item for item, _ in _items(request, completion)])
+
+    def events(self, request: ChatRequest, completions: Sequence[Completion], created: int) -> Iterator[bytes]:
+        """Return the answer as a stream."""
+        for number, each in enumerate(_events(request, completions, created)):
+            yield sse.event({**each, "sequence_number": number})
+
+    def ping(self) -> bytes:
+        """Return bytes that keep the connection alive."""
+        return sse.COMMENT
+
+    def error(self, refused: RefusedError) -> dict[str, Any]:
+        """Return the body of an error."""
+        return error_body(refused)
+
+    def error_events(self, refused: RefusedError) -> bytes:
+        """Return an error for a stream that has begun.
+
+        OpenAI's own client raises at the first event, Codex ends at the second; to each the other one is unknown.
+        """
+        body = error_body(refused)
+        final = refused.status < 500 and refused.code != "context_length_exceeded"
+        # Codex asks again after any code that it does not know.
+        error = {"code": "invalid_prompt" if final else refused.code, "message": refused.message}
+        response = {"object": "response", "status": "failed", "error": error, "output": []}
+        first = {"type": "error", "sequence_number": 0, **body, "code": refused.code, "message": refused.message}
+        second = {"type": "response.failed", "sequence_number": 1, "response": {"id": "resp_failed", **response}}
+        return sse.event(first) + sse.event(second)
+
+
+def _unenforced(body: Mapping[str, Any]) -> Iterator[str]:
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        yield "tool_choice"
+    if body.get("parallel_tool_calls") is False:
+        yield "parallel_tool_calls"
+    if body.get("truncation") not in (None, "disabled"):
+        yield "truncation"
+    for name, field in (("text", "verbosity"), ("reasoning", "effort")):
+        given = body.get(name)
+        if given is not None:
+            yield from reading.set_fields(reading.mapping(given, name), (field,), f"{name}.")
+    if (body.get("text") or {}).get("format") not in (None, {"type": "text"}):
+        yield "text.format"
+
+
+def _messages(body: Mapping[str, Any], unenforced: list[str]) -> list[Message]:
+    given = body.get("input")
+    turns = Turns(unenforced)
+    if isinstance(given, str):
+        turns.add({"role": "user", "content": given}, "input")
+    else:
+        for index, item in enumerate(reading.array(given, "input", reading.MOST_MESSAGES)):
+            turns.add(item, f"input[{index}]")
+    if not turns.messages:
+        raise reading.wrong("input", given, "a text or a list with at least one message")
+    instructions = reading.text_or_empty(body.get("instructions"), "instructions")
+    first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    return [*first, *turns.messages]
+
+
+def _tools(value: Any, unenforced: list[str]) -> tuple[list[dict[str, Any]], frozenset[str]]:
+    """Return the schemas, and the names of the tools that take a text; tools of other kinds go to `unenforced`."""
+    schemas: list[dict[str, Any]] = []
+    custom: set[str] = set()
+    for index, each in enumerate(reading.array(value, "tools", reading.MOST_TOOLS)):
+        where = f"tools[{index}]"
+        tool = reading.mapping(each, where)
+        kind, name, description = tool.get("type"), tool.get("name"), tool.get("description")
+        if kind == "function":
+            schemas.append(reading.function_schema(name, description, tool.get("parameters"), where))
+        elif kind == "custom":
+            schemas.append(reading.function_schema(name, description, _INPUT, where))
+            custom.add(schemas[-1]["function"]["name"])
+        else:
+            unenforced.append(reading.counted("tools", kind))
+    return schemas, frozenset(custom)
+
+
+def _items(request: ChatRequest, completion: Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Return the items of the answer, each with the events between its beginning and its end."""
+    index = 0
+    if completion.reasoning:
+        yield _reasoning(completion, index)
+        index += 1
+    if completion.content or not completion.calls:
+        yield _message(request, completion, index)
+        index += 1
+    for call in completion.calls:
+        yield _custom_call(call, index) if call.name in request.custom_tools else _function_call(call, index)
+        index += 1
+
+
+def _reasoning(completion: Completion, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    part = {"type": "reasoning_text", "text": completion.reasoning}
+    item = {
+        "id": f"rs_{completion.id}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [part],
+        "encrypted_content": None,
+        "status": "completed",
+    }
+    return item, _part_events("reasoning_text", part, item["id"], index, {})
+
+
+def _message(request: ChatRequest, completion: Completion, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    found = sse.logprobs(completion) if request.logprobs else []
+    part = {"type": "output_text", "text": completion.content, "annotations": [], "logprobs": found}
+    item = {
+        "id": f"msg_{completion.id}",
+        "type": "message",
+        "role": "assistant",
+        "status": "incomplete" if completion.finish == "length" else "completed",
+        "content": [part],
+    }
+    return item, _part_events("output_text", part, item["id"], index, {"logprobs": found})
+
+
+def _part_events(
+    kind: str, part: dict[str, Any], item_id: Any, index: int, more: dict[str, Any]
+) -> list[dict[str, Any]]:
+    place = {"item_id": item_id, "output_index": index, "content_index": 0}
+    empty = {**part, "text": ""} | {name: [] for name in more}
+    return [
+        {"type": "response.content_part.added", **place, "part": empty},
+        {"type": f"response.{kind}.delta", **place, "delta": part["text"], **more},
+        {"type": f"response.{kind}.done", **place, "text": part["text"], **more},
+        {"type": "response.content_part.done", **place, "part": part},
+    ]
+
+
+def _function_call(call: Call, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    item = {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+    place = {"item_id": item["id"], "output_index": index}
+    done = {"type": "response.function_call_arguments.done", **place, "name": call.name, "arguments": call.arguments}
+    return item, [{"type": "response.function_call_arguments.delta", **place, "delta": call.arguments}, done]
+
+
+def _custom_call(call: Call, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    given = sse.arguments_of(call).get("input")
+    # Arguments that are not as the schema has them reach the tool as they are.
+    given = given if isinstance(given, str) else call.arguments
+    item = {
+        "id": f"ctc_{call.id}",
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "input": given,
+    }
+    place = {"item_id": item["id"], "output_index": index}
+    done = {"type": "response.custom_tool_call_input.done", **place, "input": given}
+    return item, [{"type": "response.custom_tool_call_input.delta", **place, "delta": given}, done]
+
+
+def _events(request: ChatRequest, completions: Sequence[Completion], created: int) -> Iterator[dict[str, Any]]:
+    """Return the events without their numbers."""
+    (completion,) = completions
+    begun = _response(request, completion, created, "in_progress")
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    items = []
+    for index, (item, between) in enumerate(_items(request, completion)):
+        empty = {name: type(item[name])() for name in ("content", "arguments", "input") if name in item}
+        yield {
+            "type": "response.output_item.added",
+            "output_index": index,
+            "item": {**item, "status": "in_progress", **empty},
+        }
+        yield from between
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        items.append(item)
+    # Not `response.incomplete` after a completion that was cut: OpenAI's own helper finds no final response there, and
+    # Codex asks again. The status says that it was cut.
+    yield {"type": "response.completed", "response": _finished(request, completion, created, items)}
+
+
+def _finished(
+    request: ChatRequest, completion: Completion, created: int, items: list[dict[str, Any]]
+) -> dict[str, Any]:
+    cut = completion.finish == "length"
+    response = _response(request, completion, created, "incomplete" if cut else "completed")
+    details = {"reason": "max_output_tokens"} if cut else None
+    usage = {
+        "input_tokens": completion.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": completion.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+    }
+    return {**response, "incomplete_details": details, "output": items, "usage": usage}
+
+
+def _response(request: ChatRequest, completion: Completion, created: int, status: str) -> dict[str, Any]:
+    """Return a response without output, with what clients' types require."""
+    return {
+        "id": f"resp_{completion.id}",
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": request.max_tokens,
+        "metadata": {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": None,
+        "tool_choice": "auto" if request.reads_calls else "none",
+        "tools": [],
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,
+    }

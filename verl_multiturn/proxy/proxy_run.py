@@ -1,0 +1,37 @@
+"""`ProxyRun`: what all sessions of a process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.proxy.prompt_rendering import PromptRenderer
+from verl_multiturn.proxy.session_rows import CompletionView
+from verl_multiturn.proxy.turn_reading import TurnReader
+from verl_multiturn.rollout.limits import Limits
+
+
+@dataclass(frozen=True)
+class ProxyRun:
+    """What all sessions of a process share."""
+
+    engine: ReceiptingEngine
+    """Samples the completions, and stops at the texts of `stop_regex` (`rollout.stop_texts`)."""
+    renderer: PromptRenderer
+    reader: TurnReader
+    limits: Limits
+    """`prompt_length`, `response_length` and `turn_length` count here."""
+    fill_id: int
+    """Token id of the prompt of a session that asked for nothing."""
+    history: Literal["sampled", "rendered"] = "sampled"
+    """What the model reads of its earlier turns: the tokens that it sampled, or what the template makes of them."""
+    max_completions: int | None = None
+    """The most completions of a session; None: no limit."""
+    max_inflight: int = 16
+    """The most generations of a session at once; others wait."""
+    max_rows: int | None = None
+    """The most rows of a session; None: no limit."""
+    select: Callable[[Sequence[CompletionView]], Collection[str]] | None = None
+    """Returns the ids of the completions that are trained; None: all are."""

@@ -1,0 +1,202 @@
+"""The rows of a session: paths of its forest, each completion trained in at most one of them.
+
+    forest                           rows (trained completions; the others of a path are context)
+    root ─ 0 ─┬─ 1                   row 0: 0 1
+              └─ 2 ─ 3               row 1: (0) 2 3
+    root ─ 4                         row 2: 4
+
+A row ends with a completion that is trained and that no trained one continues. Rows are in the order of their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.forest import CompletionNode, Forest
+from verl_multiturn.proxy.requests import Call
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome
+from verl_multiturn.rollout.trajectory import Source, Trajectory
+
+
+@dataclass(frozen=True)
+class CompletionView:
+    """A delivered completion, as a `select` function sees it."""
+
+    id: str
+    messages: Sequence[Message]
+    """Messages of the request that it answers."""
+    tools: Sequence[Mapping[str, Any]]
+    """Schemas of the request's tools."""
+    content: str
+    reasoning: str
+    calls: Sequence[Call]
+    parent: str | None
+    """Id of the completion that it continues; None where it begins anew."""
+
+
+def session_outcome(
+    name: str,
+    forest: Forest,
+    reason: StopReason,
+    error: str,
+    *,
+    prompt_length: int,
+    fill_id: int,
+    max_rows: int | None,
+    select: Callable[[Sequence[CompletionView]], Collection[str]] | None,
+) -> Outcome:
+    """Return what becomes of a session that is over.
+
+    Args:
+        name: Its request id.
+        forest: Its completions.
+        reason: Why it ended.
+        error: What went wrong; "" otherwise.
+        prompt_length: The most tokens of a prompt.
+        fill_id: Token id of the prompt of a session without one.
+        max_rows: The most rows; those with most trained tokens are kept. None: all are.
+        select: Returns the ids of the completions that are trained; None: all are.
+
+    Raises:
+        ConfigError: `select` raised, or returned something else than ids.
+    """
+    nodes = sorted(forest.completions.values(), key=lambda node: node.number)
+    delivered = [node for node in nodes if node.delivered]
+    chosen = selected(delivered, select)
+    ends, trained_in = chosen_rows(chosen, max_rows)
+    places: list[int | str] = []
+    for entry in forest.ledger:
+        node = entry.node
+        if node is None:
+            places.append(entry.cause)
+        elif not node.delivered:
+            places.append("undelivered")
+        elif node not in chosen:
+            places.append("not_selected")
+        else:
+            places.append(trained_in.get(node, "dropped_row"))
+    rows = [_row(end, index, trained_in) for index, end in enumerate(ends)]
+    if not rows:
+        prompt = next((root.ids for root in forest.roots if root.length), [fill_id])
+        empty = Trajectory()
+        empty.append_prompt(prompt[-prompt_length:])
+        rows = [ConversationRow(empty, [], 0)]
+    for row in rows:
+        row.trajectory.seal(reason)
+    *earlier, last = rows
+    messages = [*ends[-1].prompt.conversation, ends[-1].said] if ends else []
+    return Outcome(
+        name,
+        last.trajectory,
+        messages,
+        assistant_turns=[_turn(node) for node in delivered],
+        asked=len(ends[-1].prompt.root.messages) if ends else 0,
+        images=last.images,
+        earlier=earlier,
+        first_turn=last.first_turn,
+        turn_numbers=last.turn_numbers,
+        generation_rows=places,
+        parents=[None if entry.parent is None else entry.parent.number for entry in forest.ledger],
+        completion_rewards={node.number: node.reward for node in delivered if node.reward is not None},
+        user_turns=len({id(node.prompt) for node in delivered if node.parent is not None}),
+        error=error,
+    )
+
+
+def selected(
+    nodes: Sequence[CompletionNode], select: Callable[[Sequence[CompletionView]], Collection[str]] | None
+) -> set[CompletionNode]:
+    """Return the completions that a `select` function leaves in.
+
+    Raises:
+        ConfigError: The function raised, or returned something else than ids of these completions.
+    """
+    if select is None or not nodes:
+        return set(nodes)
+    views = [
+        CompletionView(
+            node.completion.id,
+            node.prompt.conversation,
+            node.prompt.tools,
+            node.completion.content,
+            node.completion.reasoning,
+            node.completion.calls,
+            node.parent.completion.id if node.parent is not None else None,
+        )
+        for node in nodes
+    ]
+    try:
+        kept = set(select(views))
+    except Exception as error:  # it is the user's code
+        raise ConfigError(f"proxy.select raised {show(error)}; it must return the ids that are trained") from error
+    known = {view.id for view in views}
+    if strange := kept - known:
+        raise ConfigError(f"proxy.select returned {show(sorted(map(str, strange))[0])}, which is no completion's id")
+    return {node for node in nodes if node.completion.id in kept}
+
+
+def chosen_rows(
+    trained: Collection[CompletionNode], max_rows: int | None
+) -> tuple[list[CompletionNode], dict[CompletionNode, int]]:
+    """Return the last completion of each row, and for each trained completion the index of its row.
+
+    A completion is trained in the first row that holds it. Beyond `max_rows` those with most trained tokens stay. A
+    completion of a row that is left out is trained in another that holds it; if there is none, it has no row.
+
+    Args:
+        trained: Completions that are to be trained.
+        max_rows: The most rows; None: no limit.
+    """
+    within: set[CompletionNode] = set()
+    for node in trained:
+        above = node.parent
+        while above is not None and above not in within:
+            within.add(above)
+            above = above.parent
+    ends = sorted((node for node in trained if node not in within), key=lambda node: node.number)
+    if max_rows is not None and len(ends) > max_rows:
+        held = _held(ends, trained)
+        tokens = [0] * len(ends)
+        for node, index in held.items():
+            tokens[index] += len(node.generation.ids)
+        kept = sorted(range(len(ends)), key=lambda index: (-tokens[index], index))[:max_rows]
+        ends = [ends[index] for index in sorted(kept)]
+    return ends, _held(ends, trained)
+
+
+def _held(ends: Sequence[CompletionNode], trained: Collection[CompletionNode]) -> dict[CompletionNode, int]:
+    held: dict[CompletionNode, int] = {}
+    for index, end in enumerate(ends):
+        for node in end.path:
+            if node in trained:
+                held.setdefault(node, index)
+    return held
+
+
+def _row(end: CompletionNode, index: int, trained_in: Mapping[CompletionNode, int]) -> ConversationRow:
+    """Write row `index`, which ends with the completion `end`."""
+    written, numbers = Trajectory(), []
+    written.append_prompt(end.prompt.root.ids)
+    for node in end.path:
+        if node.parent is not None:
+            written.append_context(node.prompt.template, Source.TEMPLATE)
+            written.append_context(node.prompt.added, Source.OBSERVATION)
+        made = node.generation
+        if trained_in.get(node) == index:
+            written.append_sampled(made.ids, made.logprobs, made.versions)
+            numbers.append(node.number)
+        else:
+            written.append_context(made.ids, Source.EARLIER)
+    return ConversationRow(written, end.prompt.images, numbers[0], numbers)
+
+
+def _turn(node: CompletionNode) -> AssistantTurn:
+    said = node.completion
+    return AssistantTurn(said.content, [ToolCall(call.name, call.arguments, call.id) for call in said.calls])
