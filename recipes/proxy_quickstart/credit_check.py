@@ -1,0 +1,119 @@
+"""The advantages of the completions of `branches.py`, computed anew from the records of a run, from the definition.
+
+It shares nothing with the trainer's own computation: the scores are read from the sampled tokens. The actor wrote down
+what it trained with (`written_loss.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.proxy_quickstart.branches import OWN_REWARD, PLANNER
+from recipes.proxy_quickstart.same_prompts import turns_of
+from recipes.quickstart.task import extract_answer, score_answer
+from verl_multiturn.certificate.records import rows_of
+
+Row = list[tuple[int, float]]
+"""A row of the batch: for each completion its number of tokens, and its advantage."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the computation needs to know of a run."""
+
+    credit: str
+    """`proxy.credit`."""
+    gamma: float
+    """`proxy.gamma`."""
+    decode: Callable[[Sequence[int]], str]
+    """Returns the text of token ids, without special tokens."""
+    answers: Mapping[str, str]
+    """The right answers, by question."""
+
+
+def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], told: Told) -> float | None:
+    """Return the largest difference between the advantages that were trained and those expected; None without any.
+
+    The rows of a step are compared in the order of their tokens and advantages.
+
+    Args:
+        records: Records of the sampled sessions.
+        trained: Rows that the actor was given, in the order of the steps.
+        told: What is known of the run.
+
+    Raises:
+        ValueError: The actor was given other rows: more or fewer, or of other lengths.
+    """
+    by_step: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_step[record["step"]].append(record)
+    found: list[float] = []
+    begin = 0
+    for step in sorted(by_step):
+        expected = sorted(_rows(by_step[step], told), key=_order)
+        given = sorted(trained[begin : begin + len(expected)], key=_order)
+        begin += len(expected)
+        if [[tokens for tokens, _ in row] for row in expected] != [[tokens for tokens, _ in row] for row in given]:
+            raise ValueError(f"step {step}: the actor was given {len(given)} rows, which are not those of the records")
+        for ours, theirs in zip(expected, given, strict=True):
+            found += [abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)]
+    if begin != len(trained):
+        raise ValueError(f"the actor was given {len(trained)} rows, and the records have {begin}")
+    return max(found, default=None)
+
+
+def read_written(path: Path) -> list[Row]:
+    """Return the rows that `written_loss` wrote."""
+    return [[(tokens, value) for tokens, value in json.loads(line)] for line in path.read_text().splitlines()]
+
+
+def _order(row: Row) -> tuple[list[int], list[float]]:
+    return [tokens for tokens, _ in row], [round(value, 4) for _, value in row]
+
+
+def _rows(records: Sequence[Mapping[str, Any]], told: Told) -> Iterator[Row]:
+    """Yield the rows that the sessions of a step should be trained as."""
+    groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        if record["valid"]:
+            groups[record["uid"]].append(record)
+    for group in groups.values():
+        scored = [(record, *_scores(record, told)) for record in group]
+        totals = [outcome + sum(own) for _, outcome, own in scored]
+        mean = statistics.mean(totals)
+        scale = statistics.stdev(totals) + 1e-6 if len(totals) > 1 else 1.0
+        for record, outcome, own in scored:
+            for row, earned in zip(rows_of(record), own, strict=True):
+                spans = turns_of(row["mask"])
+                values = []
+                for number in range(len(spans)):
+                    after = told.gamma ** (len(spans) - 1 - number)
+                    if told.credit == "completion":
+                        value = (after * (outcome + earned) - mean) / scale
+                    else:
+                        value = (outcome + sum(own) - mean) / scale * (after if told.credit == "discounted" else 1)
+                    values.append(value if len(totals) > 1 else 0.0)
+                yield [(end - start, value) for (start, end), value in zip(spans, values, strict=True)]
+
+
+def _scores(record: Mapping[str, Any], told: Told) -> tuple[float, list[float]]:
+    """Return what a session earned, and what the last completion of each of its rows did.
+
+    A session whose agent failed earned nothing: `error_reward` is 0.
+    """
+    if record["stop_reason"] != "finished":
+        return 0.0, [0.0] * len(rows_of(record))
+    right, is_worker = [], []
+    for row in rows_of(record):
+        prompt = told.decode(row["ids"][: row["prompt_length"]])
+        (answer,) = {answer for question, answer in told.answers.items() if question in prompt}
+        start, end = turns_of(row["mask"])[-1]
+        is_worker.append(PLANNER not in prompt)
+        right.append(is_worker[-1] * score_answer(extract_answer(told.decode(row["ids"][start:end])), answer))
+    return max(right), [OWN_REWARD * each for each in right]

@@ -1,0 +1,1 @@
+"""Commands for people who work on the project; `scripts.harnesses` is a package."""
