@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_multiturn.config import AdvantageSettings
+from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.verl_bridge.trainer import batch, trainers
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 
@@ -71,5 +71,5 @@ def advantages_of(outputs: Mapping[str, Any], estimator: str, group: int = 8) ->
         return trainer_base.PPOTrainer._compute_advantage(trainer, given, metrics)
 
     with mock.patch.object(batch, "transfer_queue", store), mock.patch.object(trainer_base, "tq", store):
-        compute_advantages(store.batch(), {}, verls, config, AdvantageSettings())
+        compute_advantages(store.batch(), {}, verls, config, MultiTurnSettings())
     return {key: [float(value) for value in row["advantages"]] for key, row in rows.items()}

@@ -24,12 +24,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import shutil
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,11 +36,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import psutil
 from transformers import AutoTokenizer
 
 from benchmarks import faulty_interactions as faulty
 from benchmarks.group_advantages import advantages_of
+from benchmarks.held import held, left
 from benchmarks.interaction_plans import GROUP, MODES, Plan, interactions_file, make_decks
 from benchmarks.turn_cost import MODEL, make_config
 from verl_multiturn import EngineError, Generation
@@ -65,6 +63,7 @@ ESTIMATORS = {
     "window": ("mt_grpo", "mt_turns", "mt_gigpo"),
     "overflow": ("mt_grpo", "mt_turns", "mt_gigpo"),
 }
+_THREADS = ("interaction ", "leaked")
 POLICY = ("raises", "no_ids", "abort", "hangs")
 
 
@@ -255,17 +254,6 @@ class Suite:
         }
 
 
-def held() -> dict[str, int]:
-    """Count what this process holds and could leak."""
-    gc.collect()
-    process = psutil.Process()
-    return {
-        "processes": len(process.children(recursive=True)),
-        "file descriptors": process.num_fds(),
-        "threads": sum(thread.name.startswith(("interaction ", "leaked")) for thread in threading.enumerate()),
-    }
-
-
 @contextmanager
 def unmarked_failures() -> Iterator[None]:
     """Take the marking of failed interactions away: such a conversation counts as any other."""
@@ -282,17 +270,12 @@ async def play(conversations: int, seed: int) -> tuple[Suite, dict[str, int]]:
         suite = Suite(conversations, seed, folder)
         # Start asyncio's own thread pool before the count: it stays.
         await asyncio.to_thread(int)
-        before = held()
+        before = held(_THREADS)
         await endpoint.open()
         suite.build(endpoint)
         await suite.run()
         await endpoint.close()
-        for _ in range(75):  # calls that were given up are still ending
-            after = held() | {"tasks": len(asyncio.all_tasks()) - 1}
-            if all(count <= before.get(name, 0) for name, count in after.items()):
-                break
-            await asyncio.sleep(0.2)
-        leaks = {name: max(0, count - before.get(name, 0)) for name, count in after.items()}
+        leaks = await left(before, _THREADS)
         records = suite.verify_records()
         print(f"{records} records verified")
     finally:

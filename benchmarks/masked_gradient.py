@@ -134,11 +134,16 @@ def entropy_term() -> Term:
     return Term(("logits",), loss)
 
 
+def verl_losses() -> list[str]:
+    """Return the names of verl's own policy losses; a recipe may have registered others in this process."""
+    return [name for name, loss in POLICY_LOSS_REGISTRY.items() if loss.__module__.startswith("verl.")]
+
+
 def terms() -> dict[str, Term]:
     """Return every term by its name."""
     presets = {name: getattr(RolloutCorrectionConfig, name)() for name in BYPASS_PRESETS}
     return {
-        **{name: policy_term(name) for name in POLICY_LOSS_REGISTRY},
+        **{name: policy_term(name) for name in verl_losses()},
         **{name: policy_term("bypass_mode", preset) for name, preset in presets.items()},
         **{f"kl loss {penalty}": kl_term(penalty) for penalty in KL_PENALTIES},
         "entropy": entropy_term(),
@@ -246,7 +251,7 @@ def measure() -> dict[str, Any]:
     non_finite = {name: non_finite_leaks(term) for name, term in known.items()}
     torch.set_num_threads(threads)
     return {
-        "losses": len(POLICY_LOSS_REGISTRY),
+        "losses": len(verl_losses()),
         "aggregations": len(AGGREGATIONS),
         "estimators": len(ESTIMATORS),
         "terms": list(known),

@@ -26,7 +26,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}conversation_ends",
         f"{UNIT}conversation",
     ],
-    "rollout/marker": [f"{UNIT}below_receipts", f"{UNIT}tir"],
+    "rollout/stop_texts": [f"{UNIT}below_receipts", f"{UNIT}tir"],
     "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
     "certificate/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
     "rollout/scripted": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}images"],

@@ -19,24 +19,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import os
 import random
 import shutil
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from transformers import AutoTokenizer
 
 from benchmarks.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyTool, Tally
+from benchmarks.held import held, left
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
 from verl_multiturn import EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
@@ -60,6 +58,9 @@ GRACE_S = 10.0
 
 LATE_S = 2.0
 """Seconds that the loop itself may be late, because tools hold it up."""
+
+
+_THREADS = ("tool ", "leaked")
 
 
 ENGINE = ("raises", "no_ids", "bad_logprobs", "too_long")
@@ -224,17 +225,6 @@ class Suite:
             self.complete[index // GROUP] += 1
 
 
-def held() -> dict[str, int]:
-    """Count what this process holds and could leak."""
-    gc.collect()
-    process = psutil.Process()
-    return {
-        "processes": len(process.children(recursive=True)),
-        "file descriptors": process.num_fds(),
-        "threads": sum(thread.name.startswith(("tool ", "leaked")) for thread in threading.enumerate()),
-    }
-
-
 async def measure(conversations: int, seed: int) -> dict[str, Any]:
     """Run the suite, and print what was injected and what went wrong.
 
@@ -251,15 +241,10 @@ async def measure(conversations: int, seed: int) -> dict[str, Any]:
         # Start asyncio's own thread pool and its watcher of child processes before the count: they stay.
         await asyncio.to_thread(int)
         await (await asyncio.create_subprocess_exec("true")).wait()
-        before = held()
+        before = held(_THREADS)
         await suite.run()
-        for _ in range(50):  # calls that were given up are still ending
-            after = held() | {"tasks": len(asyncio.all_tasks()) - 1}
-            if after == before | {"tasks": 0}:
-                break
-            await asyncio.sleep(0.2)
+        leaks = await left(before, _THREADS)
         tally = suite.tally
-        leaks = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
         leaks["temporary folders"] = len(os.listdir(root))
         leaks["creates without one release"] = len(tally.created - tally.released) + len(tally.released - tally.created)
         leaks["calls after release"] = tally.after_release
