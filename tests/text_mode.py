@@ -5,12 +5,13 @@ from typing import Any
 from tests.conftest import ROOT, CharBuilder, make_schema
 from verl_multiturn import BaseTool, Conversation, Limits, Outcome, Request, ScriptedEngine, ToolResponse
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.tir import TirCodec, TirParser
-from verl_multiturn.rollout.marker import MarkerStop
+from verl_multiturn.chat.tir import STOP_PATTERN, TirCodec, TirParser
+from verl_multiturn.rollout.stop_texts import STOP_REGEX, StopTexts
 from verl_multiturn.tools.calls.slots import Gates
 
 PROMPT = [80, 81, 62]  # P, Q and > of CharBuilder
 END = 2  # <|im_end|>
+STOPS = {STOP_REGEX: [STOP_PATTERN]}
 BLOCK = "```python\nprint(6*7)\n```\n"
 CALL = f"{BLOCK}```output"
 # The same text in the quickstart's tokens: ` is 66, a newline is 201.
@@ -61,14 +62,14 @@ async def run(
     engine: Any, tokenizer: Any, tool: BaseTool | None, end: int = END, firewall: Firewall | None = None, **limits: Any
 ) -> Outcome:
     conversation = Conversation(
-        MarkerStop(engine, tokenizer),
+        StopTexts(engine, tokenizer),
         TirCodec(CharBuilder(), firewall, tokenizer),
         TirParser(tokenizer, [end]),
         Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
         Gates(60.0),
     )
     tools = {tool.name: tool} if tool is not None else {}
-    return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools))
+    return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools, sampling=STOPS))
 
 
 async def pieces(*turns: list[str], tool: CodeTool | None = None, **limits: Any) -> tuple[Outcome, str]:

@@ -283,7 +283,7 @@ async def test_all_requests_of_a_worker_share_one_runner(monkeypatch: pytest.Mon
 
     closed: list[Any] = []
     monkeypatch.setattr(agent_loop, "close_at_end", closed.append)
-    monkeypatch.setattr(agent_loop.MultiTurnAgentLoop, "_runners", {})
+    monkeypatch.setattr(agent_loop, "_runners", {})
     given, tokenizer = SimpleNamespace(config=make_config(50)), AutoTokenizer.from_pretrained(MODEL)
     calculator = str(ROOT / "tool_configs" / "calculator.yaml")
     OmegaConf.update(given.config, "actor_rollout_ref.rollout.multi_turn.tool_config_path", calculator)

@@ -50,6 +50,15 @@ def check(**changes: Any) -> None:
             f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
         },
         {"trainer.v1.trainer_mode": "separate_async", STEPS: 2},
+        {  # the trainer's GPU has no engine
+            "trainer.v1.trainer_mode": "separate_async",
+            STEPS: 2,
+            "trainer.n_gpus_per_node": 1,
+            "actor_rollout_ref.hybrid_engine": False,
+            "actor_rollout_ref.rollout.nnodes": 1,
+            "actor_rollout_ref.rollout.n_gpus_per_node": 2,
+            TENSOR_PARALLEL: 2,
+        },
         {"trainer.v1.trainer_mode": "colocate_async", "+trainer.v1.colocate_async.parameter_sync_step": 1},
     ],
 )
@@ -104,6 +113,17 @@ def test_recipes_for_one_device_fit_on_one_gpu(recipe: str, settings: list[str])
                 "actor_rollout_ref.rollout.data_parallel_size": 2,
             },
             "tensor_model_parallel_size=2 × actor_rollout_ref.rollout.data_parallel_size=2: an engine takes 4 GPUs",
+        ),
+        (
+            {
+                "trainer.v1.trainer_mode": "separate_async",
+                STEPS: 2,
+                "trainer.n_gpus_per_node": 7,
+                "actor_rollout_ref.rollout.nnodes": 1,
+                "actor_rollout_ref.rollout.n_gpus_per_node": 2,
+                TENSOR_PARALLEL: 2,
+            },
+            "an engine takes 2 GPUs, and trainer.nnodes=1 × trainer.n_gpus_per_node=7 gives 7, which is no multiple",
         ),
         (
             {"trainer.v1.trainer_mode": "separate_async", STEPS: 4},

@@ -94,10 +94,11 @@ def test_whose_trainer_runs(
 @pytest.mark.parametrize(
     ("mode", "backend", "told"),
     [
-        ("separate_async", "nccl", "checkpoint_engine.backend='nccl' needs an accelerator; on this CPU gloo carries"),
+        ("separate_async", "nixl", "checkpoint_engine.backend='nixl' needs an accelerator; on this CPU gloo carries"),
+        ("separate_async", "nccl", ""),  # what `--mode separate_async` sets
         ("separate_async", "naive", ""),  # verl's default
         ("separate_async", "gloo", ""),
-        ("colocate_async", "nccl", ""),  # verl looks at it in separate_async only
+        ("colocate_async", "nixl", ""),  # verl looks at it in separate_async only
     ],
 )
 def test_a_replaced_checkpoint_engine_is_told(

@@ -47,6 +47,9 @@ class VerlsTrainer:
         folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         self.done.append(sorted(path.name for path in folder.iterdir()))
 
+    def step(self, metrics: Any, timing: Any) -> Any:
+        return batch_of("a")
+
     def _add_async_warmup_batches(self, batches: float) -> None:
         self.done.append(batches)
 
@@ -61,7 +64,7 @@ def make(folder: Path, **trainer: Any) -> Any:
     from tests.integration.trainer_rows import make_config
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
-    settings = {"default_local_dir": str(folder), "resume_mode": "auto", **trainer}
+    settings = {"default_local_dir": str(folder), "resume_mode": "auto", "save_freq": 1, **trainer}
     changes = {f"trainer__{name}": value for name, value in settings.items()}
     changes["data__train_batch_size"] = 4
     changes["actor_rollout_ref__rollout__custom__multiturn__max_staleness"] = 1
@@ -105,7 +108,7 @@ def test_the_trained_uids_are_there_before_verl_saves(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> None:
     from verl_multiturn.verl_bridge.trainer.history import History
 
-    history = History()
+    history = History(saves=True)
     history.train(1, batch_of("a", "b"))
     history.save(1, tmp_path, ["c"])
     history.save(1, tmp_path, ["d"])
@@ -121,6 +124,51 @@ def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> No
         "evicted": [],
         "padding": [],
     }
+
+
+def test_a_run_without_checkpoints_keeps_one_step(tmp_path: Path) -> None:
+    trainer = make(tmp_path, save_freq=-1)
+    for step, uids in ((1, "ab"), (2, "cd"), (3, "ef")):
+        trainer.global_steps = step
+        trainer._history.train(step, batch_of(*uids, padding=f"pad{step}"))
+    trainer._save_checkpoint()  # since a server died
+    assert saved(tmp_path, 3) == {"trained": {"3": ["e", "f"]}, "evicted": [], "padding": ["pad3"]}
+
+
+def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    class Buffer:
+        def __init__(self) -> None:
+            self.evicted = ["x"]
+
+        def take_evicted(self) -> list[str]:
+            taken, self.evicted = self.evicted, []
+            return taken
+
+    monkeypatch.setattr(hooks, "MultiTurnReplayBufferAsync", Buffer)
+    monkeypatch.setattr(hooks, "fetch_stats", lambda batch: [])
+    for save_freq, left in ((-1, []), (2, ["x"])):
+        trainer = make(tmp_path, save_freq=save_freq)
+        trainer.replay_buffer = Buffer()
+        trainer.step({}, {})
+        assert trainer.replay_buffer.evicted == left
+
+
+@pytest.mark.parametrize("content", ["", '{"trained": {"1": ["a"', "[]", '{"trained": {"1": ["a"]}}'])
+def test_a_torn_file_of_a_checkpoint_is_one_error(tmp_path: Path, removed: list[set[str]], content: str) -> None:
+    from verl_multiturn import ConfigError
+
+    folder = tmp_path / "global_step_1"
+    folder.mkdir()
+    (folder / "trained.json").write_text(content)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+    trainer = make(tmp_path, resume_mode="resume_path", resume_from_path=str(folder))
+    with pytest.raises(ConfigError) as raised:
+        trainer._load_checkpoint()
+    assert str(raised.value).startswith(f"'{folder}/trained.json' was not written to its end (")
+    assert "trainer.resume_from_path" in str(raised.value)
+    assert removed == []
 
 
 def test_what_was_trained_is_dropped_at_load(tmp_path: Path, removed: list[set[str]]) -> None:
@@ -229,7 +277,7 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     asked = get_tensordict({"raw_prompt": [[{"role": "user", "content": f"what is {uid}?"}] for uid in uids]})
     queue.kv_batch_put(keys=uids, partition_id="train", fields=asked, tags=tags)
     put("done_0_0", min_global_steps=0)  # verl has removed its prompt, and not yet its row
-    history = History()
+    history = History(saves=True)
     history.train(1, SimpleNamespace(keys=["done_0_0"], tags=[{}]))
     history.save(1, tmp_path, [])
     finishing = threading.Thread(target=finish)

@@ -41,8 +41,8 @@ class Store:
         self.tags: dict[str, dict[str, Any]] = {}
         self.calls = 0
 
-    def add(self, uid: str, session_id: int, output: Any) -> dict[str, Any]:
-        """Write a row as `AgentLoopWorkerTQ` does."""
+    def add(self, uid: str, session_id: int, output: Any, row: int = 0) -> dict[str, Any]:
+        """Write a row as `AgentLoopWorkerTQ` does; `row` is its index in its conversation."""
         import torch
 
         fields: dict[str, Any] = output.as_dict()
@@ -51,7 +51,7 @@ class Store:
         fields["position_ids"] = torch.arange(len(fields["input_ids"]))
         fields["advantages"] = fields["response_mask"].float()
         fields["old_log_probs"] = fields["rollout_log_probs"].clone()
-        key = f"{uid}_{session_id}_0"
+        key = f"{uid}_{session_id}_{row}"
         self.rows[key] = fields
         tags = ("min_global_steps", "max_global_steps")
         self.tags[key] = {name: fields["extra_fields"].get(name) for name in tags}
@@ -154,7 +154,7 @@ def make_config(mode: str = "sync", **changes: Any) -> Any:
     config = {
         "data": {},
         "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False},
-        "trainer": {"v1": {"trainer_mode": f"multiturn_{mode}"}},
+        "trainer": {"v1": {"trainer_mode": f"multiturn_{mode}"}, "save_freq": 1},
         "actor_rollout_ref": {
             "rollout": {
                 "n": 4,

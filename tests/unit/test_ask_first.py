@@ -42,7 +42,7 @@ def test_the_user_tells_a_missing_number_once() -> None:
     ask = "How many apples does Bob have?"
     assert answers(MISSING, ask, ask, "Answer: 305") == [
         ("Bob has 271 apples.", None, False),
-        ("I said: Bob has 271 apples.", -0.25, False),
+        ("I said: Bob has 271 apples.", -0.5, False),
         ("", 1.0, True),
     ]
 
@@ -50,9 +50,9 @@ def test_the_user_tells_a_missing_number_once() -> None:
 @pytest.mark.parametrize(
     ("turn", "reply"),
     [
-        ("How many apples does Ann have?", ("I said: Ann has 34 apples.", -0.25, False)),
-        ("How many apples does Tom have?", ("I do not understand.", -0.25, False)),
-        ("", ("I do not understand.", -0.25, False)),
+        ("How many apples does Ann have?", ("I said: Ann has 34 apples.", -0.5, False)),
+        ("How many apples does Tom have?", ("I do not understand.", -0.5, False)),
+        ("", ("I do not understand.", -0.5, False)),
         ("Answer: 304", ("", 0.0, True)),
         ("How many apples does Bob have? Answer: 305", ("", 1.0, True)),
     ],

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 
 from verl_multiturn import EngineError, Generation
 from verl_multiturn.chat.images import Vision
-from verl_multiturn.rollout.marker import MarkerStop
+from verl_multiturn.chat.tir import STOP_PATTERN
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
+from verl_multiturn.rollout.stop_texts import STOP_REGEX, StopTexts
 from verl_multiturn.verl_bridge.verl_engine import VerlEngine
 
 pytestmark = pytest.mark.stack
 
 # Text of each id; the ids are positions in this list.
+STOPS = {STOP_REGEX: [STOP_PATTERN]}
 TEXTS = ["x", "\n", "```", "out", "put", "```output", "`", "<image>", "<im", "age>", "A\n```outputB", " "]
 IMAGE, FILM = 20, 21
 
@@ -65,11 +67,11 @@ def marked(text: str) -> bool:
 @given(ids=st.lists(st.integers(0, len(TEXTS) - 1), max_size=12), finish=st.sampled_from(["stop", "length", "abort"]))
 async def test_the_marker_ends_a_generation_and_changes_nothing_before_it(ids: list[int], finish: str) -> None:
     engine = Given(ids, finish)
-    made = await MarkerStop(engine, Tokenizer()).generate("r", [1, 2], {"top_p": 0.5}, 7)  # type: ignore[arg-type]
+    made = await StopTexts(engine, Tokenizer()).generate("r", [1, 2], STOPS, 7)  # type: ignore[arg-type]
     end = first(ids, marked)
     check_beginning(made, engine.generation, len(ids) if end is None else end)
     assert made.finish == (finish if end is None else "stop")
-    assert engine.asked == [(("r", [1, 2], {"top_p": 0.5}, 7), {})]
+    assert engine.asked == [(("r", [1, 2], STOPS, 7), {})]
 
 
 @given(
@@ -97,7 +99,7 @@ async def test_a_placeholder_ends_a_generation_before_it(ids: list[int], finish:
 async def test_images_go_through_both(images: list[str]) -> None:
     engine = Given([0])
     vision = Vision(IMAGE, [FILM], ["<image>"], Tokenizer().decode)
-    for layer in (MarkerStop(engine, Tokenizer()), PlaceholderGuard(engine, vision)):  # type: ignore[arg-type]
+    for layer in (StopTexts(engine, Tokenizer()), PlaceholderGuard(engine, vision)):  # type: ignore[arg-type]
         await layer.generate("r", [1], {}, 7, images=images)
     assert [kwargs for _, kwargs in engine.asked] == [{"images": images} if images else {}] * 2
 

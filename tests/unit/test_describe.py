@@ -1,10 +1,12 @@
 """Messages about objects of others, whatever these objects do when they are asked for text."""
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from verl_multiturn.describe import describe, did_you_mean, message_of, show
+from verl_multiturn.describe import describe, did_you_mean, message_of, place_of, show
 
 
 class Broken(Exception):
@@ -47,6 +49,21 @@ def test_errors() -> None:
         "cannot read <object object> or <function test_errors>"
     )
     assert message_of(ValueError(Text("what it says"))) == "what it says"
+
+
+def test_the_place_of_an_error_is_in_its_authors_file() -> None:
+    def place(call: Any) -> str:
+        try:
+            call()
+        except Exception as error:
+            return place_of(error)
+        return "nothing was raised"
+
+    line = place.__code__.co_firstlineno + 8
+    assert place(lambda: {}["a"]) == f" (test_describe.py:{line})"
+    assert place(lambda: json.loads("{")) == f" (test_describe.py:{line + 1})"
+    assert place(lambda: np.zeros(2).reshape(3)) == f" (test_describe.py:{line + 2})"
+    assert place_of(KeyError("never raised")) == ""
 
 
 def test_values() -> None:

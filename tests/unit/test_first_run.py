@@ -108,10 +108,20 @@ def test_the_cuda_compiler_is_looked_for_where_sglang_looks(monkeypatch: pytest.
     nvcc.parent.mkdir()
     nvcc.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(nvcc.parent))
+    monkeypatch.delenv("CXX", raising=False)
+    (nvcc.parent / "g++").touch(mode=0o755)  # alone it is not asked for
     assert cuda_compiler() == Finding(
-        "CUDA compiler", False, f"{nvcc}, but no C++ compiler", "install g++: nvcc needs it"
+        "CUDA compiler",
+        False,
+        f"{nvcc}, but no C++ compiler 'c++'",
+        "install g++, which brings c++; or set CXX to the compiler that there is",
     )
-    (nvcc.parent / "g++").touch(mode=0o755)
+    monkeypatch.setenv("CXX", "g++ -m64")
+    assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
+    monkeypatch.setenv("CXX", "clang++")
+    assert cuda_compiler().found == f"{nvcc}, but no C++ compiler 'clang++'"
+    monkeypatch.delenv("CXX")
+    (nvcc.parent / "c++").touch(mode=0o755)
     assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)

@@ -227,6 +227,29 @@ def test_kwargs_that_do_not_fit() -> None:
         check_interaction(Dice(), kwargs={"sed": 3})
 
 
+class KeepsNoConfig(Dice):
+    def __init__(self) -> None:
+        self.worlds = {}
+
+
+def test_a_class_may_keep_no_config() -> None:
+    assert problems(check(KeepsNoConfig(), kwargs={"seed": 3})) == []
+
+
+class Deafened(Dice):
+    """An environment that finds an action in the word `throw` alone."""
+
+    async def reply(self, instance_id: str, messages: Any, *, seed: int = 0) -> Reply:  # type: ignore[override]
+        read = messages[-1]["content"] == "throw"
+        return Reply("You threw.", metrics={"unreadable_actions": float(not read)})
+
+
+def test_a_player_whom_the_environment_never_understands_is_a_warning() -> None:
+    finding = check(Deafened(), kwargs={"seed": 3})["actions"]
+    assert (finding.verdict, "--actions" in finding.remedy) == (Grade.WARNING, True)
+    assert "actions" not in check(Deafened(), kwargs={"seed": 3}, actions=["hm", "throw"])
+
+
 def test_the_player_draws_from_known_actions() -> None:
     assert set(drawn_actions({"actions": ["up", "down"]}, 20)) == {"up", "down"}
     letters = drawn_actions({}, 8)

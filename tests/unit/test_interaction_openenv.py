@@ -129,7 +129,8 @@ async def test_the_functions_of_an_author() -> None:
     async with playing(**names, score="last") as (env, server):
         assert (await env.start("a")).text == "[seed None]"
         assert (await env.reply("a", said("4"))).text == "[step 1]"
-        assert "invalid literal for int" in (await env.reply("a", said("four"))).text
+        asked = (await env.reply("a", said("four"))).text
+        assert asked == "Your action cannot be read: invalid literal for int() with base 10: 'four'."
         with pytest.raises(InteractionContractError, match="chosen' returned 3, expected a mapping"):
             await env.reply("a", said("no mapping"))
         with pytest.raises(InteractionContractError, match="board' returned None, expected a text"):

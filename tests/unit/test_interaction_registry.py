@@ -9,6 +9,16 @@ from verl_multiturn import Interaction
 from verl_multiturn.errors import ConfigError
 
 
+class WithoutId(Guess):
+    def reply(self, messages: Any) -> Any:  # type: ignore[override]
+        return None
+
+
+class ScoresMessages(Guess):
+    def score(self, instance_id: str, messages: Any) -> float:  # type: ignore[override]
+        return 0.0
+
+
 def test_loading(tmp_path: Any) -> None:
     from verl_multiturn.interactions.registry import load_interactions
 
@@ -32,6 +42,8 @@ def test_loading(tmp_path: Any) -> None:
         ("interaction: [{class_name: verl_multiturn.Interaction}]", "does not define reply()"),
         (f"interaction: [{{class_name: {name}, config: 3}}]", "expected a mapping, got 3"),
         (f"interaction: [{{class_name: {name}, limits: {{timeout: 3}}}}]", "timeout"),
+        (f"interaction: [{{class_name: {__name__}.WithoutId}}]", "called as reply(instance_id, messages): too many"),
+        (f"interaction: [{{class_name: {__name__}.ScoresMessages}}]", "interaction[0]: ScoresMessages.score("),
     ]:
         with pytest.raises(ConfigError, match=None) as raised:
             load(text)

@@ -86,7 +86,7 @@ async def test_the_functions_and_the_score_of_an_author() -> None:
     async with world("Odd", **names, score="last", invalid=-0.5) as env:
         first, odd, did = await play(env, "a", "left", "4")
         assert (first.text, first.state) == ("BEGUN", ("at", ("begun", 1.5)))
-        assert (odd.reward, odd.text) == (None, "Your action cannot be read: no number. End with <action>…</action>.")
+        assert (odd.reward, odd.text) == (None, "Your action cannot be read: no number.")
         assert (did.text, did.reward, did.state) == ("DID <4>", None, ("at", ("did <4>", 1.5)))
         assert env.score("a") == 1.0
     async with world("Odd", **names, score="sum", invalid=-0.5) as env:
@@ -330,6 +330,8 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
         ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "config of StepEnv: invalid"),
         ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
+        ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
+        ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),
     ],
 )
 def test_settings(config: dict[str, Any], message: str) -> None:

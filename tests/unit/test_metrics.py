@@ -22,7 +22,7 @@ from verl_multiturn.observe.metrics import (
     numbers_of,
     stats_of,
 )
-from verl_multiturn.rollout.outcome import TurnReply
+from verl_multiturn.rollout.outcome import SessionReport, TurnReply
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn_rewards import tool_scores
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
@@ -79,6 +79,8 @@ def test_one_conversation_without_tools() -> None:
         "stop/prompt_too_long": 0,
         "stop/environment_error": 0,
         "stop/engine_error": 0,
+        "stop/agent_error": 0,
+        "stop/agent_failed": 0,
         "generate_s/p50": 2,
         "generate_s/p95": 2,
         "tools_s/p50": 0,
@@ -245,7 +247,7 @@ def test_the_number_of_keys_is_bounded() -> None:
     assert len(own) == MOST_KEYS
     assert "tools/search/metrics/always" in own
     assert len(of_tool) - len(own) == 16
-    assert len(found) - len(of_tool) <= 48
+    assert len(found) - len(of_tool) <= 50
 
 
 async def roll_out(tool: EchoTool, *turns: str) -> Outcome:
@@ -347,6 +349,43 @@ def test_rows_of_a_conversation_count_once() -> None:
     metrics = aggregate(found)
     assert (metrics["trajectories"], metrics["rows/mean"], metrics["rows/max"]) == (2, 1.5, 2)
     assert "rows/mean" not in aggregate(conversations({"u_1_0": alone}))
+
+
+def test_sessions_of_agents() -> None:
+    made = outcome(stop=StopReason.AGENT_ERROR)
+    made.generation_rows = [0, "undelivered", "dropped_row", 1, "undelivered"]
+    made.session = SessionReport(2, {"temperature": 3}, reward=0.0, stuck=True)
+    other = outcome(stop=StopReason.FINISHED)
+    other.generation_rows = [0]
+    other.session = SessionReport(1, {"temperature": 1, "seed": 1})
+    assert made.delivered == [0, 2, 3]
+    stats = {"u_0_0": {**stats_of(made), "conversation": {"rows": 2, "row": 0}}}
+    del stats["u_0_0"]["session"]
+    stats["u_0_1"] = {**stats_of(made), "conversation": {"rows": 2, "row": 1}}
+    stats["u_1_0"] = {**stats_of(other), "conversation": {"rows": 1, "row": 0}}
+    found = aggregate(conversations(stats))
+    assert {key: value for key, value in found.items() if key.startswith("proxy/")} == {
+        "proxy/roots/mean": 1.5,
+        "proxy/roots/max": 2,
+        "proxy/rows/mean": 1.5,
+        "proxy/rows/max": 2,
+        "proxy/completions/mean": 3.0,
+        "proxy/completions/max": 5,
+        "proxy/untrained/too_old": 0,
+        "proxy/untrained/invalid": 0,
+        "proxy/untrained/undelivered": 2,
+        "proxy/untrained/dropped_row": 1,
+        "proxy/untrained/not_selected": 0,
+        "proxy/unenforced/temperature": 4,
+        "proxy/unenforced/seed": 1,
+        "proxy/agent_errors": 1,
+        "proxy/stuck_agents": 1,
+        "proxy/reward/mean": 0.0,
+    }
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for key in found:
+        named = re.sub("untrained/.*", "untrained/<cause>", re.sub("unenforced/.*", "unenforced/<field>", key))
+        assert not key.startswith("proxy/") or f"`{named}`" in text, key
 
 
 def test_an_interaction_and_what_its_groups_begin_with() -> None:

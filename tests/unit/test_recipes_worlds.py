@@ -62,6 +62,26 @@ def test_no_held_out_map_is_trained_on(tmp_path: Path) -> None:
     assert set(islice(lake.draw_maps(0), 500)) & set(held_out)
 
 
+def test_the_maps_are_those_of_the_published_runs() -> None:
+    lake = script("frozen_lake", "lake")
+    assert lake.held_out_maps()[:2] == [("SFFF", "FFFH", "FFFF", "HFFG"), ("SFHF", "FHFF", "FHHF", "FFFG")]
+    assert list(islice(lake.draw_maps(0), 2)) == [("SFFF", "FFFF", "FFHF", "FFFG"), ("SHHH", "FFHF", "FFFF", "HHFG")]
+
+
+def test_a_written_map_is_played_as_it_stands() -> None:
+    lake = ["SFHF", "FHFF", "FFFH", "HFFG"]
+    row = {"extra_info": {"interaction_kwargs": {"lake": {"env_kwargs": {"desc": lake}}}}}
+    replies = played(LAKE / "lake.yaml", row, ["down", "Down", "right", "RIGHT", "down", "right"])
+    assert [reply.text for reply in replies[:3]] == [
+        "P F H F\nF H F F\nF F F H\nH F F G",
+        "F F H F\nP H F F\nF F F H\nH F F G",
+        "F F H F\nF H F F\nP F F H\nH F F G",
+    ]
+    assert [reply.reward for reply in replies[1:]] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    fallen = played(LAKE / "lake.yaml", row, ["right", "right"])[-1]
+    assert (fallen.reward, fallen.done) == (0.0, True)
+
+
 def test_the_lake_is_gymnasiums(tmp_path: Path) -> None:
     lake = script("frozen_lake", "lake")
     row = prepared("frozen_lake", tmp_path, "--train-size", "4", "--test-size", "1")["test"][0]

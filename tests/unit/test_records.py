@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from verl_multiturn.certificate.records import RecordWriter, json_line, read_records
+from verl_multiturn.cli import app
 
 
 def file_of(folder: Path) -> Path:
@@ -71,6 +73,66 @@ def test_what_json_cannot_hold_ends_nothing(tmp_path: Path) -> None:
     for value in ({(1, 2): 3}, int):
         writer.write({"metrics": value})
     assert list(read_records(file_of(tmp_path))) == [{"metrics": {"(1, 2)": 3}}, {"metrics": "<class 'int'>"}]
+
+
+# A record as it was before conversations had several rows: receipts without `row` and `places`, and nothing about an
+# interaction. The prompt is 1 2; the model said 7 8, a tool answered 4, and the model said 9.
+_OLD = {
+    "request_id": "r1",
+    "stop_reason": "finished",
+    "valid": True,
+    "step": 3,
+    "uid": "u",
+    "messages": [{"role": "user", "content": "Q"}],
+    "calls": [],
+    "tool_rewards": {},
+    "differences": [],
+    "error": "",
+    "generate_s": 0.1,
+    "tools_s": 0.0,
+    "prompt_length": 2,
+    "ids": [1, 2, 7, 8, 4, 9],
+    "mask": [0, 0, 1, 1, 0, 1],
+    "logprobs": [0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
+    "versions": [-1, -1, 3, 3, -1, 3],
+    "turn_ids": [0, 0, 0, 0, 1, 1],
+    "sources": [0, 0, 1, 1, 3, 1],
+    "receipts": {
+        "request_id": "r1",
+        "uid": "u",
+        "session_id": 0,
+        "generations": [
+            {
+                "prompt_tokens": 2,
+                "prompt_digest": "2cc5e4d47c5f3c5fbe635a5a5b7bb392",
+                "max_tokens": 10,
+                "ids": [7, 8],
+                "logprobs": [-0.5, -0.25],
+                "versions": [3, 3],
+            },
+            {
+                "prompt_tokens": 5,
+                "prompt_digest": "cc07ee7d10a192bb04763b1a56145116",
+                "max_tokens": 7,
+                "ids": [9],
+                "logprobs": [-1.0],
+                "versions": [3],
+            },
+        ],
+    },
+}
+
+
+def test_old_records_can_be_verified(tmp_path: Path) -> None:
+    newer = {**_OLD, "receipts": {**_OLD["receipts"], "void": False, "invalid": False}}  # type: ignore[dict-item]
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(_OLD) + "\n" + json.dumps(newer) + "\n")
+    done = CliRunner().invoke(app, ["verify", str(path)])
+    assert (done.exit_code, done.output) == (0, "ok 2 records, 6 sampled tokens, 0 violations\n")
+    path.write_text(json.dumps({**_OLD, "ids": [1, 2, 7, 8, 4, 6]}) + "\n")
+    done = CliRunner().invoke(app, ["verify", str(path)])
+    assert done.exit_code == 1
+    assert "request r1" in done.output
 
 
 def test_numbers_that_are_none_get_their_names() -> None:

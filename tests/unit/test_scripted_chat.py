@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import pytest
 
 from tests.conftest import ROOT, EchoTool
-from verl_multiturn import ConfigError, Limits, Source, StopReason, load_tools, scripted_rollout
+from verl_multiturn import (
+    ConfigError,
+    Interaction,
+    Limits,
+    Reply,
+    Source,
+    StopReason,
+    load_interactions,
+    load_tools,
+    scripted_rollout,
+)
 from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer, transcript
 from verl_multiturn.tools.calls.results import CallStatus
@@ -93,7 +103,7 @@ async def test_what_a_tool_says_is_no_control_token() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"turns": [CALL]}, "the script has 1 turns, and one more was asked for; add it"),
+        ({"turns": [CALL]}, "the script has 1 turns, and one more was asked for after the message '1 ü'; add it"),
         ({"turns": ["It is 1.", CALL]}, "finished after turn 1 of 2; leave "),
         ({"turns": "It is 1."}, "turns='It is 1.': expected a list of texts"),
         ({"turns": [1]}, "expected a list of texts"),
@@ -132,6 +142,63 @@ async def test_mistakes_of_an_author_are_said(tools: Any, kwargs: Any, said: str
     with pytest.raises(ConfigError) as caught:
         await scripted_rollout(tools, ["x"], "What is a?", tools_kwargs=kwargs)
     assert said in str(caught.value)
+
+
+class Shop(Interaction):
+    def start(self, instance_id: str, *, price: int) -> Reply:  # type: ignore[override]
+        return Reply(f"It costs {price}.")
+
+    def reply(self, instance_id: str, messages: Any, *, price: int) -> Reply:  # type: ignore[override]
+        return Reply("Sold.", done=True) if str(price) in messages[-1]["content"] else Reply("Too little.")
+
+    def close(self, instance_id: str) -> None:
+        raise KeyError(instance_id)  # nobody hears of it
+
+
+class OddShop(Shop):
+    def score(self, instance_id: str, messages: Any) -> float:  # type: ignore[override]
+        return 0.0
+
+
+async def test_a_conversation_with_a_user() -> None:
+    outcome = await scripted_rollout([], ["3", "4"], "Buy it.", interaction=Shop({}), interaction_kwargs={"price": 4})
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+    assert [message["content"] for message in outcome.messages] == ["Buy it.", "It costs 4.", "3", "Too little.", "4"]
+
+
+async def test_a_user_of_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "users.yaml").write_text(f"interaction: [{{class_name: {__name__}.Shop, name: vase}}]")
+    shop = load_interactions(tmp_path / "users.yaml")["vase"]
+    outcome = await scripted_rollout([], ["4"], "Buy it.", interaction=shop, interaction_kwargs={"price": 4})
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+
+
+@pytest.mark.parametrize(
+    ("user", "kwargs", "said"),
+    [
+        (Shop, {"price": 4}, "expected an object of a class that derives from Interaction"),
+        ({"shop": Shop({})}, {"price": 4}, "take one by its name from what `load_interactions` returns"),
+        (Shop({}), {}, "cannot be called with {}: missing a required argument: 'price'"),
+        (Shop({}), {"prize": 4}, "cannot be called with {'prize': 4}"),
+        (OddShop({}), {"price": 4}, "cannot be called as score(instance_id): missing a required argument: 'messages'"),
+        (None, {"price": 4}, "there is no `interaction`"),
+        (Shop({}), {"price": 4}, "one more was asked for after the message 'Too little.'; add it"),
+    ],
+)
+async def test_mistakes_about_a_user_are_said(user: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await scripted_rollout([], ["3"], "Buy it.", interaction=user, interaction_kwargs=kwargs)
+    assert said in str(caught.value)
+
+
+async def test_an_error_of_a_user_has_its_name_and_place() -> None:
+    class Broken(Interaction):
+        def reply(self, instance_id: str, messages: Any, **kwargs: Any) -> Reply:
+            return Reply(self.config["word"])
+
+    outcome = await scripted_rollout([], ["3"], "Guess.", interaction=Broken({}))
+    line = Broken.reply.__code__.co_firstlineno + 1
+    assert outcome.error == f"interaction 'broken': reply: KeyError: 'word' (test_scripted_chat.py:{line})"
 
 
 def test_it_needs_none_of_the_stack() -> None:

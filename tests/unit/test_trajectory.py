@@ -54,6 +54,22 @@ def test_order() -> None:
         trajectory.append_context([1], Source.OBSERVATION)
 
 
+def test_a_turn_that_another_row_trains_is_context() -> None:
+    trajectory = Trajectory()
+    with pytest.raises(TrajectoryError, match="assistant turn before"):
+        trajectory.append_context([1], Source.EARLIER)
+    trajectory.append_prompt([1, 2])
+    trajectory.append_context([10, 11], Source.EARLIER)
+    trajectory.append_context([4], Source.OBSERVATION)
+    trajectory.append_sampled([12], [-0.3], [8])
+    assert trajectory.mask == [0, 0, 0, 0, 0, 1]
+    assert trajectory.logprobs == [0.0, 0.0, 0.0, 0.0, 0.0, -0.3]
+    assert trajectory.versions == [-1, -1, -1, -1, -1, 8]
+    assert trajectory.turn_ids == [0, 0, 0, 0, 0, 0]
+    assert trajectory.sources == [0, 0, 5, 5, 3, 1]
+    assert (trajectory.prompt_length, trajectory.turns) == (2, 1)
+
+
 def test_context_is_never_sampled() -> None:
     with pytest.raises(TrajectoryError, match="context tokens"):
         two_turns().append_context([1], Source.SAMPLED)

@@ -16,6 +16,7 @@ from tests.text_mode import (
     CALL,
     CALL_IDS,
     END,
+    STOPS,
     CodeTool,
     Pieces,
     pieces,
@@ -38,7 +39,7 @@ from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
-from verl_multiturn.rollout.marker import MarkerStop
+from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.calls.slots import Gates
 
@@ -75,11 +76,13 @@ async def test_a_turn_that_was_not_read_is_not_void() -> None:
 
 async def test_a_record_says_that_a_turn_is_void() -> None:
     real = quickstart_tokenizer()
-    engine = ReceiptingEngine(MarkerStop(ScriptedEngine([CALL_IDS, ANSWER_IDS]), real))
+    engine = ReceiptingEngine(StopTexts(ScriptedEngine([CALL_IDS, ANSWER_IDS]), real))
     conversation = Conversation(
         engine, TirCodec(CharBuilder(), None, real), TirParser(real, [END]), Limits(100, 900), Gates(5.0)
     )
-    outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"run": CodeTool()}))
+    outcome = await conversation.run(
+        Request("r1", [{"role": "user", "content": "Q"}], {"run": CodeTool()}, sampling=STOPS)
+    )
     receipts = Receipts("r1", engine.take("r1"), void=True)
     record = json.loads(json.dumps(record_of(outcome, receipts)))
     assert (sum(record["mask"]), record["receipts"]["void"]) == (48, True)

@@ -1,0 +1,70 @@
+"""Agents that the tests of the endpoint run, with a blocking client."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+
+def ask(session: Any, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Ask the model once; return the answer's JSON."""
+    answered = httpx.post(
+        f"{session.base_url}/chat/completions",
+        json={"model": "m", "messages": list(messages), **more},
+        headers={"authorization": f"Bearer {session.api_key}"},
+        timeout=30.0,
+    )
+    answered.raise_for_status()
+    found: dict[str, Any] = answered.json()
+    return found
+
+
+def chat(row: dict[str, Any], session: Any) -> dict[str, Any]:
+    """Take two turns, and give each of them a reward."""
+    messages = list(row["messages"])
+    rewards = {}
+    for reward in (0.25, 0.5):
+        answer = ask(session, *messages, temperature=0.3)
+        rewards[answer["id"]] = reward
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+    return {"reward": 1.0, "completions": rewards}
+
+
+def undecided(row: dict[str, Any], session: Any) -> None:
+    """Ask once, and leave the score to others."""
+    ask(session, *row["messages"])
+
+
+def idle(row: dict[str, Any], session: Any) -> float:
+    """Ask nothing."""
+    return 1.0
+
+
+def broken(row: dict[str, Any], session: Any) -> None:
+    """Raise an error after an answer."""
+    ask(session, *row["messages"])
+    raise ValueError("no such planet")
+
+
+def broken_at_once(row: dict[str, Any], session: Any) -> None:
+    """Raise an error before an answer."""
+    raise ValueError("no such planet")
+
+
+def slow(row: dict[str, Any], session: Any) -> None:
+    """Ask once, and end late."""
+    ask(session, *row["messages"])
+    for _ in range(600):
+        time.sleep(0.05)
+
+
+def dreamer(row: dict[str, Any], session: Any) -> dict[str, Any]:
+    """Give a reward to what was never said."""
+    ask(session, *row["messages"])
+    return {"completions": {"chatcmpl-of-a-dream": 1.0}}
+
+
+def tell_tale(row: Any, session: Any) -> None:
+    raise RuntimeError(f"cannot reach {session.anthropic_base_url}/s/{session.api_key}/v1")

@@ -1,0 +1,182 @@
+"""The recipe proxy_quickstart: its agents behind the real endpoint, on a scripted engine, and what its report says."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.integration.test_session_rows import trainer_of
+from tests.integration.trainer_rows import WritableStore, put_in_place, step
+from tests.recipe_scripts import RECIPES, composed, prepared
+from verl_multiturn import ScriptedEngine
+from verl_multiturn.certificate.records import read_records
+from verl_multiturn.proxy.agent import load_agent
+
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
+RECORDS = "actor_rollout_ref.rollout.custom.multiturn.record_dir"
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.syspath_prepend(RECIPES / "quickstart")
+    return prepared("quickstart", tmp_path / "data", "--train-size", "4", "--test-size", "2")["train"]
+
+
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(composed("quickstart").actor_rollout_ref.model.path)
+
+
+def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], draw: random.Random) -> Any:
+    """Return a script that plans, calls the calculator, and answers rightly or wrongly."""
+
+    def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
+        text = decode(ids)
+        if "<tool_response>" in text:
+            result = text.rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip()
+            said = f"Answer: {result}" if draw.random() < 0.5 else "Answer: 1"
+        elif "planner" in text or draw.random() < 0.3:
+            said = "Answer: 7"
+        else:
+            said = CALL % text.partition("problem: ")[2].partition(" =")[0].partition("\n")[0]
+        return encode(f"{said}<|im_end|>")
+
+    return say
+
+
+def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int = 1) -> tuple[list[Any], list[Any]]:
+    """Run the recipe's agent for each row; return the records, and `(uid, session, outputs)` of each session."""
+    from verl_multiturn.verl_bridge.proxy_loop import build_endpoint
+    from verl_multiturn.verl_bridge.runner import build_runner
+
+    config = composed("proxy_quickstart", *variants, overrides=[f"{RECORDS}={folder}/records"])
+    own = tokenizer()
+    engine = ScriptedEngine(policy(own.decode, own.encode, random.Random(3)), version=3)
+
+    async def run() -> list[Any]:
+        runner = build_runner(config.actor_rollout_ref.rollout, own, engine, "qwen2", {})
+        endpoint = build_endpoint(runner, config, own, "qwen2")
+
+        async def one(number: int, session: int) -> Any:
+            row = rows[number] | {"raw_prompt": rows[number]["prompt"]}
+            outcome, receipts = await endpoint.run(f"{number} {session}", row, {"temperature": 1.0})
+            assert (outcome.error, outcome.stop_reason) == ("", "finished")
+            keys = {"uid": f"row{number}", "session_id": session}
+            return f"row{number}", session, runner.finish(outcome, receipts, keys, 4, {"temperature": 1.0})
+
+        try:
+            return await asyncio.gather(*(one(i, j) for i in range(len(rows)) for j in range(sessions)))
+        finally:
+            await endpoint.aclose()
+
+    played = asyncio.run(run())
+    records = [record for path in (folder / "records").glob("*.jsonl") for record in read_records(path)]
+    return records, played
+
+
+def test_the_agents_are_plain_programs() -> None:
+    from recipes.proxy_quickstart import agent, branches
+
+    for module in (agent, branches):
+        assert "verl" not in {name.partition(".")[0] for name in _imported(Path(str(module.__file__)))}
+        assert load_agent(f"{module.__name__}:run", "here").form == "keywords"
+    assert agent.call_calculator('{"expression": "12 - 3 * -4"}') == "24"
+    assert agent.call_calculator('{"expression": "__import__(1)"}').startswith("Error: ValueError")
+    assert agent.call_calculator('"x"').startswith("Error: TypeError")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for line in path.read_text().splitlines():
+        if line.startswith(("import ", "from ")):
+            yield line.split()[1]
+
+
+def test_its_prompts_are_those_of_the_built_in_loop(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    from recipes.proxy_quickstart.same_prompts import compare
+
+    records, played = play(tmp_path, rows, sessions=3)
+    assert {len(outputs) for _, _, outputs in played} == {1}
+    found = compare(records, tmp_path / "data")
+    assert (found.first, found.different, found.other_results, found.equal) == (12, 0, 0, True)
+    assert 0 < found.later < 12
+    # One token more, in the first prompt or in the result of a tool, is found.
+    changed = json.loads(json.dumps(records))
+    changed[0]["ids"][3] += 1
+    assert compare(changed, tmp_path / "data").different > 0
+    changed = json.loads(json.dumps(records))
+    called = next(record for record in changed if 2 in record["sources"])
+    called["ids"][called["sources"].index(2)] += 1
+    assert compare(changed, tmp_path / "data").different == 1
+    # So is a session of another row.
+    records[0]["messages"][1]["content"] = "What is 1 + 1?"
+    assert not compare(records, tmp_path / "data").equal
+
+
+@pytest.mark.parametrize("credit", ["session", "discounted", "completion"])
+def test_the_branches_learn_what_the_definition_says(
+    tmp_path: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, credit: str
+) -> None:
+    from recipes.proxy_quickstart.credit_check import Told, difference
+    from recipes.proxy_quickstart.written_loss import spans
+
+    gamma = 1.0 if credit == "session" else 0.9
+    records, played = play(tmp_path, rows, "branches", *([] if credit == "session" else [credit]), sessions=4)
+    store = WritableStore()
+    put_in_place(store, monkeypatch)
+    for uid, session, outputs in played:
+        assert len(outputs) == 3
+        for row, output in enumerate(outputs):
+            store.add(uid, session, output, row)
+    metrics = step(trainer_of(credit, gamma), store.batch())
+    assert metrics["rollout/certificate/violations"] == 0
+    assert metrics["rollout/proxy/rows/mean"] == 3
+    trained = [
+        spans(row["response_mask"].tolist(), row["advantages"].tolist())
+        for row in map(store.rows.get, store.rows)
+        if row
+    ]
+    own = tokenizer()
+    answers = {row["extra_info"]["question"]: row["extra_info"]["answer"] for row in rows}
+    told = Told(credit, gamma, lambda ids: own.decode(ids, skip_special_tokens=True), answers)
+    assert max(abs(value) for row in trained for _, value in row) > 0.5
+    assert difference(records, trained, told) <= 1e-6  # type: ignore[operator]
+    # Each part of it counts: another credit, a single advantage.
+    other = Told("discounted" if credit == "session" else "session", 0.9, told.decode, answers)
+    assert difference(records, trained, other) > 1e-3  # type: ignore[operator]
+    tokens, value = trained[5][0]
+    trained[5] = [(tokens, value + 2e-6), *trained[5][1:]]
+    assert difference(records, trained, told) > 1e-6  # type: ignore[operator]
+    with pytest.raises(ValueError, match="not those of the records"):
+        difference(records, trained[1:], told)
+
+
+def test_its_settings_are_the_quickstarts() -> None:
+    ours, theirs = (OmegaConf.to_container(composed(name)) for name in ("proxy_quickstart", "quickstart"))
+    different = {each.partition("=")[0] for each in _values(ours) ^ _values(theirs)}
+    assert {name for name in different if not name.startswith("recipe.")} == {
+        "algorithm.adv_estimator",
+        "data.tool_config_path",
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
+        "actor_rollout_ref.rollout.multi_turn.enable",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+        "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
+        "actor_rollout_ref.rollout.custom.multiturn.request_timeout_s",
+        "actor_rollout_ref.rollout.custom.multiturn.proxy.agent",
+    }
+
+
+def _values(value: Any, path: str = "") -> set[str]:
+    """Return `path=value` of each setting, with one name for both recipes."""
+    if isinstance(value, dict):
+        return {found for key, each in value.items() for found in _values(each, f"{path}.{key}" if path else key)}
+    return {f"{path}={value!r}".replace("proxy_quickstart", "quickstart")}

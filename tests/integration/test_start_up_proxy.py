@@ -1,0 +1,93 @@
+"""What the start-up check says of agents behind an endpoint."""
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from tests.integration.test_refusals import RIGHT, ROLLOUT
+from tests.trainer_config import compose_config
+from verl_multiturn import ConfigError
+from verl_multiturn.verl_bridge.startup.configuration import prepare_config
+
+pytestmark = pytest.mark.stack
+
+OURS = f"+{ROLLOUT}.custom.multiturn"
+AGENT = {
+    f"{ROLLOUT}.agent.default_agent_loop": "proxy_agent",
+    f"{ROLLOUT}.multi_turn.tool_config_path": "null",
+    f"{ROLLOUT}.n": "4",
+    f"{OURS}.proxy.agent": "'tests.endpoint_agents:chat'",
+    f"{OURS}.request_timeout_s": "60",
+    "algorithm.adv_estimator": "mt_grpo",
+    "ray_kwargs.ray_init.num_cpus": "64",
+}
+
+
+def keep_all(views: Collection[Any]) -> list[str]:
+    return [view.id for view in views]
+
+
+def prepared(**changes: str | None) -> Any:
+    settings = {**RIGHT, **AGENT, **changes}
+    config = compose_config([f"{key}={value}" for key, value in settings.items() if value is not None])
+    prepare_config(config)
+    return config
+
+
+def test_a_run_of_an_agent() -> None:
+    config = prepared(**{f"{OURS}.proxy.select": f"'{__name__}:keep_all'"})
+    assert config.trainer.v1.trainer_mode == "multiturn_sync"
+    assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class.endswith(".MultiTurnManager")
+
+
+def test_with_one_row_verls_estimators_serve() -> None:
+    prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"})
+    prepared(**{f"{OURS}.proxy.credit": "completion", f"{OURS}.proxy.gamma": "0.9"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({f"{OURS}.proxy.agent": None}, "'agent' or 'command' is the agent, and neither is set"),
+        ({f"{OURS}.proxy.agent": "tests.no_such:run"}, "cannot import 'tests.no_such'"),
+        ({f"{OURS}.proxy.agent": "tests.endpoint_agents:chet"}, "has no 'chet'; did you mean 'chat'"),
+        (
+            {f"{OURS}.proxy.agent": None, f"{OURS}.proxy.command": "[no-such-program]"},
+            "is no program that can be started",
+        ),
+        ({f"{OURS}.request_timeout_s": None}, "request_timeout_s=null .* an agent that hangs would never end"),
+        ({f"{OURS}.proxy.host": "0.0.0.0"}, "host='0.0.0.0'"),
+        ({f"{OURS}.proxy.select": "tests.endpoint_agents"}, "write it as 'package.module:function'"),
+        ({f"{OURS}.proxy.select": "'tests.endpoint_agents:chet'"}, "has no 'chet'"),
+        ({f"{OURS}.proxy.max_row": "3"}, "unknown setting; did you mean 'max_rows'"),
+        ({f"{OURS}.proxy.max_rows": "0"}, "greater than 0"),
+        ({"algorithm.adv_estimator": "grpo"}, "max_rows=16: sessions have several rows, and .*=grpo"),
+        ({"algorithm.adv_estimator": "rloo"}, "=rloo counts each row"),
+        ({"algorithm.adv_estimator": "mt_turns"}, "mt_turns .* the branches of a session have none"),
+        (
+            {"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1", f"{OURS}.proxy.credit": "discounted"},
+            "credit=discounted has no effect with .*grpo",
+        ),
+        ({f"{OURS}.proxy.gamma": "0.9"}, "gamma=0.9 has no effect with .*credit=session"),
+        ({"trainer.use_v1": "False"}, "max_rows=16: only verl's own V1 trainers take it"),
+        ({"critic.enable": "True"}, "critic.enable=True: mt_grpo uses no critic"),
+        (
+            {"reward.reward_model.enable": "True"},
+            "reward_model without a resource pool .* replace what the agent gives",
+        ),
+        ({f"{ROLLOUT}.multi_turn.format": "tir"}, "in text mode a conversation is one text"),
+        ({f"{OURS}.otc.form": "ppo"}, "otc.form='ppo' with the agent loop proxy_agent"),
+        ({f"{OURS}.void_turn_pattern": "x"}, "void_turn_pattern='x' with the agent loop proxy_agent"),
+        ({f"{OURS}.tool_reward.mode": "add"}, "tool_reward.mode='add' .* the tools are the agent's own"),
+        ({f"{OURS}.context.mode": "window"}, "context.mode='window' .* the agent decides"),
+        ({f"{ROLLOUT}.multi_turn.tool_config_path": "x.yaml"}, "the agent brings its own tools"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent"}, "proxy.agent='tests.endpoint_agents:chat' has no"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "proxy_agents"}, "did you mean 'proxy_agent'"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(changes: dict[str, str | None], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepared(**changes)

@@ -1,0 +1,92 @@
+"""What the completions of a session learn from: the three values of `proxy.credit`."""
+
+import random
+import statistics
+
+import pytest
+
+from verl_multiturn.rewards.advantages import Played, Turn, of_completions, of_conversations, of_discounted
+
+BRANCHES = Played([Turn(0), Turn(1, 1.0, parent=0), Turn(2, parent=0)])
+
+
+def test_branches_do_not_pay_for_each_other() -> None:
+    assert of_completions([BRANCHES, Played([Turn(0)])], std=False) == [[0.0, 0.5, -0.5], [-0.5]]
+
+
+def test_the_sessions_outcome_is_that_of_all_its_ends() -> None:
+    planner = Played([Turn(0), Turn(1), Turn(2), Turn(3, parent=1), Turn(4, parent=0)], outcome=1.0)
+    made = of_completions([planner, Played([Turn(0)])], gamma=0.5, std=False)
+    assert made == [[0.0, 0.0, 0.5, 0.5, 0.5], [-0.5]]
+
+
+def test_the_order_of_arrival_changes_nothing() -> None:
+    turned = Played([Turn(0), Turn(2, 1.0, parent=0), Turn(1, parent=0)])
+    other = Played([Turn(0)], outcome=3.0)
+    first, second = of_completions([BRANCHES, other]), of_completions([turned, other])
+    assert first == second
+
+
+def test_completions_that_begin_alone() -> None:
+    alone = Played([Turn(0, 1.0), Turn(1), Turn(2)], outcome=1.0)
+    assert of_completions([alone, Played([Turn(0)])], std=False) == [[1.0, 0.0, 0.0], [-1.0]]
+
+
+def test_a_discount_by_what_follows_in_the_row() -> None:
+    row = Played([Turn(0, after=2), Turn(1, after=1), Turn(2, after=0), Turn(3, after=0)], outcome=1.0)
+    assert of_discounted([row, Played([Turn(0)])], gamma=0.5, std=False) == [[0.125, 0.25, 0.5, 0.5], [-0.5]]
+
+
+@pytest.mark.parametrize("estimate", [of_completions, of_discounted])
+def test_invalid_sessions_are_left_out(estimate: object) -> None:
+    assert callable(estimate)
+    broken = Played([Turn(0, 9.0)], valid=False, outcome=9.0)
+    other = Played([Turn(0)])
+    alone = estimate([BRANCHES, other], gamma=0.5)
+    assert estimate([BRANCHES, broken, other], gamma=0.5) == [alone[0], [0.0], alone[1]]
+    assert estimate([broken, BRANCHES], gamma=0.5) == [[0.0], [0.0, 0.0, 0.0]]
+
+
+def random_session(draw: random.Random) -> Played:
+    turns: list[Turn] = []
+    for number in range(draw.randint(1, 12)):
+        parent = draw.choice([None, *range(number)]) if number else None
+        turns.append(
+            Turn(number, draw.choice([0.0, 0.0, draw.uniform(-2, 2)]), parent=parent, after=draw.randint(0, 5))
+        )
+    draw.shuffle(turns)
+    return Played(turns, outcome=draw.uniform(-1, 1))
+
+
+def naive(group: list[Played], credit: str, gamma: float) -> list[list[float]]:
+    """Compute the same from the definition, by recursion."""
+    scores = [played.outcome + sum(turn.reward for turn in played.turns) for played in group]
+    mean, deviation = statistics.mean(scores), statistics.stdev(scores) + 1e-6
+
+    def earned(played: Played, turn: Turn) -> float:
+        children = [each for each in played.turns if each.parent == turn.number]
+        if not children:
+            return turn.reward + played.outcome
+        return turn.reward + gamma * statistics.mean(earned(played, child) for child in children)
+
+    made = []
+    for played, score in zip(group, scores, strict=True):
+        if credit == "completion":
+            made.append([(earned(played, turn) - mean) / deviation for turn in played.turns])
+        else:
+            power = gamma if credit == "discounted" else 1.0
+            made.append([(score - mean) / deviation * power**turn.after for turn in played.turns])
+    return made
+
+
+def test_an_independent_computation_over_random_forests() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        group, gamma = [random_session(draw) for _ in range(draw.randint(2, 6))], draw.uniform(0, 1)
+        for credit, made in (
+            ("session", of_conversations(group)),
+            ("discounted", of_discounted(group, gamma)),
+            ("completion", of_completions(group, gamma)),
+        ):
+            for own, expected in zip(made, naive(group, credit, gamma), strict=True):
+                assert own == pytest.approx(expected, abs=1e-6), credit

@@ -1,0 +1,103 @@
+"""`verl-multiturn serve`: an agent on a scripted model, and what would be trained of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import ROOT
+from verl_multiturn import cli
+from verl_multiturn.data import tool_call
+
+AGENT = """\
+import json, os, sys, urllib.request
+
+def ask(messages):
+    head = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    body = json.dumps({"model": "m", "temperature": 0.3, "messages": messages, "tools": tools}).encode()
+    asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
+    return json.load(urllib.request.urlopen(asked))["choices"][0]["message"]
+
+messages = json.load(open(sys.argv[1]))["messages"]
+said = ask(messages)
+answers = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in said["tool_calls"]]
+assert ask([*messages, said, *answers])["content"] == "It is 5."
+assert ask([{"role": "user", "content": "another root"}])["content"] == "The script has no more turns."
+"""
+
+
+def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "turns.txt").write_text("It is 5.\n\n")
+    call = tool_call("add", {"a": 2, "b": 3})
+    options = ["--turn", call, "--script", str(tmp_path / "turns.txt"), "--prompt", "2 + 3?"]
+    done = CliRunner().invoke(
+        cli.app, ["serve", *options, "--", sys.executable, str(tmp_path / "agent.py"), "{row}"], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 0, done.output
+    assert "2 roots, 2 rows, 3 trained, temperature in 3 requests changes nothing" in done.output
+    assert "0 violations" in done.output
+    (second,) = [line for line in done.output.splitlines() if "It is 5." in line]
+    assert [cell.strip() for cell in second.split("│")[1:3]] == ["1", "0"]
+    assert "in row 0" in second
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("raise SystemExit(3)", "agent_failed"), ("import urllib.request; urllib.request.urlopen('http:x')", "URLError")],
+)
+def test_an_agent_that_fails_ends_with_1(program: str, said: str) -> None:
+    done = CliRunner().invoke(cli.app, ["serve", "--", sys.executable, "-c", program], env={"COLUMNS": "200"})
+    assert done.exit_code == 1, done.output
+    assert said in done.output
+    assert "0 roots, 0 rows, 0 trained" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--script", "nowhere.txt"], "'nowhere.txt' cannot be read"),
+        (["--agent", "nowhere:run"], "nowhere"),
+        (["--", "no-such-program"], "'no-such-program'"),
+        (["--agent", "os:getcwd", "--", "true"], "both"),
+        (["--host", "0.0.0.0"], "stands for all interfaces"),
+    ],
+)
+def test_what_cannot_be_served(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.app, ["serve", *options])
+    assert done.exit_code == 2, done.output
+    assert said in done.output
+
+
+def test_an_agent_that_is_started_elsewhere_is_over_at_ctrl_c() -> None:
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "verl_multiturn.cli", "serve", "--turn", "Hello!"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert serving.stdout is not None
+    said = dict(serving.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(4))
+    serving.stdout.readline()
+    body: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    asked = urllib.request.Request(
+        said["ANTHROPIC_BASE_URL"] + "/v1/messages", orjson.dumps(body), {"x-api-key": said["ANTHROPIC_API_KEY"]}
+    )
+    with urllib.request.urlopen(asked) as got:
+        assert orjson.loads(got.read())["content"] == [{"type": "text", "text": "Hello!"}]
+    assert said["OPENAI_BASE_URL"] == said["ANTHROPIC_BASE_URL"] + "/v1"
+    assert said["OPENAI_API_KEY"] == said["ANTHROPIC_API_KEY"]
+    serving.send_signal(signal.SIGINT)
+    rest, _ = serving.communicate(timeout=60)
+    assert serving.returncode == 0, rest
+    assert "1 roots, 1 rows, 1 trained" in rest
