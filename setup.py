@@ -37,6 +37,7 @@ setup(
         "jsonschema-rs>=0.30",
         "math-verify>=0.8",
         "mcp>=2.0",
+        "orjson>=3.10",
         "pillow>=10",
         "psutil>=5.9",
         "pyarrow>=15",
