@@ -128,6 +128,7 @@ class Agent:
         """End the session; return its outcome and receipts, which the certificate has found right."""
         self.session.end()
         await self.session.closed()
+        await self.session.select()
         outcome = self.session.outcome(reason)
         receipts = Receipts.of_rows(
             self.session.id, self.session.receipts(), outcome.generation_rows, "u", 0, False, not outcome.valid

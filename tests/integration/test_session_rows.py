@@ -122,8 +122,8 @@ def expected(group: list[Tree], credit: str, gamma: float) -> list[dict[int, flo
         if credit == "completion":
             return (earned(tree, turn) - mean) / deviation
         advantage = (tree.score - mean) / deviation
-        row = next(row for row in tree.rows() if turn in row)
-        return advantage * gamma ** (len(row) - 1 - row.index(turn)) if credit == "discounted" else advantage
+        after = max(len(row) - 1 - row.index(turn) for row in tree.rows() if turn in row)
+        return advantage * gamma**after if credit == "discounted" else advantage
 
     return [{turn: value(tree, turn) for turn in range(len(tree.parents))} for tree in group]
 
@@ -164,6 +164,15 @@ def test_advantages_agree_with_an_independent_computation(store: WritableStore, 
                 seen.update(trained)
                 made = learned(store, uid, session, row)
                 assert made == pytest.approx([values[turn] for turn in trained] if tree.valid else [], abs=1e-6)
+
+
+def test_which_branch_came_first_discounts_nothing(store: WritableStore) -> None:
+    short_first, long_first = Tree([None, 0, 0, 2], 1.0), Tree([None, 0, 1, 0], 1.0)
+    for session, tree in enumerate([short_first, long_first, Tree([None], 0.0)]):
+        add(store, "u", session, tree)
+    step(trainer_of("discounted", 0.5), store.batch(list(store.rows)))
+    stems = [learned(store, "u", session, 0)[0] for session in (0, 1)]
+    assert stems[0] == stems[1] == pytest.approx(0.25 * learned(store, "u", 0, 1)[-1])
 
 
 def test_completions_in_no_row_still_earned_their_reward(store: WritableStore) -> None:

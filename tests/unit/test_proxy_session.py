@@ -1,6 +1,7 @@
 """Sessions of agents: what continues what, what is trained where, and the certificate of every end."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.agent_sessions import (
     turns,
     user,
 )
-from verl_multiturn import EngineError
+from verl_multiturn import ConfigError, EngineError
+from verl_multiturn.proxy import session_rows
 from verl_multiturn.proxy.requests import ChatRequest, RefusedError
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason
@@ -506,6 +508,20 @@ async def test_select_leaves_completions_out_that_stay_context() -> None:
     outcome, _ = await agent.close()
     assert outcome.generation_rows == ["not_selected", 0, "not_selected"]
     assert [name for name, _ in texts(outcome)[0]] == ["PROMPT", "EARLIER", "TEMPLATE", "OBSERVATION", "SAMPLED"]
+
+
+async def test_a_select_that_hangs_stops_no_other_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_rows, "SELECT_S", 0.2)
+    let_go = threading.Event()
+    hangs = Agent(make_run(turns("a"), select=lambda _: let_go.wait(60) and []))
+    await hangs.ask(HELLO)
+    with pytest.raises(ConfigError, match=r"proxy\.select took longer than 0\.2 s"):
+        await hangs.close()
+    let_go.set()
+    exits = Agent(make_run(turns("a"), select=lambda _: exit(3)))
+    await exits.ask(HELLO)
+    with pytest.raises(ConfigError, match=r"proxy\.select raised .*exit"):
+        await exits.close()
 
 
 async def test_control_tokens_of_a_request_stay_text() -> None:

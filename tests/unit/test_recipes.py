@@ -322,8 +322,8 @@ from pathlib import Path
 from typing import Any
 from verl_multiturn.launch.processes import run_watched
 
-if sys.argv[2] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Set in both cases: the tests themselves may run under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "nohup" else signal.SIG_DFL)
 program = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(2)"
 
 

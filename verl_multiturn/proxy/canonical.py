@@ -11,9 +11,13 @@ import json
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+import orjson
+
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import is_image
 
+_MOST_EXACT = 20_000
+"""Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
@@ -69,12 +73,14 @@ def arguments_key(text: str) -> str:
     """Return a call's arguments as they are compared: parsed, so that blanks and the order of the keys do not count.
 
     Numbers are those of JavaScript, which drops a point without a fraction and has 53 bits. Arguments that are not JSON
-    are compared as text.
+    are compared as text, and so are the numbers of very many arguments.
     """
     try:
+        if text.count(",") > _MOST_EXACT:
+            return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
         parsed = json.loads(text, parse_float=_number, parse_int=_number) if text.strip() else {}
         return json.dumps(parsed, sort_keys=True)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return text
 
 

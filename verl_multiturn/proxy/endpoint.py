@@ -114,7 +114,7 @@ class Endpoint:
         end = agent.result()
         # An agent may print its environment, or an error may name its address.
         end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
-        return self._judged(session, end), receipts
+        return await self._judged(session, end), receipts
 
     async def _closed(
         self, agent: asyncio.Future[AgentEnd], session: AgentSession, address: SessionAddress
@@ -134,11 +134,12 @@ class Endpoint:
             receipts = session.receipts()
         return receipts
 
-    def _judged(self, session: AgentSession, end: AgentEnd) -> Outcome:
+    async def _judged(self, session: AgentSession, end: AgentEnd) -> Outcome:
         """Return the outcome of a session whose agent has ended.
 
         Raises:
             AgentContractError: The agent gave a reward for a completion that this session never made.
+            ConfigError: The function `select` failed.
         """
         for completion, reward in end.result.completions.items():
             if not session.reward(completion, reward):
@@ -146,11 +147,23 @@ class Endpoint:
                     f"the agent returned a reward for the completion {completion!r}, and its session has none of this "
                     "id; use the `id` of the answers that it got"
                 )
+        unread = [
+            each for each in session.forest.completions.values() if each.reward is not None and not each.delivered
+        ]
+        if unread:
+            logger.warning(
+                "session %s: rewards for %d completions are not used: their clients had left before they got them, as "
+                "far as the server knows; the first is %s",
+                session.id,
+                len(unread),
+                unread[0].completion.id,
+            )
         delivered = any(node.delivered for node in session.forest.completions.values())
         judged = judge(end, delivered, self._error_reward)
         reason = stop_reason(end, delivered, session.failed, self._asked_too_much(session))
         if end.problem:
             logger.warning("session %s: its agent did not end by itself: %s", session.id, end.problem)
+        await session.select()
         outcome = session.outcome(reason, session.failed or end.problem)
         outcome.session = SessionReport(
             roots=sum(bool(root.completions) for root in session.forest.roots),

@@ -217,6 +217,11 @@ class Forest:
         self._histories: list[_History] = []
         self._returned = 0
 
+    @property
+    def delivered(self) -> list[CompletionNode]:
+        """Return the completions that a client has, in the order of their numbers."""
+        return sorted((node for node in self.completions.values() if node.delivered), key=lambda node: node.number)
+
     def match(self, messages: Sequence[Message], tools: str) -> Match:
         """Find the prompt that a request's messages are, or the completion that they continue.
 

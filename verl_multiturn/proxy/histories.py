@@ -91,7 +91,10 @@ def known_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> Kno
     # A key that is there twice, or written with escapes, makes this another list than the one that was read.
     if span is None or parse_json(b"[%b]" % body[slice(*span)]) != parsed[_LIST]:
         return None
-    return Known(span[1], _digest(body, span[1]).digest(), body[span[1] :], request)
+    rest = body[span[1] :]
+    if parse_json(b'{"%b":[%b' % (_LIST.encode(), rest))[_LIST]:  # of two equal lists the last would not grow
+        return None
+    return Known(span[1], _digest(body, span[1]).digest(), rest, request)
 
 
 def _digest(body: bytes, end: int) -> hashlib.blake2b:

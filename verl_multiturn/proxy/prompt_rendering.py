@@ -31,6 +31,8 @@ _MOST_AT_ONCE = 8192
 _MESSAGE = 64
 # The most prompts that are remembered. The prompts of a step's groups are asked for at the same time.
 _MOST_PROMPTS = 64
+# Longer prompts are not remembered.
+_MOST_TOKENS = 131_072
 
 Result = TypeVar("Result")
 
@@ -100,7 +102,10 @@ class PromptRenderer:
             if len(self._prompts) > _MOST_PROMPTS:
                 self._prompts.popitem(last=False)
         self._prompts.move_to_end(key)
-        return await asyncio.shield(found)
+        made = await asyncio.shield(found)
+        if len(made.ids) > _MOST_TOKENS:
+            self._prompts.pop(key, None)
+        return made
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedPrompt:
         written = await self._loaded(self._roles.prompt(messages))

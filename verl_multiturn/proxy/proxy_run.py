@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.proxy.prompt_rendering import PromptRenderer
-from verl_multiturn.proxy.session_rows import CompletionView
+from verl_multiturn.proxy.session_rows import Select
 from verl_multiturn.proxy.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits
 
@@ -33,5 +32,5 @@ class ProxyRun:
     """The most generations of a session at once; others wait."""
     max_rows: int | None = None
     """The most rows of a session; None: no limit."""
-    select: Callable[[Sequence[CompletionView]], Collection[str]] | None = None
+    select: Select | None = None
     """Returns the ids of the completions that are trained; None: all are."""

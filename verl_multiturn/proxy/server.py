@@ -54,7 +54,7 @@ _ENDING_S = 1.0
 """Seconds in which answers of a session that has ended may still be written."""
 _IDLE_S = 20.0
 """Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
-_IN_THREAD_BYTES = 256 * 1024
+_IN_THREAD_BYTES = 128 * 1024
 """Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
 _MOST_CONNECTIONS = 256
 """Connections of one session. Beyond it those are closed that were idle longest."""

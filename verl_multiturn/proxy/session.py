@@ -19,13 +19,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import orjson
+
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.forest import CompletionNode, Forest, PromptNode
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 from verl_multiturn.proxy.sampler import Sampler, engine_failed
-from verl_multiturn.proxy.session_rows import session_outcome
+from verl_multiturn.proxy.session_rows import selected, session_outcome
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 
@@ -105,6 +107,7 @@ class AgentSession:
         self._sampler = Sampler(name, run, self.forest, sampling)
         self._over = False
         self._asked = 0
+        self._selected: set[CompletionNode] | None = None
         self._tools: tuple[Sequence[dict[str, Any]], str] = ((), "")
         self._tasks: set[asyncio.Task[Any]] = set()
         # The engine stops the clock of the conversation that a task belongs to. A server's tasks belong to none.
@@ -173,8 +176,18 @@ class AgentSession:
         """Return the receipts of the ledger's generations, in its order, and forget them in the engine."""
         return self._sampler.receipts()
 
+    async def select(self) -> None:
+        """Ask `proxy.select` which completions are trained, once the session is over.
+
+        Raises:
+            ConfigError: It failed.
+        """
+        delivered = self.forest.delivered
+        if self._run.select is not None and delivered:
+            self._selected = await selected(delivered, self._run.select)
+
     def outcome(self, reason: StopReason, error: str = "") -> Outcome:
-        """Return what becomes of the session, with sealed rows.
+        """Return what becomes of the session, with sealed rows. Without `select` before, all completions are trained.
 
         Args:
             reason: Why it ended.
@@ -189,7 +202,7 @@ class AgentSession:
             prompt_length=run.limits.prompt_length,
             fill_id=run.fill_id,
             max_rows=run.max_rows,
-            select=run.select,
+            chosen=set(self.forest.delivered) if self._selected is None else self._selected,
         )
         outcome.generate_s = self._sampler.seconds
         return outcome
@@ -322,7 +335,7 @@ class AgentSession:
     def _tools_key(self, tools: Sequence[dict[str, Any]]) -> str:
         """Return what stands for a list of tools: its JSON."""
         if tools is not self._tools[0]:  # most often it is the very list of the last request
-            self._tools = (tools, json.dumps(tools) if tools else "")
+            self._tools = (tools, _json(tools) if tools else "")
         return self._tools[1]
 
     def _check_room(self, prompt: PromptNode) -> None:
@@ -339,6 +352,13 @@ class AgentSession:
             return node.completion
         texts = self._run.reader.token_texts(node.generation.ids)
         return replace(node.completion, token_logprobs=list(zip(texts, node.generation.logprobs, strict=True)))
+
+
+def _json(tools: Sequence[dict[str, Any]]) -> str:
+    try:
+        return orjson.dumps(tools).decode()
+    except TypeError:  # a number of more than 64 bits
+        return json.dumps(tools)
 
 
 def _wish(request: ChatRequest) -> tuple[Any, ...]:

@@ -23,6 +23,11 @@ from verl_multiturn.proxy.requests import Call
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.tasks import Alarms
+from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
+
+SELECT_S = 30.0
+"""Seconds that a `select` function may take for a session."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,10 @@ class CompletionView:
     """Id of the completion that it continues; None where it begins anew."""
 
 
+Select = Callable[[Sequence[CompletionView]], Collection[str]]
+"""Returns the ids of the completions that are trained."""
+
+
 def session_outcome(
     name: str,
     forest: Forest,
@@ -50,7 +59,7 @@ def session_outcome(
     prompt_length: int,
     fill_id: int,
     max_rows: int | None,
-    select: Callable[[Sequence[CompletionView]], Collection[str]] | None,
+    chosen: Collection[CompletionNode],
 ) -> Outcome:
     """Return what becomes of a session that is over.
 
@@ -62,14 +71,9 @@ def session_outcome(
         prompt_length: The most tokens of a prompt.
         fill_id: Token id of the prompt of a session without one.
         max_rows: The most rows; those with most trained tokens are kept. None: all are.
-        select: Returns the ids of the completions that are trained; None: all are.
-
-    Raises:
-        ConfigError: `select` raised, or returned something else than ids.
+        chosen: The delivered completions that are to be trained.
     """
-    nodes = sorted(forest.completions.values(), key=lambda node: node.number)
-    delivered = [node for node in nodes if node.delivered]
-    chosen = selected(delivered, select)
+    delivered = forest.delivered
     ends, trained_in = chosen_rows(chosen, max_rows)
     places: list[int | str] = []
     for entry in forest.ledger:
@@ -110,16 +114,14 @@ def session_outcome(
     )
 
 
-def selected(
-    nodes: Sequence[CompletionNode], select: Callable[[Sequence[CompletionView]], Collection[str]] | None
-) -> set[CompletionNode]:
+async def selected(nodes: Sequence[CompletionNode], select: Select) -> set[CompletionNode]:
     """Return the completions that a `select` function leaves in.
 
+    It runs in a thread, so that no other session waits for it.
+
     Raises:
-        ConfigError: The function raised, or returned something else than ids of these completions.
+        ConfigError: It raised, took longer than `SELECT_S`, or returned something else than ids of these completions.
     """
-    if select is None or not nodes:
-        return set(nodes)
     views = [
         CompletionView(
             node.completion.id,
@@ -132,10 +134,16 @@ def selected(
         )
         for node in nodes
     ]
+    call = Invocation(select, is_coroutine_method(select), (views,), {}, "function 'proxy.select'")
     try:
-        kept = set(select(views))
+        await call.ended(Alarms(SELECT_S))
+        kept = set(call.result())
+    except TimedOutError:
+        raise ConfigError(f"proxy.select took longer than {SELECT_S:g} s; make it quicker") from None
     except Exception as error:  # it is the user's code
         raise ConfigError(f"proxy.select raised {show(error)}; it must return the ids that are trained") from error
+    finally:
+        call.stop()
     known = {view.id for view in views}
     if strange := kept - known:
         raise ConfigError(f"proxy.select returned {show(sorted(map(str, strange))[0])}, which is no completion's id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from collections.abc import Sequence
@@ -45,11 +46,13 @@ class TurnReader:
         self._end_ids = frozenset(end_ids)
         self._reasoning = Reasoning(marks)
         self._marks = [mark for pair in marks for mark in pair]
+        self._token_texts: dict[int, str] = {}
 
     async def read(self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest) -> TurnText:
         """Read a turn.
 
-        A call that cannot be read is text. So are all calls if the request has no tools or wants none read.
+        A call that cannot be read, or whose arguments are no JSON object, is text. So are all calls if the request
+        has no tools or wants none read.
 
         Args:
             sampled: The turn's ids.
@@ -62,7 +65,7 @@ class TurnReader:
         calls = [call for call in turn.calls if isinstance(call, ToolCall)]
         unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
         opened = None
-        if calls and request.tools and request.reads_calls:
+        if calls and request.tools and request.reads_calls and all(_is_object(call.arguments) for call in calls):
             text = "\n".join(part for part in [turn.content, *unread] if part)
         elif turn.calls:
             text, calls = raw, []
@@ -85,7 +88,18 @@ class TurnReader:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
-        return [self._tokenizer.decode([each]) for each in ids]
+        known = self._token_texts
+        return [
+            known[each] if each in known else known.setdefault(each, self._tokenizer.decode([each])) for each in ids
+        ]
+
+
+def _is_object(arguments: str) -> bool:
+    """Tell whether a call's arguments are a JSON object; clients fail at anything else."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:

@@ -46,7 +46,7 @@ class Turn:
     parent: int | None = None
     """In a session, number of the completion that it continues; None: it begins anew."""
     after: int = 0
-    """In a session, how many completions come after it in its row."""
+    """In a session, how many completions come after it in the longest row that holds it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
 
 
 def of_discounted(group: Sequence[Played], gamma: float = 1.0, std: bool = True) -> Advantages:
-    """Return the advantages of `mt_grpo`, each times `gamma` for each completion after it in its row.
+    """Return the advantages of `mt_grpo`, each times `gamma` for each completion after it (`Turn.after`).
 
     Args:
         group: the sessions of one prompt.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from verl_multiturn.rollout.outcome import Outcome
@@ -79,7 +80,8 @@ def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
     Returns:
         A dictionary for each turn of each row: `turn` (its number in the conversation), `parent` (number of the turn
         that it continues; None where it begins anew), `start` and `end` (its sampled tokens in the row's response, half
-        open), `after` (how many turns come after it in the row), `reward` (its own, that of its calls and of the
+        open), `after` (how many turns come after it in the row; in a
+        session, in the longest row that holds it), `reward` (its own, that of its calls and of the
         interaction's answer together; None without any), and `state` (digest of the state in which the model made the
         turn; None where the environment did not say).
     """
@@ -97,23 +99,28 @@ def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
         turns[row].append({"turn": turn, "parent": parent, "start": start, "end": end, **known})
     for own in turns:
         own.sort(key=lambda turn: turn["start"])
+    longest = _longest_ways(outcome.parents, [own[-1]["turn"] for own in turns if own])
+    for own in turns:
         for place, each in enumerate(own):
-            each["after"] = _distance(outcome, own[-1]["turn"], each["turn"], len(own) - 1 - place)
+            each["after"] = longest[each["turn"]] if outcome.parents else len(own) - 1 - place
     return turns
 
 
-def _distance(outcome: Outcome, turn: int, back: int, otherwise: int) -> int:
-    """Return how many steps lead from a completion back to one that it continues, others in between included.
+def _longest_ways(parents: Sequence[int | None], ends: Iterable[int]) -> dict[int, int]:
+    """Return for each completion of a session how many follow it in the longest row that holds it.
+
+    The row in which it is trained says less: which of two branches comes first follows from the order of arrival.
 
     Args:
-        outcome: A session; for a conversation the result is `otherwise`.
-        turn: Number of the completion.
-        back: Number of the earlier one.
-        otherwise: The result for a conversation.
+        parents: For each completion the number of the one that it continues; empty for a conversation.
+        ends: Numbers of the completions with which rows end.
     """
-    if not outcome.parents:
-        return otherwise
-    steps, at = 0, turn
-    while at != back and (parent := outcome.parents[at]) is not None:
-        steps, at = steps + 1, parent
-    return steps
+    longest: dict[int, int] = {}
+    for end in ends if parents else ():
+        steps, at = 0, parents[end]
+        longest.setdefault(end, 0)
+        while at is not None:
+            steps += 1
+            longest[at] = max(longest.get(at, 0), steps)
+            at = parents[at]
+    return longest

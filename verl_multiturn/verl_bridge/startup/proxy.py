@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -12,7 +12,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.runners import check_agent
 from verl_multiturn.proxy.server import check_host
-from verl_multiturn.proxy.session_rows import CompletionView
+from verl_multiturn.proxy.session_rows import Select
 from verl_multiturn.tools.registry import resolve
 from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, PROXY_LOOP, agent_loops
 from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
@@ -20,8 +20,6 @@ from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
 from verl_multiturn.verl_bridge.startup.scores import colocated_reward_model
 
 _KEY = f"{PATH}.proxy"
-
-Select = Callable[[Sequence[CompletionView]], Collection[str]]
 
 
 def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:
