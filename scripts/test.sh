@@ -10,6 +10,7 @@ if ! cmp -s requirements/docs.lock .venv/.docs; then # the tests build the docum
     cp requirements/docs.lock .venv/.docs
 fi
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
+export RAY_worker_niceness=0 # Ray's default, 15, lets its workers starve beside the other lanes
 fast=""
 [ "${1:-}" != --fast ] || { fast=yes && shift; }
 .venv/bin/ruff check .
