@@ -259,7 +259,7 @@ class Checked:
             number = self._numbers[id(done.received[0])] if done.received else None
             if number is None:
                 continue
-            body = parse_body(done.ask.body(), "")
+            body = parse_body(done.ask.body())
             request = PROTOCOLS[done.ask.path].read(body)
             made = self._of[number]
             for kept, tokens in ((("system", "developer", "assistant"), family.outside), ((), family.authored)):

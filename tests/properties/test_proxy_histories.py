@@ -44,7 +44,7 @@ FIELDS = st.lists(
 
 def whole(body: bytes) -> ChatRequest | None:
     try:
-        return CHAT.read(parse_body(body, ""))
+        return CHAT.read(parse_body(body))
     except RefusedError:
         return None
 

@@ -114,18 +114,36 @@ async def read_body(request: web.BaseRequest) -> bytes:
     return bytes(body)
 
 
-def parse_body(body: bytes, encoding: str) -> dict[str, Any]:
-    """Return the JSON object of a body, as `parse_json` reads it.
+def inflated(body: bytes, encoding: str) -> bytes:
+    """Return a body as it was before it was compressed.
 
     Args:
         body: The body, as it was sent.
         encoding: Its content encoding: gzip, or any other for none.
 
     Raises:
-        RefusedError: It cannot be inflated, is too long when it is, or holds no JSON object.
+        RefusedError: It cannot be inflated, or is too long when it is.
     """
-    if encoding.strip().lower() == "gzip":
-        body = _inflated(body)
+    if encoding.strip().lower() != "gzip":
+        return body
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        whole = inflater.decompress(body, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise RefusedError(400, "invalid_request_error", f"the body is no gzip ({error}); send it as it is") from None
+    if len(whole) > MOST_BYTES:
+        raise _too_long()
+    if not inflater.eof:
+        raise RefusedError(400, "invalid_request_error", "the body's gzip is cut off; send all of it")
+    return whole
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body, as `parse_json` reads it.
+
+    Raises:
+        RefusedError: It holds no JSON object.
+    """
     try:
         value = parse_json(body)
     except orjson.JSONDecodeError as error:
@@ -165,19 +183,6 @@ def parse_json(body: bytes) -> Any:
     if len(body) <= _MOST_EXACT_BYTES and _LONG_NUMBER.search(body):
         return json.loads(body)
     return value
-
-
-def _inflated(body: bytes) -> bytes:
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    try:
-        whole = inflater.decompress(body, MOST_BYTES + 1)
-    except zlib.error as error:
-        raise RefusedError(400, "invalid_request_error", f"the body is no gzip ({error}); send it as it is") from None
-    if len(whole) > MOST_BYTES:
-        raise _too_long()
-    if not inflater.eof:
-        raise RefusedError(400, "invalid_request_error", "the body's gzip is cut off; send all of it")
-    return whole
 
 
 def _too_long() -> RefusedError:

@@ -36,7 +36,7 @@ from aiohttp import web
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.bodies import Allowance, check_head, parse_body, read_body
+from verl_multiturn.proxy.bodies import Allowance, check_head, inflated, parse_body, read_body
 from verl_multiturn.proxy.clients import Connection, Strangers
 from verl_multiturn.proxy.exchange import Exchange
 from verl_multiturn.proxy.histories import Histories, Known, known_from
@@ -296,19 +296,21 @@ class ProxyServer:
         if models:
             name = route.removeprefix("models").strip("/")
             return web.json_response(model(name) if name else all_models(self._model))
-        most = check_head(request)
-        await guest.bodies.take(most)
+        held = check_head(request)
+        await guest.bodies.take(held)
         try:
-            asked = await self._read(request, protocol, guest)
+            asked, length = await self._read(request, protocol, guest)
+            guest.bodies.give(held - length)  # of a body whose length the head did not tell
+            held = length
             if route == "messages/count_tokens":
                 return web.json_response(token_count(await guest.session.count_tokens(asked)))
             failed = partial(self._failed, guest)
             return await Exchange(request, protocol, asked, guest.session, failed, self._ping_s, self._threads).run()
         finally:
-            guest.bodies.give(most)
+            guest.bodies.give(held)
 
-    async def _read(self, request: web.BaseRequest, protocol: Protocol, guest: _Guest) -> ChatRequest:
-        """Read a request's body.
+    async def _read(self, request: web.BaseRequest, protocol: Protocol, guest: _Guest) -> tuple[ChatRequest, int]:
+        """Read a request's body, and return the request and the body's length in bytes, inflated.
 
         Raises:
             RefusedError: It is no request of this protocol.
@@ -317,20 +319,21 @@ class ProxyServer:
         encoding = request.headers.get("content-encoding", "")
         appends = protocol is _APPENDING and not encoding
         if appends and (continued := guest.histories.continued(protocol, body)) is not None:
-            return continued
+            return continued, len(body)
 
-        def read() -> tuple[ChatRequest, Known | None]:
-            parsed = parse_body(body, encoding)
+        def read() -> tuple[ChatRequest, Known | None, int]:
+            text = inflated(body, encoding)
+            parsed = parse_body(text)
             asked = protocol.read(parsed)
-            return asked, known_from(body, parsed, asked) if appends else None
+            return asked, known_from(body, parsed, asked) if appends else None, len(text)
 
         if len(body) <= _IN_THREAD_BYTES and not encoding:
-            asked, known = read()
+            asked, known, length = read()
         else:
-            asked, known = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+            asked, known, length = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         if known is not None:
             guest.histories.add(known)
-        return asked
+        return asked, length
 
     def _failed(self, guest: _Guest | None, error: BaseException) -> RefusedError:
         """Note a mistake of ours, and log it once for each session."""
