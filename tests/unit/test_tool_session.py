@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -331,16 +330,16 @@ def test_a_synchronous_tool_that_never_returns_does_not_hold_up_the_end(monkeypa
 
     class Stuck(EchoTool):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
-            never.wait(20)
+            never.wait()
 
     async def main() -> None:
         async with session(Stuck()) as opened:
             assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
 
-    started = time.monotonic()
-    asyncio.run(main())
-    assert time.monotonic() - started < 10
-    never.set()
+    try:
+        asyncio.run(main())
+    finally:
+        never.set()
 
 
 def test_a_tool_without_execute_says_so() -> None:
