@@ -202,8 +202,8 @@ async def test_faults_of_an_environment() -> None:
             kind = "InteractionContractError" if (what, where, message) in WRONG else "InteractionFailedError"
             assert re.search(f"^{kind}: .*{message}" if message else "^$", text), text
         await env.close("warm")
-        zygotes = psutil.Process().children()
-        assert [len(zygote.children(recursive=True)) for zygote in zygotes] == [0]
+        (zygote,) = psutil.Process().children()
+        await _until(lambda: not zygote.children(recursive=True))
 
 
 async def test_odd_texts_go_through() -> None:
@@ -355,6 +355,6 @@ async def test_a_row_that_cannot_be_played(kwargs: dict[str, Any], message: str)
 
 
 async def _until(holds: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - other processes set no event
             await asyncio.sleep(0.01)
