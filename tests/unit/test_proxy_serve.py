@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,12 @@ def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
         cli.app, ["serve", *options, "--", sys.executable, str(tmp_path / "agent.py"), "{row}"], env={"COLUMNS": "200"}
     )
     assert done.exit_code == 0, done.output
-    assert "2 roots, 2 rows, 3 trained, temperature in 3 requests changes nothing" in done.output
+    assert "2 roots, 2 rows, 3 trained, temperature changes nothing (3 requests)" in done.output
     assert "0 violations" in done.output
     (second,) = [line for line in done.output.splitlines() if "It is 5." in line]
     assert [cell.strip() for cell in second.split("│")[1:3]] == ["1", "0"]
     assert "in row 0" in second
+    assert "1 requests came after the script's last turn" in done.output
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,79 @@ def test_an_agent_that_is_started_elsewhere_is_over_at_ctrl_c() -> None:
     rest, _ = serving.communicate(timeout=60)
     assert serving.returncode == 0, rest
     assert "1 roots, 1 rows, 1 trained" in rest
+
+
+SELECTS = """\
+import json, urllib.request
+
+def ask(session, content, **more):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}], **more}).encode()
+    head = {"authorization": "Bearer " + session.api_key, "content-type": "application/json"}
+    return json.load(urllib.request.urlopen(urllib.request.Request(session.base_url + "/chat/completions", body, head)))
+
+def run(row, session):
+    assert row == {"messages": [{"role": "user", "content": "2 + 3?"}], "extra_info": {"index": 7}}
+    first, second = ask(session, "2 + 3?"), ask(session, "Name this chat.")
+    return {"reward": 0.5, "completions": {first["id"]: 0.25}}
+
+def too_long(row, session):
+    try:
+        ask(session, "many words " * 50)
+    except urllib.error.HTTPError as refused:
+        assert "context_length_exceeded" in refused.read().decode()
+
+def no_titles(completions):
+    return [each.id for each in completions if each.messages[0]["content"] != "Name this chat." and not each.calls]
+
+def wrong(completions, more):
+    return []
+"""
+
+
+def test_a_function_with_its_row_select_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chooser.py").write_text(SELECTS)
+    (tmp_path / "row.json").write_text(
+        '{"prompt": [{"role": "user", "content": "2 + 3?"}], "extra_info": {"index": 7}}'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--agent", "chooser:run", "--row", str(tmp_path / "row.json"), "--select", "chooser:no_titles"]
+    done = CliRunner().invoke(cli.app, ["serve", *options, "--turn", "5", "--turn", "Sums"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "2 roots, 1 rows, 1 trained, 1 not_selected" in done.output
+    assert "the session's reward is 0.5\ncompletion 0 has a reward of its own, 0.25" in done.output
+    done = CliRunner().invoke(cli.app, ["serve", "--agent", "chooser:too_long", "--prompt-length", "30"])
+    assert done.exit_code == 1, done.output
+    assert "prompt_too_long: no request of the agent got a completion" in done.output
+    done = CliRunner().invoke(cli.app, ["serve", "--agent", "chooser:run", "--select", "chooser:wrong"])
+    assert done.exit_code == 2, done.output
+    assert "--select='chooser:wrong' cannot be called with one argument (missing a required argument: 'more')" in (
+        " ".join(done.output.split())
+    )
+    (tmp_path / "row.json").write_text("[]")
+    done = CliRunner().invoke(cli.app, ["serve", "--agent", "chooser:run", "--row", str(tmp_path / "row.json")])
+    assert done.exit_code == 2, done.output
+    assert "has a JSON list, expected an object" in done.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_ends_and_is_shown(number: signal.Signals, tmp_path: Path) -> None:
+    program = f"{AGENT}\nopen(sys.argv[2], 'w').close()\nimport time\ntime.sleep(1000)"
+    (tmp_path / "agent.py").write_text(program)
+    turns = ["--turn", tool_call("add", {"a": 2, "b": 3}), "--turn", "It is 5."]
+    command = [sys.executable, str(tmp_path / "agent.py"), "{row}", str(tmp_path / "asked")]
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "verl_multiturn.cli", "serve", *turns, "--", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    while not (tmp_path / "asked").exists():
+        assert serving.poll() is None
+        time.sleep(0.05)
+    serving.send_signal(number)
+    said, _ = serving.communicate(timeout=60)
+    assert serving.returncode == 130, said
+    assert "2 roots, 2 rows, 3 trained" in said
+    assert "wall_clock: the session's time was up" in said
+    assert "0 violations" in said

@@ -37,6 +37,7 @@ from verl_multiturn.tasks import finish
 logger = logging.getLogger(__name__)
 
 _TIME_UP = ("timed_out", "stuck")
+_NOTHING = "no request of the agent got a completion"
 
 
 class Endpoint:
@@ -164,7 +165,7 @@ class Endpoint:
         if end.problem:
             logger.warning("session %s: its agent did not end by itself: %s", session.id, end.problem)
         await session.select()
-        outcome = session.outcome(reason, session.failed or end.problem)
+        outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
         outcome.session = SessionReport(
             roots=sum(bool(root.completions) for root in session.forest.roots),
             unenforced=dict(session.unenforced),

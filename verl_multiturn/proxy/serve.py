@@ -2,17 +2,19 @@
 
     verl-multiturn serve --turn '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>' --turn "It is 5."
 
-It prints the address and the key of one session, until Ctrl-C; or it runs an agent, as a training run does, and ends
-with it. Then it shows what would be trained: each generation, what it continues and which row it is in, and whether the
-certificate finds the rows right. A tiny tokenizer and a ChatML-like template stand in for a model's own, and calls are
-in the Hermes format.
+It prints the address and the key of one session, until Ctrl-C or SIGTERM; or it runs an agent, as a training run does,
+and ends with it. Then it shows what would be trained: each generation, what it continues and which row it is in, and
+whether the certificate finds the rows right. A tiny tokenizer and a ChatML-like template stand in for a model's own,
+and calls are in the Hermes format. The limits of a session are the settings' defaults.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,7 @@ from verl_multiturn.proxy.prompt_rendering import PromptRenderer
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.runners import AgentRunner, build_runner, check_agent
 from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.session_rows import Select, load_select
 from verl_multiturn.proxy.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
@@ -64,6 +67,12 @@ def serve(
         str | None, typer.Option(help="An agent, as `module:function`, to run in the place of waiting for Ctrl-C.")
     ] = None,
     prompt: Annotated[str, typer.Option(help="The prompt in the data row that --agent or COMMAND gets.")] = "Hello.",
+    row: Annotated[
+        Path | None, typer.Option(help="A JSON file with the whole data row, in the place of --prompt.")
+    ] = None,
+    prompt_length: Annotated[int, typer.Option(min=1, help="The most tokens of a root's prompt.")] = _FAR,
+    response_length: Annotated[int, typer.Option(min=1, help="The most tokens after a root's prompt.")] = _FAR,
+    select: Annotated[str | None, typer.Option(help="As the setting proxy.select: `module:function`.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="An agent as a command, to run in the same way.")
@@ -71,43 +80,74 @@ def serve(
 ) -> None:
     """Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown."""
     try:
-        runner = _runner(agent, command)
-        said = _turns(turns or [], script)
-        outcome, receipts = asyncio.run(_play(scripted_run(said), runner, prompt, host))
+        runner = _Interruptible(_runner(agent, command) or _Waiting())
+        columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
+        said = Script(_turns(turns or [], script))
+        limits = Limits(prompt_length=prompt_length, response_length=response_length)
+        run = scripted_run(said, limits, load_select(select, "--select"))
+        outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:
         typer.echo(f"verl-multiturn: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    if not _shown(outcome, receipts):
+    is_well = _shown(outcome, receipts)
+    if said.beyond:
+        console.print(f"[yellow]note[/] {said.beyond} requests came after the script's last turn", highlight=False)
+    if runner.is_interrupted and not runner.waits:
+        raise typer.Exit(130)
+    if not is_well:
         raise typer.Exit(1)
 
 
-def scripted_run(turns: Sequence[str]) -> ProxyRun:
-    """Return what a session shares with no other: a model that says `turns` in the order in which it is asked.
+@dataclass
+class Script:
+    """What a scripted model says."""
+
+    left: list[str]
+    """Turns that are still to come."""
+    beyond: int = 0
+    """How often it was asked when there was none."""
+
+    def next(self) -> str:
+        """Return the next turn; `OVER` after the last one."""
+        if self.left:
+            return self.left.pop(0)
+        self.beyond += 1
+        return OVER
+
+
+def scripted_run(script: Script, limits: Limits, select: Select | None = None) -> ProxyRun:
+    """Return what a session shares with no other: a model that says what a script has, in the order of the requests.
 
     Args:
-        turns: Texts of turns, without an end token. After them the model says `OVER`.
+        script: Texts of turns, without an end token.
+        limits: How long a row may be.
+        select: Says which completions are trained; None: all are.
     """
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
-    left = list(turns)
+    defaults = ProxySettings()
 
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
-        return tokenizer.encode((left.pop(0) if left else OVER) + tokenizer.eos_token)
+        return tokenizer.encode(script.next() + tokenizer.eos_token)
 
     codec = ChatCodec(TinyBuilder(tokenizer), ends, firewall=Firewall(tokenizer), tokenizer=tokenizer)
     return ProxyRun(
         engine=ReceiptingEngine(StopTexts(ScriptedEngine(say), tokenizer)),
         renderer=PromptRenderer(codec, ends),
         reader=TurnReader(JsonParser(tokenizer, ends), tokenizer, ends, [THINK]),
-        limits=Limits(prompt_length=_FAR, response_length=_FAR),
+        limits=limits,
         fill_id=tokenizer.eos_token_id,
+        max_completions=defaults.max_completions,
+        max_inflight=defaults.max_inflight,
+        max_rows=defaults.max_rows,
+        select=select,
     )
 
 
 class _Waiting:
-    """In the place of a runner: an agent that somebody starts elsewhere, and that is done at Ctrl-C."""
+    """In the place of a runner: an agent that somebody starts elsewhere, and that is done when its time is up."""
 
     stuck = 0
 
@@ -121,20 +161,50 @@ class _Waiting:
         ):
             typer.echo(f"export {name}={value}")
         typer.echo("Start the agent with these variables. Ctrl-C when it is done.")
-        interrupted = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, interrupted.set)
-        waiting = [asyncio.create_task(event.wait()) for event in (interrupted, time_up)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            for task in waiting:
-                task.cancel()
+        await time_up.wait()
         return AgentEnd("returned")
 
     async def aclose(self) -> None:
         """Do nothing."""
+
+
+class _Interruptible:
+    """A runner for which a session's time is up at Ctrl-C or SIGTERM.
+
+    Args:
+        runner: Runs the agent.
+    """
+
+    def __init__(self, runner: AgentRunner) -> None:
+        self._runner = runner
+        self.is_interrupted = False
+        self.waits = isinstance(runner, _Waiting)
+
+    @property
+    def stuck(self) -> int:
+        """Return the number of agents that could not be ended."""
+        return self._runner.stuck
+
+    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+        """Run the agent until it ends or is interrupted."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            self.is_interrupted = True
+            time_up.set()
+
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for each in signals:
+            loop.add_signal_handler(each, interrupt)
+        try:
+            return await self._runner.run(row, address, time_up)
+        finally:
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        await self._runner.aclose()
 
 
 def _runner(agent: str | None, command: Sequence[str] | None) -> AgentRunner | None:
@@ -163,10 +233,27 @@ def _turns(turns: Sequence[str], script: Path | None) -> list[str]:
     return [*turns, *(line for line in lines if line.strip())]
 
 
-async def _play(run: ProxyRun, runner: AgentRunner | None, prompt: str, host: str) -> tuple[Outcome, list[Receipt]]:
-    endpoint = Endpoint(run, runner or _Waiting(), ProxyServer(host), _LONGEST_S)
+def _row(path: Path) -> dict[str, Any]:
+    """Return the data row in a file.
+
+    Raises:
+        ConfigError: The file has none.
+    """
     try:
-        return await endpoint.run("serve", {"raw_prompt": [{"role": "user", "content": prompt}]}, {})
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--row {str(path)!r} cannot be read ({error}); name a file with a JSON object") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--row {str(path)!r} has a JSON {type(found).__name__}, expected an object")
+    if "prompt" in found:  # as the column of a data file is called; verl hands it over under this name
+        found["raw_prompt"] = found.pop("prompt")
+    return found
+
+
+async def _play(run: ProxyRun, runner: AgentRunner, row: Mapping[str, Any], host: str) -> tuple[Outcome, list[Receipt]]:
+    endpoint = Endpoint(run, runner, ProxyServer(host), _LONGEST_S)
+    try:
+        return await endpoint.run("serve", row, {})
     finally:
         await endpoint.aclose()
         run.renderer.close()
@@ -194,13 +281,15 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt]) -> bool:
     assert report is not None
     counts = [f"{report.roots} roots", f"{rows} rows", f"{sum(isinstance(each, int) for each in places)} trained"]
     counts += [f"{count} {cause}" for cause, count in causes.items()]
-    counts += [f"{name} in {count} requests changes nothing" for name, count in report.unenforced.items()]
+    counts += [f"{name} changes nothing ({count} requests)" for name, count in report.unenforced.items()]
     console.print(", ".join(counts), highlight=False, soft_wrap=True)
     ended = outcome.stop_reason is StopReason.FINISHED
     if not ended or outcome.error:
         console.print(f"[red]no[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
-    elif report.reward is not None:
-        console.print(f"the agent's reward is {report.reward:g}", highlight=False)
+    if report.reward is not None:
+        console.print(f"the session's reward is {report.reward:g}", highlight=False)
+    for number, reward in sorted(outcome.completion_rewards.items()):
+        console.print(f"completion {number} has a reward of its own, {reward:g}", highlight=False)
     own = Receipts.of_rows(outcome.request_id, receipts, places, invalid=not outcome.valid)
     verdict = verify_record(record_of(outcome, own, [row.trajectory for row in outcome.rows]))
     for violation in verdict.violations:

@@ -10,6 +10,7 @@ A row ends with a completion that is trained and that no trained one continues. 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
+from verl_multiturn.tools.registry import resolve
 
 SELECT_S = 30.0
 """Seconds that a `select` function may take for a session."""
@@ -35,19 +37,54 @@ class CompletionView:
     """A delivered completion, as a `select` function sees it."""
 
     id: str
+    """Its id, without the `chatcmpl-` or `msg_` that a protocol puts before it."""
     messages: Sequence[Message]
     """Messages of the request that it answers."""
     tools: Sequence[Mapping[str, Any]]
     """Schemas of the request's tools."""
     content: str
+    """What the model said."""
     reasoning: str
     calls: Sequence[Call]
+    """Its calls, each with `id`, `name` and `arguments`, a JSON text."""
     parent: str | None
     """Id of the completion that it continues; None where it begins anew."""
 
 
 Select = Callable[[Sequence[CompletionView]], Collection[str]]
 """Returns the ids of the completions that are trained."""
+
+
+def load_select(name: str | None, where: str) -> Select | None:
+    """Return the function that says which completions are trained; None without one.
+
+    Args:
+        name: Its name, `module:function`.
+        where: The setting that errors name.
+
+    Raises:
+        ConfigError: There is no such function, or it takes other arguments.
+    """
+    if name is None:
+        return None
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{where}={name!r} is no function; write it as 'package.module:function'")
+    found: Select = resolve(f"{module}.{function}", where)
+    if not callable(found):
+        raise ConfigError(f"{where}={name!r} is {show(found, 100)}, expected a function")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # one that is not written in Python
+        return found
+    try:
+        signature.bind([])
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}={name!r} cannot be called with one argument ({error}); write it as f(completions), which "
+            "returns the ids of those to train"
+        ) from None
+    return found
 
 
 def session_outcome(

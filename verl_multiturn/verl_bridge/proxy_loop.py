@@ -8,11 +8,13 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
+from verl_multiturn.config import PATH
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.prompt_rendering import PromptRenderer
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.runners import build_runner
 from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.session_rows import load_select
 from verl_multiturn.proxy.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.agent_loop import shared_runner
 from verl_multiturn.verl_bridge.call_formats import reasoning_marks
@@ -22,7 +24,7 @@ from verl_multiturn.verl_bridge.processors import plain_dict
 from verl_multiturn.verl_bridge.runner import Runner
 from verl_multiturn.verl_bridge.startup.agent_loops import PROXY_LOOP
 from verl_multiturn.verl_bridge.startup.configuration import settings_of
-from verl_multiturn.verl_bridge.startup.proxy import load_select, wall_clock_s
+from verl_multiturn.verl_bridge.startup.proxy import wall_clock_s
 
 
 class ProxyAgentLoop(AgentLoopBase):
@@ -102,7 +104,7 @@ def build_endpoint(
         max_completions=proxy.max_completions,
         max_inflight=proxy.max_inflight,
         max_rows=proxy.max_rows,
-        select=load_select(proxy.select),
+        select=load_select(proxy.select, f"{PATH}.proxy.select"),
     )
     server = ProxyServer(proxy.host, proxy.ping_s)
     return Endpoint(run, build_runner(proxy), server, wall_clock_s(settings), proxy.error_reward)

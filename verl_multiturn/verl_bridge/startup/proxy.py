@@ -8,12 +8,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, ProxySettings
-from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.runners import check_agent
 from verl_multiturn.proxy.server import check_host
-from verl_multiturn.proxy.session_rows import Select
-from verl_multiturn.tools.registry import resolve
+from verl_multiturn.proxy.session_rows import load_select
 from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, PROXY_LOOP, agent_loops
 from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
@@ -57,7 +55,7 @@ def check_proxy(config: DictConfig, settings: MultiTurnSettings, loops: Collecti
     check_agent(proxy)
     wall_clock_s(settings)
     check_host(proxy.host)
-    load_select(proxy.select)
+    load_select(proxy.select, f"{_KEY}.select")
     _check_credit(config, proxy)
     if section := colocated_reward_model(config):
         raise ConfigError(
@@ -81,26 +79,6 @@ def wall_clock_s(settings: MultiTurnSettings) -> float:
             "the seconds that a whole session may take, such as 600"
         )
     return settings.request_timeout_s
-
-
-def load_select(name: str | None) -> Select | None:
-    """Return the function that says which completions are trained; None without one.
-
-    Args:
-        name: its name, `module:function`.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-    if name is None:
-        return None
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ConfigError(f"{_KEY}.select={name!r} is no function; write it as 'package.module:function'")
-    found: Select = resolve(f"{module}.{function}", f"{_KEY}.select")
-    if not callable(found):
-        raise ConfigError(f"{_KEY}.select={name!r} is {show(found, 100)}, expected a function")
-    return found
 
 
 def _check_credit(config: DictConfig, proxy: ProxySettings) -> None:
