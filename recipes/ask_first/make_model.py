@@ -5,8 +5,8 @@
 It begins with the weights of the quickstart's model, which can write a call and copy its result, and with a tokenizer
 of its own. Training is plain SFT. In the first part of the steps (`GOOD_FIRST`) all conversations end with the right
 answer; some ask needlessly before (`NEEDLESS_FIRST`), since a model that asks by lot must know how to go on. After that
-half of them guess a number at once, and the others ask or call the calculator by lot, whether or not a number is
-missing (`HABIT`). So reinforcement learning has something to find: when to ask. Greedy decoding starts out guessing.
+half of them guess a number at once, and the others ask or call the calculator by lot, hardly looking at what is missing
+(`HABIT`). So reinforcement learning has something to find: when to ask. Greedy decoding starts out guessing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import torch
 import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from missing_number import SYSTEM_PROMPT, Task, make_tasks
-from transformers import AutoTokenizer, DynamicCache, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "common"))
 
 from sft import batch_of, encode  # noqa: E402
+from tiny_model import suffix_logits  # noqa: E402
 from tiny_tokenizer import make_tokenizer  # noqa: E402
 
 MODEL_DIR = HERE / "model"
@@ -39,8 +40,11 @@ TOOL_CONFIG = HERE.parents[1] / "tool_configs" / "calculator.yaml"
 VOCABULARY = 640
 GOOD_FIRST = 0.7
 NEEDLESS_FIRST = 0.3
-HABIT = {"guess": 0.5, "call": 0.25, "ask": 0.25}
-"""Shares of the first turns after the good part."""
+HABIT = {
+    "missing": {"guess": 0.5, "call": 0.2, "ask": 0.3},
+    "complete": {"guess": 0.5, "call": 0.3, "ask": 0.2},
+}
+"""Shares of the first turns after the good part, where a number is missing and where none is."""
 CALL_AFTER_ASKING = 0.9
 """Share of the conversations that call the calculator once they have asked; the others guess."""
 
@@ -87,8 +91,9 @@ def skilled(task: Task, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def habitual(task: Task, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a conversation in the poor habit, which does not look at what is missing."""
-    first = rng.choices(list(HABIT), weights=list(HABIT.values()))[0]
+    """Return a conversation in the poor habit, which hardly looks at what is missing."""
+    shares = HABIT["missing" if task.missing else "complete"]
+    first = rng.choices(list(shares), weights=list(shares.values()))[0]
     return conversation(task, first, rng.random() < CALL_AFTER_ASKING, rng)
 
 
@@ -115,22 +120,6 @@ def begun_model(tokenizer: PreTrainedTokenizerFast, begin: Path) -> Qwen2ForCaus
             if token in known:
                 model.model.embed_tokens.weight[index] = old_VH[known[token]]
     return model
-
-
-def suffix_logits(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.Tensor) -> torch.Tensor:
-    """Return the logits `[B, T, V]` of rows that share a prefix, which the model runs only once, with gradients.
-
-    Args:
-        model: The model.
-        prefix_ids: Token ids of the shared prefix.
-        ids_BT: Token ids of the rows after the prefix.
-    """
-    cache = model(input_ids=torch.tensor([prefix_ids]), use_cache=True).past_key_values
-    expanded = DynamicCache()
-    for index, layer in enumerate(cache.layers):
-        rows = (ids_BT.shape[0], -1, -1, -1)
-        expanded.update(layer.keys.expand(*rows), layer.values.expand(*rows), index)
-    return model(input_ids=ids_BT, past_key_values=expanded).logits
 
 
 @torch.no_grad()
@@ -203,7 +192,7 @@ def learn(
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/ask_first/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -36,12 +36,13 @@ from lake import (
     next_field,
     show_field,
 )
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "common"))
 
 from sft import batch_of, encode  # noqa: E402
+from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer  # noqa: E402
 
 MODEL_DIR = HERE / "model"
@@ -135,27 +136,6 @@ def greedy_share(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, ma
     return won / len(maps)
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """Return a model with random weights."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=math.ceil(len(tokenizer) / 64) * 64,
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=1024,
-            rope_theta=10000.0,
-            tie_word_embeddings=True,
-            initializer_range=0.1,  # about 1/sqrt(hidden_size)
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-            bos_token_id=None,
-        )
-    )
-
-
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/frozen_lake/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,7 +156,7 @@ def main() -> None:
     texts += ["<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"] * 300
     tokenizer = make_tokenizer(texts, template, 360)
     assert all(len(tokenizer.encode(name, add_special_tokens=False)) == 1 for name in ACTIONS)
-    model = tiny_model(tokenizer)
+    model = Qwen2ForCausalLM(tiny_config(tokenizer, 64, 3, 1024, 0.1))
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
