@@ -23,7 +23,7 @@ from verl_multiturn import Interaction, Reply
 USER = "forgetful"
 """Name of the user in `user.yaml`."""
 SYSTEM_PROMPT = "Ask for a number that is missing. End with: Answer: <number>"
-NAMES = ("Ann", "Bob", "Eva", "Kim", "Leo", "Max", "Mia", "Tom")
+NAMES = ("Ann", "Bob", "Eva", "Kim", "Leo", "Max", "Mia")
 THINGS = ("apples", "books", "coins", "eggs", "nuts", "pens")
 NEEDLESS = -0.5
 """Reward of a turn that asks for a number which the user has given."""
