@@ -251,9 +251,17 @@ class Fuzzed:
             after = sum(each in str(messages[at + 1 :]) for each in shown)
             shown.insert(len(shown) - after, mark)
         else:
-            users = [index for index in range(at) if messages[index]["role"] == "user"]
-            index = self._random.choice(users)
-            old = next(each for each in shown if each in str(messages[index]["content"]))
+            marked = [
+                (index, each)
+                for index in range(at)
+                if messages[index]["role"] == "user"
+                for each in shown
+                if each in str(messages[index]["content"])
+            ]
+            if not marked:  # all that the user said was cut
+                await self._begin()
+                return
+            index, old = self._random.choice(marked)
             messages[index]["content"] = f"{texts(self._random, self.family.hostile)} {mark}"
             shown[shown.index(old)] = mark
         await self._get(self._ask(messages, known.ask.tools), Plan(shown, rewrites=known))

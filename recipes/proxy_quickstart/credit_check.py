@@ -94,7 +94,9 @@ def _rows(records: Sequence[Mapping[str, Any]], told: Told) -> Iterator[Row]:
                 values = []
                 for number in range(len(spans)):
                     after = told.gamma ** (len(spans) - 1 - number)
-                    if told.credit == "completion":
+                    if max(totals) == min(totals):
+                        value = 0.0
+                    elif told.credit == "completion":
                         value = (after * (outcome + earned) - mean) / scale
                     else:
                         value = (outcome + sum(own) - mean) / scale * (after if told.credit == "discounted" else 1)

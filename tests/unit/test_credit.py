@@ -27,6 +27,13 @@ def test_the_order_of_arrival_changes_nothing() -> None:
     assert first == second
 
 
+def test_sessions_of_one_score_teach_nothing() -> None:
+    """Their completions earned less than a session: divided by no deviation, that would be endless."""
+    both = [Played([Turn(0, 0.1), Turn(1, 0.2)], outcome=0.7), Played([Turn(0, 0.2), Turn(1, 0.1)], outcome=0.7)]
+    assert of_completions(both) == [[0.0, 0.0], [0.0, 0.0]]
+    assert of_completions(both, std=False)[0] == pytest.approx([-0.2, -0.1])
+
+
 def test_completions_that_begin_alone() -> None:
     alone = Played([Turn(0, 1.0), Turn(1), Turn(2)], outcome=1.0)
     assert of_completions([alone, Played([Turn(0)])], std=False) == [[1.0, 0.0, 0.0], [-1.0]]

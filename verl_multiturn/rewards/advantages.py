@@ -93,6 +93,7 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
 
     G is what the completion earned, plus `gamma` times the mean of G over the completions that continue it. One that
     nothing continues earned the session's outcome, too. So branches do not pay for each other, whichever was first.
+    Where all sessions have the same score, there is no deviation to divide by, and all advantages are 0.
 
     Example, with a completion that two others continue, of which one earned 1:
         of_completions([Played([Turn(0), Turn(1, 1.0, parent=0), Turn(2, parent=0)]), Played([Turn(0)])], std=False)
@@ -105,7 +106,10 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
     """
 
     def compared(valid: list[Played]) -> Advantages:
-        norm = _norm([played.reward for played in valid], std)
+        scores = [played.reward for played in valid]
+        if std and max(scores) - min(scores) < EPSILON:
+            return [[0.0] * len(played.turns) for played in valid]
+        norm = _norm(scores, std)
         return [[_scaled(value, norm) for value in _forest_returns(played, gamma)] for played in valid]
 
     return _compare(group, compared)

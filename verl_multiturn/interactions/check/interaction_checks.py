@@ -35,7 +35,8 @@ _ANY_ANSWER = {
 ADVICE = {
     "row kwargs": "give them as a data row does: --kwargs; with --interaction NAME, of a YAML",
     "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
-    "reply": "return a Reply to any turn; the player's turns are drawn, unless --actions names a file with them",
+    "reply": "return a Reply to any turn, with a finite reward, within --timeout-s, and from a server that runs; the "
+    "player's turns are drawn, unless --actions names a file with them",
     "score": "return a finite number",
     "close": "give everything back, and raise nothing",
     "actions": "give turns that it understands: --actions, or `actions` in the config",
