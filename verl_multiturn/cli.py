@@ -153,7 +153,6 @@ def validate(
             _refuse(error)
         except ImportError as error:
             _fail(_NO_STACK.format(error=error))
-    refused = []
     for path in dataset or []:
         try:
             rows, problems = validate_dataset(path, tools, measure, prompt_length, checks)
@@ -162,11 +161,8 @@ def validate(
         if problems:
             for problem in problems[:20]:
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
-            refused.append(f"{path}: {len(problems)} of {rows} rows cannot work")
-        else:
-            console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
-    if refused:
-        _fail("; ".join(refused))
+            _fail(f"{path}: {len(problems)} of {rows} rows cannot work")
+        console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
 
 
 _CHECKED = {
