@@ -300,7 +300,7 @@ class AgentSession:
             made = await self._run.renderer.prompt(messages, prompt.tools, tools)
             prompt.begin(made.ids)
             prompt.shown, prompt.images = made.shown, made.images
-        except BaseException:
+        except BaseException:  # a cancelled rendering leaves no prompt either
             self.forest.forget(prompt)
             raise
 
