@@ -217,11 +217,11 @@ class Checked:
             plan = done.plan
             if plan.continues is not None and not self._begins(made, plan.continues, plan.appended):
                 self._add("violations", f"{number} does not continue {plan.continues.received}: {done.ask.messages}")
-            if plan.rewrites is not None and self._begins(made, plan.rewrites, None):
+            if plan.rewrites is not None and self._begins(made, plan.rewrites, None, unknown=False):
                 self._add("violations", f"{number} continues what was rewritten: {done.ask.messages}")
 
-    def _begins(self, made: Sampled, known: Known, appended: str | None) -> bool:
-        """Tell whether a generation continues a completion, or one that looks the same."""
+    def _begins(self, made: Sampled, known: Known, appended: str | None, unknown: bool = True) -> bool:
+        """Tell whether a generation continues a completion, or one that looks the same; `unknown`, if nobody knows."""
         alike = [
             self._numbers[id(got)]
             for done in self.played.done
@@ -229,8 +229,8 @@ class Checked:
             if Known(done.ask, got, None, []).key == known.key
         ]
         some = [self._of[number] for number in alike if number in self._of]
-        if len(some) < len(alike):
-            return True  # one of them has no name
+        if len(some) < len(alike):  # one of them has no name
+            return unknown
         if appended is not None and not any(appended in self._text[one.number] for one in some):
             return True  # it was not stopped there, so nothing need continue it
         return any(made.given[: len(one.after)] == one.after for one in some)

@@ -93,7 +93,8 @@ class Clients:
         seen = bytearray()
         if after == -1:
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                # Half a body is waited for, so nothing is answered.
+                async with asyncio.timeout(_PATIENCE_S if sent == 1.0 else 0.01):
                     seen += await loop.sock_recv(connection, 10)
             except TimeoutError:
                 pass
