@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.proxy import canonical, session_rows
+from verl_multiturn.proxy.forest import PromptNode
 from verl_multiturn.proxy.session import AgentSession, Delivery
 
 
@@ -77,13 +78,15 @@ def _called_dropped() -> Sequence[AbstractContextManager[Any]]:
 
 
 def _rendered_again() -> Sequence[AbstractContextManager[Any]]:
-    go_on = AgentSession._continue
+    follow = PromptNode.follow
 
-    def changed(self: AgentSession, prompt: Any, parent: Any, template: Any, added: Any) -> None:
-        go_on(self, prompt, parent, template, added)
-        del prompt.ids[len(parent.prompt.ids)]  # the first sampled one
+    def changed(self: PromptNode, template: list[int], added: list[int]) -> None:
+        follow(self, template, added)
+        assert self.parent is not None
+        del self.ids[len(self.parent.prompt.ids)]  # the first sampled one
+        self.length -= 1
 
-    return [patch.object(AgentSession, "_continue", changed)]
+    return [patch.object(PromptNode, "follow", changed)]
 
 
 def _forgotten(self: AgentSession, delivery: Delivery) -> None:
