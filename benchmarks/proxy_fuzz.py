@@ -42,6 +42,8 @@ from benchmarks.proxy_fuzz_faults import FAULTS
 from benchmarks.proxy_fuzz_http import Clients
 from benchmarks.proxy_fuzz_model import Family, FuzzEngine, Recorder, attacks_on
 from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.prompt_rendering import PromptRenderer
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.server import ProxyServer
@@ -77,7 +79,17 @@ def family_of(name: str) -> Family:
         reasoning_marks(made.tokenizer),
         len(made.tokenizer),
         name in ONE_CALL,
+        _takes_user_turns(template.codec, template.end_ids[0]),
     )
+
+
+def _takes_user_turns(codec: ChatCodec, end_id: int) -> bool:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+    try:
+        codec.observation(said, [{"role": "user", "content": "x"}], [end_id], [])
+    except ConfigError:
+        return False
+    return True
 
 
 class World:

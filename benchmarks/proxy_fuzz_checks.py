@@ -1,7 +1,7 @@
 """The checks of `benchmarks.proxy_fuzz`: rows and receipts against the engine's log and what the clients received.
 
-Nothing here asks the forest what it matched, delivered or trained. The session names one thing: which generation has
-which id.
+Nothing here asks the forest what it matched, delivered or trained. The session names two things: which generation has
+which id, and what it shows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from benchmarks.proxy_fuzz_wire import Message, Received
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts
+from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.bodies import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.proxy_run import ProxyRun
@@ -67,6 +68,10 @@ class Checked:
 
     def __post_init__(self) -> None:
         self._of = {made.number: made for made in self.log.sampled}
+        completions = self.played.session.forest.completions.values()
+        self._shown = {
+            node.generation.versions[0] // 2: json.dumps(node.said, ensure_ascii=False) for node in completions
+        }
         self._text = {made.number: self._decode(made.ids) for made in self.log.sampled}
         for done in self.played.done:
             for got in done.received:
@@ -185,8 +190,9 @@ class Checked:
                 if done.stayed and number is not None:
                     waited[number] += 1
         for number in trained:
-            # A text without a mark may be anybody's: a client that writes it itself seems to send it back.
-            if number not in got and f"m{number:06d}y" in self._text.get(number, ""):
+            # An answer without a mark may be anybody's: a client that writes it itself seems to send it back, and only
+            # the first of several choices has an id.
+            if number not in got and f"m{number:06d}y" in self._shown.get(number, ""):
                 self._add("undelivered_trained", f"generation {number} is trained, no client got all of it")
         for number, clients in waited.items():
             if clients > 1:
@@ -215,10 +221,16 @@ class Checked:
             if self.run.history == "rendered":
                 continue
             plan = done.plan
-            if plan.continues is not None and not self._begins(made, plan.continues, plan.appended):
-                self._add("violations", f"{number} does not continue {plan.continues.received}: {done.ask.messages}")
+            known = plan.continues
+            if known is not None and self._appends(done, known) and not self._begins(made, known, plan.appended):
+                self._add("violations", f"{number} does not continue {known.received}: {done.ask.messages}")
             if plan.rewrites is not None and self._begins(made, plan.rewrites, None, unknown=False):
                 self._add("violations", f"{number} continues what was rewritten: {done.ask.messages}")
+
+    def _appends(self, done: Done, known: Known) -> bool:
+        """Tell whether the family can append what a request says after a completion."""
+        added = done.ask.messages[len(known.ask.messages) + 1 :]
+        return self.played.family.user_turns or all(message["role"] == "tool" for message in added)
 
     def _begins(self, made: Sampled, known: Known, appended: str | None, unknown: bool = True) -> bool:
         """Tell whether a generation continues a completion, or one that looks the same; `unknown`, if nobody knows."""
@@ -231,9 +243,16 @@ class Checked:
         some = [self._of[number] for number in alike if number in self._of]
         if len(some) < len(alike):  # one of them has no name
             return unknown
-        if appended is not None and not any(appended in self._text[one.number] for one in some):
+        own = self._numbers[id(known.received)]
+        if appended is not None and own is not None and appended not in self._text[own]:
             return True  # it was not stopped there, so nothing need continue it
-        return any(made.given[: len(one.after)] == one.after for one in some)
+        return any(self._continues(made.given, one) for one in some)
+
+    def _continues(self, given: Sequence[int], one: Sampled) -> bool:
+        """Tell whether ids continue a generation. A turn that was cut is ended first; else a prompt may look like it."""
+        template, length = self.played.family.template, len(one.after)
+        closing = [] if one.ids[-1] in template.end_ids else closing_ids(template.codec)
+        return list(given[: length + len(closing)]) == one.after + closing
 
     def _repeated(self) -> None:
         """Check that a client that came back got what it had left behind, where nothing failed."""

@@ -61,6 +61,8 @@ class Family:
     vocabulary: int
     """Ids below this number are tokens."""
     one_call: bool = False
+    user_turns: bool = True
+    """Whether a user's message can be appended to a turn; else a request that does so begins a root."""
     _calls: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def turn(self, chance: random.Random, mark: str, opened: bool, stops: Sequence[str]) -> list[int]:

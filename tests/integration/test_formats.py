@@ -108,7 +108,7 @@ async def test_gpt_oss_reasons_in_a_channel_of_its_own() -> None:
     analysis = f"<|channel|>analysis<|message|>I could {HARMONY('f', {'x': 1})}<|end|>"
     assert (await parse("gpt-oss", analysis)).calls == []
     turn = await parse("gpt-oss", f"{analysis}<|start|>assistant<|channel|>final<|message|>Four.<|return|>")
-    assert turn == AssistantTurn("Four.", [])
+    assert turn == AssistantTurn("Four.", [], f"I could {HARMONY('f', {'x': 1})}")
 
 
 def answer(name: str, text: str) -> str:

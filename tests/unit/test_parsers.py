@@ -244,8 +244,8 @@ async def test_a_model_gone_astray(name: str, text: str) -> None:
 
 async def test_harmonys_answer_after_an_analysis_that_is_not_ended() -> None:
     answer = "<|start|>assistant<|channel|>final<|message|>done<|return|>"
-    assert await harmony(f"<|channel|>analysis<|message|>thinking{answer}") == AssistantTurn("done")
-    assert await harmony(f"<|channel|>analysis<|message|>a<|end|>{answer}") == AssistantTurn("done")
+    assert await harmony(f"<|channel|>analysis<|message|>thinking{answer}") == AssistantTurn("done", [], "thinking")
+    assert await harmony(f"<|channel|>analysis<|message|>a<|end|>{answer}") == AssistantTurn("done", [], "a")
     quoted = "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>"
     turn = await harmony(f"<|channel|>analysis<|message|>thinking{answer}{quoted}")
     assert [type(call) for call in turn.calls] == [MalformedCall]

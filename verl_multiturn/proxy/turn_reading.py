@@ -73,6 +73,8 @@ class TurnReader:
         else:
             text = turn.content
         reasoning, content = self._reasoning.split(text, opened)
+        if turn.reasoning and text is not raw:
+            reasoning = turn.reasoning
         stop = _first_of(request.stop, self._tokenizer.decode(list(sampled)))
         if stop is None:
             return TurnText(content.strip(), self._unmarked(reasoning), calls, None)

@@ -13,7 +13,7 @@ from typing import Any
 from verl_multiturn.chat.parsing.call_json import UnreadableCallError, as_json, read_json
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 
-_CALL = "<|call|>"
+_CALL, _END = "<|call|>", "<|end|>"
 _WRITTEN = "write its JSON after <|message|> and end it with <|call|>"
 
 
@@ -52,6 +52,7 @@ class HarmonyParser:
         """Read a turn, as `CallParser.parse` describes."""
         text = "<|start|>assistant" + turn_text(self._tokenizer, ids, ())
         content: list[str] = []
+        reasoning: list[str] = []
         calls: list[ToolCall | MalformedCall] = []
         position = 0
         while message := self._HEADER.search(text, position):
@@ -61,12 +62,12 @@ class HarmonyParser:
                     calls.append(ToolCall(recipient[1], arguments, f"call_{turn}_{len(calls)}"))
                 else:
                     said, position = self._said(text, message)
-                    content.append(said)
+                    (reasoning if self._ANALYSIS.match(message["header"]) else content).append(said)
             except UnreadableCallError as error:
                 problem = str(error)[:300]
                 calls.append(MalformedCall(text[message.start() :], problem, f"call_{turn}_{len(calls)}"))
                 break
-        return AssistantTurn("".join(content).strip(), calls)
+        return AssistantTurn("".join(content).strip(), calls, "\n".join(filter(None, reasoning)).strip())
 
     def _arguments(self, text: str, message: re.Match[str]) -> tuple[str, int]:
         """Return a call's arguments as the model wrote them, and the index where the call ends."""
@@ -81,17 +82,20 @@ class HarmonyParser:
         return text[start:end], closed + len(_CALL)
 
     def _said(self, text: str, message: re.Match[str]) -> tuple[str, int]:
-        """Return the text of a message that is not a call, and the index where it ends; the text is "" for analysis."""
+        """Return the text of a message that is not a call, and the index where it ends."""
         if self._ANALYSIS.match(message["header"]):
-            closed = text.find("<|end|>", message.end())
+            closed = text.find(_END, message.end())
             if closed < 0 and _CALL in text[message.end() :]:
                 raise UnreadableCallError(
                     "the analysis is not ended, so the call in it was not run; end it with <|end|> and begin the call "
                     "with <|start|>assistant"
                 )
             if closed < 0 and (final := self._FINAL.search(text, message.end())):
-                return "", final.start()  # the analysis has no end, and the final answer began without a call
-            return "", len(text) if closed < 0 else closed + len("<|end|>")
+                # The analysis has no end, and the final answer began without a call.
+                return text[message.end() : final.start()], final.start()
+            return (
+                (text[message.end() :], len(text)) if closed < 0 else (text[message.end() : closed], closed + len(_END))
+            )
         end = self._BODY_END.search(text, message.end())
         assert end is not None  # the expression matches at the text's end at the latest
         if end[0] == _CALL:

@@ -40,6 +40,8 @@ class AssistantTurn:
     """Text outside of calls; in text mode, all of the turn's text."""
     calls: list[ToolCall | MalformedCall] = field(default_factory=list)
     """Calls in the order of the text, readable or not."""
+    reasoning: str = ""
+    """Text of the reasoning, where the format keeps it apart from the text (gpt-oss); elsewhere `content` has it."""
 
 
 class CallParser(Protocol):
