@@ -249,7 +249,7 @@ class Checked:
         return any(self._continues(made.given, one) for one in some)
 
     def _continues(self, given: Sequence[int], one: Sampled) -> bool:
-        """Tell whether ids continue a generation. A turn that was cut is ended first; else a prompt may look like it."""
+        """Tell whether ids continue a generation. A turn that was cut is ended first, or a prompt may look like it."""
         template, length = self.played.family.template, len(one.after)
         closing = [] if one.ids[-1] in template.end_ids else closing_ids(template.codec)
         return list(given[: length + len(closing)]) == one.after + closing
