@@ -183,6 +183,7 @@ async def play(
         await session.closed()
         outcome = session.outcome(StopReason.FINISHED)
         assert outcome.generation_rows == [0] * turns, (len(session.forest.roots), outcome.generation_rows)
+        session.forget()
     run.renderer.close()
     return Played(json.loads(written), seconds, cpu_s, loop)
 

@@ -1,6 +1,7 @@
 """Sessions of agents: what continues what, what is trained where, and the certificate of every end."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from tests.agent_sessions import (
 )
 from verl_multiturn import ConfigError, EngineError
 from verl_multiturn.proxy import session_rows
+from verl_multiturn.proxy.forest import CompletionNode, PromptNode, _Point
 from verl_multiturn.proxy.requests import ChatRequest, RefusedError
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason
@@ -36,6 +38,31 @@ async def refused(agent: Agent, *args: Any, **kwargs: Any) -> RefusedError:
     with pytest.raises(RefusedError) as caught:
         await agent.ask(*args, **kwargs)
     return caught.value
+
+
+async def test_a_session_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
+    """It stops the event loop; 128 sessions left 96,000 objects to it, which took 76 ms."""
+
+    def nodes() -> int:
+        return sum(type(each) in (CompletionNode, PromptNode, _Point) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = nodes()
+        agent = Agent(make_run(turns("a", "b", "c", "d")))
+        first = await agent.ask(HELLO)
+        await agent.ask([*HELLO, echo(first), user("y")])
+        await agent.ask([*HELLO, echo(first), user("z")])
+        await agent.ask([user("other")], lost=True)
+        outcome, _ = await agent.close()
+        assert nodes() > before + 10
+        agent.session.forget()
+        del first
+        assert nodes() == before
+    finally:
+        gc.enable()
+    assert len(outcome.rows) == 2
 
 
 async def test_a_linear_chat_is_one_row() -> None:

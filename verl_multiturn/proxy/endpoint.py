@@ -115,7 +115,10 @@ class Endpoint:
         end = agent.result()
         # An agent may print its environment, or an error may name its address.
         end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
-        return await self._judged(session, end), receipts
+        try:
+            return await self._judged(session, end), receipts
+        finally:
+            session.forget()
 
     async def _closed(
         self, agent: asyncio.Future[AgentEnd], session: AgentSession, address: SessionAddress

@@ -59,8 +59,8 @@ class PromptNode:
     """Number of all ids that the engine is given; 0 until they are there."""
     images: list[Any] = field(default_factory=list)
     """All images, in the order of their placeholders in `ids`."""
-    root: PromptNode = field(init=False)
-    """The prompt with which the row begins."""
+    _root: PromptNode | None = field(init=False)
+    """The prompt with which the row begins; None for that itself, which would else refer to itself."""
     lane: Lane | None = None
     """Where a root's first completion is sampled."""
     completions: list[CompletionNode] = field(default_factory=list)
@@ -72,7 +72,12 @@ class PromptNode:
     _ids: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.root = self if self.parent is None else self.parent.prompt.root
+        self._root = None if self.parent is None else self.parent.prompt.root
+
+    @property
+    def root(self) -> PromptNode:
+        """Return the prompt with which the row begins."""
+        return self if self._root is None else self._root
 
     @property
     def ids(self) -> list[int]:
@@ -295,7 +300,7 @@ class Forest:
         """
         if prompt.parent is not None:
             prompt.parent.prompts.remove(prompt)
-        prompt.parent, prompt.root, prompt.messages = None, prompt, messages
+        prompt.parent, prompt._root, prompt.messages = None, None, messages
         self.roots.append(prompt)
 
     def forget(self, prompt: PromptNode) -> None:
@@ -303,6 +308,24 @@ class Forest:
         (self.roots if prompt.parent is None else prompt.parent.prompts).remove(prompt)
         if prompt.point is not None:
             prompt.point.prompt = None
+
+    def clear(self) -> None:
+        """Let go of all prompts and completions.
+
+        They refer to each other, so that else only the garbage collector would free them, which stops the event loop.
+        """
+        prompts = self.roots
+        while prompts:
+            following: list[PromptNode] = []
+            for prompt in prompts:
+                for node in prompt.completions:
+                    following += node.prompts
+                    node.prompts, node.point = [], None
+                prompt.completions, prompt.point, prompt.rendering = [], None, None
+                prompt.left.clear()
+            prompts = following
+        for held in (self.roots, self.ledger, self.completions, self._starts, self._histories):
+            held.clear()
 
     def match_ids(self, ids: Sequence[int]) -> tuple[PromptNode | None, CompletionNode | None]:
         """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin."""

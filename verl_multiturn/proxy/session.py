@@ -207,6 +207,10 @@ class AgentSession:
         outcome.generate_s = self._sampler.seconds
         return outcome
 
+    def forget(self) -> None:
+        """Let go of all completions. Nothing may be asked of the session after it."""
+        self.forest.clear()
+
     def keep(self, delivery: Delivery) -> None:
         """Keep the samples of a client that has gone."""
         for sample in delivery.samples:
