@@ -29,7 +29,7 @@ from verl_multiturn.proxy.prompt_rendering import PromptRenderer
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.session import AgentSession
-from verl_multiturn.proxy.template_roles import TemplateRoles, assistant_fields
+from verl_multiturn.proxy.template_roles import TemplateRoles
 from verl_multiturn.proxy.turn_reading import TurnReader
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -289,7 +289,7 @@ class _Agent:
             found, expected = prompt.ids, codec.initial(codec.trusted(roles.prompt(harmless)), tools)
         else:
             said = prompt.parent.said
-            before = [{"role": "assistant", "content": "x", **assistant_fields(said)}]
+            before = [{"role": "assistant", "content": "x", **roles.assistant_fields(said)}]
             added = codec.trusted(roles.added(harmless, said))
             made = codec.observation(before, added, prompt.parent.generation.ids, tools)
             found, expected = prompt.added, made.observation

@@ -104,10 +104,13 @@ def test_what_always_holds_with_real_templates(name: str, seed: int, requests: i
 
 
 def test_an_agent_plays_all_its_moves() -> None:
-    done: Counter[str] = sum(
-        (asyncio.run(play(tiny_chat(), random.Random(seed), 60))[1] for seed in range(4)), start=Counter()
-    )
-    assert set(done) >= {
+    moves = {
         "begin", "go on", "again", "rewrite", "compact", "tools", "lost", "lost and read", "left early",
         "refused: context_length_exceeded", "rows",
     }  # fmt: skip
+    done: Counter[str] = Counter()
+    for seed in range(20):  # on a busy machine a client seldom leaves before its answer is there
+        done += asyncio.run(play(tiny_chat(), random.Random(seed), 60))[1]
+        if moves <= set(done):
+            return
+    assert moves <= set(done)

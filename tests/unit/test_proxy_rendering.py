@@ -132,6 +132,22 @@ def test_what_families_take(name: str, takes: tuple[bool, bool, bool]) -> None:
     assert (roles.takes_system, roles.takes_later_system, roles.takes_users_in_a_row) == takes
 
 
+@pytest.mark.stack
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.8", "glm4-moe", "lfm2", "deepseek-v3"])
+async def test_a_history_with_calls_is_rendered_by_each_template(name: str) -> None:
+    """DeepSeek-V3's template takes arguments as text, others as objects alone."""
+    from benchmarks.template_matrix import template_of
+
+    template = template_of(name)
+    call = {"id": "a23456789", "type": "function", "function": {"name": "f", "arguments": '{"word": "q7z"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "b23456789"}]}
+    answers = [{"role": "tool", "content": "r", "tool_call_id": each} for each in ("a23456789", "b23456789")]
+    renderer = PromptRenderer(template.codec, template.end_ids)
+    prompt = await renderer.prompt([user("x"), said, *answers, user("y")], [], "")
+    renderer.close()
+    assert template.tokenizer.decode(prompt.ids).count("q7z") == 2
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

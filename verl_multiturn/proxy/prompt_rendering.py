@@ -22,7 +22,7 @@ from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.requests import RefusedError
-from verl_multiturn.proxy.template_roles import TemplateRoles, assistant_fields
+from verl_multiturn.proxy.template_roles import TemplateRoles
 from verl_multiturn.tasks import keep
 
 # New messages with more characters than this are rendered in the thread.
@@ -137,7 +137,9 @@ class PromptRenderer:
         """
         added = await self._loaded(self._roles.added(messages, said))
         closing = [] if sampled[-1] in self._end_ids else self._closing
-        before: list[Message] = [{"role": "assistant", "content": said["content"], **assistant_fields(said)}]
+        before: list[Message] = [
+            {"role": "assistant", "content": said["content"], **self._roles.assistant_fields(said)}
+        ]
 
         def render() -> Increment:
             return self._codec.observation(before, self._codec.trusted(added), sampled, shown)

@@ -1,4 +1,4 @@
-"""Roles of a request's messages, changed to what a chat template takes.
+"""Messages of a request, changed to what a chat template takes.
 
 Agents write `developer` messages, several system messages, and system messages after the first turn. A template may
 refuse them, or leave them out without a word. What it takes stays as it is; the model reads the rest as a user's words.
@@ -6,6 +6,7 @@ refuse them, or leave them out without a word. What it takes stays as it is; the
 - System and developer messages at the beginning become one system message.
 - A later one stays a system message where the template shows it; else it becomes a user message.
 - User messages in a row are joined where the template refuses them.
+- The arguments of a call are an object; text where the template takes nothing else (DeepSeek-V3).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class TemplateRoles:
             and self._appends("system")
         )
         """Whether a system message may stand anywhere."""
+        self.takes_objects = self._renders_call({}) or not self._renders_call("{}")
+        """Whether the arguments of a call may be an object."""
         self.takes_users_in_a_row = self._shows([_USER], "user", []) and self._shows([_USER], "user", [_USER])
 
     def _shows(self, before: list[Message], role: str, after: list[Message]) -> bool:
@@ -53,6 +56,15 @@ class TemplateRoles:
         except ConfigError:
             return False
         return one != other
+
+    def _renders_call(self, arguments: Any) -> bool:
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        answer: Message = {"role": "tool", "content": "x", "tool_call_id": "call00000", "name": "f"}
+        try:
+            self._codec.initial([_USER, {**_SAID, "tool_calls": [call]}, answer], [])
+        except ConfigError:
+            return False
+        return True
 
     def _appends(self, role: str) -> bool:
         try:
@@ -100,7 +112,7 @@ class TemplateRoles:
                 calls = message.get("tool_calls") or []
                 waiting = [call["function"]["name"] for call in calls]
                 names |= {call.get("id") or "": call["function"]["name"] for call in calls}
-                made |= assistant_fields(message)
+                made |= self.assistant_fields(message)
             elif role == "tool":
                 next_name = waiting.pop(0) if waiting else "error"
                 answered = message.get("tool_call_id")
@@ -111,6 +123,21 @@ class TemplateRoles:
             if index >= first:
                 written.append(made)
         return written
+
+    def assistant_fields(self, message: Message) -> Message:
+        """Return the calls and the reasoning of an assistant's message as the template expects them."""
+        made: Message = {}
+        if message.get("reasoning_content"):
+            made["reasoning_content"] = message["reasoning_content"]
+        if message.get("tool_calls"):
+            made["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        return made
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function, given = call["function"], {"id": call["id"]} if call.get("id") else {}
+        text = function.get("arguments") or ""
+        arguments = _arguments(text) if self.takes_objects else text.strip() or "{}"
+        return {**given, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
     def _in_turns(self, messages: list[Message]) -> list[Message]:
         """Join user messages in a row, if the template refuses them."""
@@ -125,28 +152,8 @@ class TemplateRoles:
         return joined
 
 
-def assistant_fields(message: Message) -> Message:
-    """Return the calls and the reasoning of an assistant's message as templates expect them, arguments as objects."""
-    made: Message = {}
-    if message.get("reasoning_content"):
-        made["reasoning_content"] = message["reasoning_content"]
-    if message.get("tool_calls"):
-        made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    return made
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    given = {"id": call["id"]} if call.get("id") else {}
-    return {
-        **given,
-        "type": "function",
-        "function": {"name": function["name"], "arguments": _arguments(function.get("arguments") or "")},
-    }
-
-
 def _arguments(text: str) -> Any:
-    """Return arguments as the object that templates expect. Text that is no JSON object stays text."""
+    """Return arguments as the object that most templates expect. Text that is no JSON object stays text."""
     try:
         arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
