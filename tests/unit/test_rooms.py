@@ -1,6 +1,7 @@
 """Imports run one way, and importing the package is light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -66,6 +67,11 @@ def test_rooms_import_one_way() -> None:
         if ORDER.index(module.split(".")[0]) < ORDER.index(other.split(".")[0])
     ]
     assert not wrong
+
+
+def test_the_rooms_are_documented_in_their_order() -> None:
+    page = (ROOT / "docs" / "architecture" / "index.md").read_text().partition("## The rooms")[2]
+    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE) == ORDER
 
 
 def test_files_import_in_no_circle() -> None:
