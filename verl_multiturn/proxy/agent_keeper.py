@@ -191,8 +191,11 @@ class _Kept:
 
 def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, report_fd: int) -> NoReturn:
     """Be the agent's process; never returns."""
+    agents = os.getpid()
 
     def report(**said: Any) -> None:
+        if os.getpid() != agents:  # a process that the agent has forked, and that comes to its own end here
+            return
         line = json.dumps(said).encode() + b"\n"
         while line:
             line = line[os.write(report_fd, line) :]
@@ -224,6 +227,8 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         report(**{"missing" if agent is None else "raised": problem_of(error)})
     except BaseException as error:  # an agent may raise anything, SystemExit too
+        if isinstance(error, SystemExit) and os.getpid() != agents:  # whom the agent may wait for
+            status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
         report(**{"failed" if agent is None else "raised": problem_of(error)})
     finally:
         with contextlib.suppress(BaseException):  # an agent may have replaced or closed them
