@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +22,13 @@ from tests.agent_sessions import (
     user,
 )
 from verl_multiturn import ConfigError, EngineError
+from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy import session_rows
+from verl_multiturn.proxy.prompt_rendering import RenderedPrompt
 from verl_multiturn.proxy.requests import ChatRequest, RefusedError
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
 
@@ -589,3 +593,33 @@ async def test_a_rendered_history_that_differs_begins_a_root() -> None:
     outcome, _ = await agent.close()
     assert outcome.parents == [None, None]
     assert outcome.generation_rows == [0, 1]
+
+
+async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_root() -> None:
+    shown = []
+
+    class Seeing(ScriptedEngine):
+        async def generate(self, *asked: Any, images: Sequence[Any] = (), **more: Any) -> Generation:
+            shown.append(list(images))
+            return await super().generate(*asked, **more)
+
+    def asks(picture: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "image", "image": picture}]}
+
+    run = make_run(Seeing(turns("a", "b", "c", "d")), history="rendered")
+    written = run.renderer.prompt
+
+    async def prompt(messages: Sequence[Any], tools: Sequence[Any], key: str) -> RenderedPrompt:
+        as_text = [{**each, "content": "<image>"} if isinstance(each["content"], list) else each for each in messages]
+        return replace(await written(as_text, tools, key), images=images_of(messages))
+
+    run.renderer.prompt = prompt  # type: ignore[assignment]
+    agent = Agent(run)
+    first = await agent.ask([asks("A")])
+    second = await agent.ask([asks("B")])
+    await agent.ask([asks("A"), echo(first, content=second.content), user("y")])
+    await agent.ask([asks("B"), echo(second), asks("C")])
+    assert shown == [["A"], ["B"], ["A"], ["B", "C"]]
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, None, None, 1]
+    assert [row.images for row in outcome.rows] == [["A"], ["A"], ["B", "C"]]

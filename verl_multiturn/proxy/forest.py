@@ -22,6 +22,7 @@ from itertools import chain
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.canonical import Compared, compared
 from verl_multiturn.proxy.requests import Completion
 from verl_multiturn.rollout.engine import Generation
@@ -304,9 +305,17 @@ class Forest:
         if prompt.point is not None:
             prompt.point.prompt = None
 
-    def match_ids(self, ids: Sequence[int]) -> tuple[PromptNode | None, CompletionNode | None]:
-        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin."""
+    def match_ids(
+        self, ids: Sequence[int], messages: Sequence[Message]
+    ) -> tuple[PromptNode | None, CompletionNode | None]:
+        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin.
+
+        Args:
+            ids: A request as the template writes it.
+            messages: Its messages. Two images of one size have the same ids, so the images are compared, too.
+        """
         best: CompletionNode | None = None
+        images = images_of(messages)
         prompts = self.roots
         while prompts:
             begun: list[CompletionNode] = []
@@ -314,6 +323,8 @@ class Forest:
                 length = prompt.length
                 own = prompt.ids if prompt.parent is None else [*prompt.template, *prompt.added]
                 if not length or ids[length - len(own) : length] != own:
+                    continue
+                if prompt.images and images_of(prompt.messages) != images[: len(prompt.images)]:
                     continue
                 if length == len(ids):
                     return prompt, prompt.parent

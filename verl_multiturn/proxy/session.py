@@ -315,7 +315,7 @@ class AgentSession:
     async def _rendered_prompt(self, request: ChatRequest, tools: str) -> PromptNode:
         """Return the prompt of a request as the template writes the whole of it."""
         made = await self._run.renderer.prompt(request.messages, request.tools, tools)
-        prompt, parent = self.forest.match_ids(made.ids)
+        prompt, parent = self.forest.match_ids(made.ids, request.messages)
         if parent is not None:
             self._seen(parent)
         if prompt is None:
