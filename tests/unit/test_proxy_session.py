@@ -457,6 +457,20 @@ async def test_a_malformed_call_is_text() -> None:
         assert (unread.content, unread.calls) == (SUM, [])
 
 
+@pytest.mark.parametrize(("opening", "closing"), [('{"b": ', "}"), ("[", "]")])
+async def test_arguments_that_are_nested_too_deeply_for_a_template_are_text(opening: str, closing: str) -> None:
+    deep = f'{{"a": {opening * 700}1{closing * 700}}}'
+    script = turns(f'<tool_call>\n{{"name": "add", "arguments": {deep}}}\n</tool_call>', "b", "c")
+    agent = Agent(make_run(script, prompt_length=9_000, response_length=9_000))
+    first = await agent.ask(HELLO, [ADD])
+    assert (first.content[:11], first.calls) == ("<tool_call>", [])
+    await agent.ask([*HELLO, echo(first), user("y")], [ADD])
+    call = {"id": "", "type": "function", "function": {"name": "add", "arguments": deep}}
+    await agent.ask([*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, user("z")], [ADD])
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, 0, None]
+
+
 async def test_logprobs_come_when_asked_for() -> None:
     agent = Agent(make_run(turns("ab", "ab")))
     assert (await agent.ask(HELLO)).token_logprobs == []

@@ -310,12 +310,9 @@ class Forest:
     ) -> tuple[PromptNode | None, CompletionNode | None]:
         """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin.
 
-        Args:
-            ids: A request as the template writes it.
-            messages: Its messages. Two images of one size have the same ids, so the images are compared, too.
+        Two images of one size have the same ids, so the images in the request's messages are compared, too.
         """
-        best: CompletionNode | None = None
-        images = images_of(messages)
+        best, images = None, images_of(messages)
         prompts = self.roots
         while prompts:
             begun: list[CompletionNode] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from verl_multiturn.chat.parsing.reasoning import Reasoning
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser, MalformedCall, Tokenizer, ToolCall, turn_text
+from verl_multiturn.proxy.canonical import object_of
 from verl_multiturn.proxy.requests import Call, ChatRequest
 
 _ID_LETTERS = string.ascii_letters + string.digits
@@ -51,8 +51,8 @@ class TurnReader:
     async def read(self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest) -> TurnText:
         """Read a turn.
 
-        A call that cannot be read, or whose arguments are no JSON object, is text. So are all calls if the request
-        has no tools or wants none read.
+        A call that cannot be read, or whose arguments are no object, as `object_of` has it, is text. So are all calls
+        if the request has no tools or wants none read.
 
         Args:
             sampled: The turn's ids.
@@ -65,7 +65,8 @@ class TurnReader:
         calls = [call for call in turn.calls if isinstance(call, ToolCall)]
         unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
         opened = None
-        if calls and request.tools and request.reads_calls and all(_is_object(call.arguments) for call in calls):
+        readable = all(object_of(call.arguments) is not None for call in calls)
+        if calls and readable and request.tools and request.reads_calls:
             text = "\n".join(part for part in [turn.content, *unread] if part)
         elif turn.calls:
             text, calls = raw, []
@@ -94,14 +95,6 @@ class TurnReader:
         return [
             known[each] if each in known else known.setdefault(each, self._tokenizer.decode([each])) for each in ids
         ]
-
-
-def _is_object(arguments: str) -> bool:
-    """Tell whether a call's arguments are a JSON object; clients fail at anything else."""
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:
