@@ -183,6 +183,7 @@ def test_results(value: object, result: AgentResult) -> None:
         (math.nan, "returned nan, whose reward is not finite"),
         (-math.inf, "returned -inf, whose reward is not finite"),
         (10**400, "whose reward is not finite"),
+        (-1e39, "returned -1e+39, whose reward is not finite, or beyond 1e+30; correct its return"),
         (1j, "returned 1j, expected a number"),
         ([0.5], "returned [0.5], expected a number"),
         (np.array([1.0]), "expected a number"),

@@ -24,6 +24,8 @@ from verl_multiturn.errors import AgentContractError
 EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
 _MOST_PROBLEM = 4_000
+_LARGEST = 1e30
+"""The largest reward. The trainer adds rewards as numbers of 32 bits, which end at 3.4e38."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def _number(value: object, whole: object) -> float:
         number = float(single)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise AgentContractError(f"the agent returned {show(whole)}, whose reward is not finite; correct its return")
+    if not abs(number) <= _LARGEST:
+        raise AgentContractError(
+            f"the agent returned {show(whole)}, whose reward is not finite, or beyond {_LARGEST:g}; correct its return"
+        )
     return number
