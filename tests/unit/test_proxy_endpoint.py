@@ -74,6 +74,7 @@ async def test_the_record_of_a_session() -> None:
         "unenforced": {"temperature": 2},
         "reward": 1.0,
         "stuck": False,
+        "by_id": False,
         "completions": [
             {"parent": None, "place": 0, "reward": 0.25, "text": "a"},
             {"parent": 0, "place": 0, "reward": 0.5, "text": "b"},

@@ -36,6 +36,8 @@ class AgentResult:
     """Reward of the session; None: `compute_score` decides."""
     completions: Mapping[str, float] = field(default_factory=dict)
     """Rewards of completions, by the ids that the agent saw."""
+    by_id: bool = False
+    """Whether it returned rewards of completions alone, in AReaL's form: their sum is what the session earned."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def read_result(value: object, is_areals: bool = False) -> AgentResult:
     if value and not set(value) <= {"reward", "completions"}:
         if not is_areals:
             raise AgentContractError(f"the agent returned {show(value)}, expected {_EXPECTED}; correct its return")
-        return AgentResult(0.0, _by_id(value, value))  # the score adds the completions' rewards
+        return AgentResult(0.0, _by_id(value, value), by_id=True)  # the score adds the completions' rewards
     reward, rewards = value.get("reward"), value.get("completions")
     if rewards is not None and not isinstance(rewards, Mapping):
         raise AgentContractError(

@@ -25,6 +25,7 @@ is code of the user: it runs as the worker's own user, and nothing confines it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -218,7 +219,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
 
         def returned(value: Any) -> None:
             result = read_result(value, agent.is_areals)
-            report(result={"reward": result.reward, "completions": dict(result.completions)})
+            report(result=dataclasses.asdict(result))
 
         agent.call(request["row"], SessionAddress(**request["address"]), returned)
         status = 0
@@ -270,4 +271,4 @@ def _read_result_file(path: Path) -> dict[str, Any] | None:
         return {"wrong_type": f"the agent's result file has no JSON ({error}): {text[:100]!r}; write its reward there"}
     except AgentContractError as error:
         return {"wrong_type": str(error)}
-    return {"result": {"reward": result.reward, "completions": dict(result.completions)}}
+    return {"result": dataclasses.asdict(result)}

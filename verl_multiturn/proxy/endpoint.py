@@ -171,6 +171,7 @@ class Endpoint:
             unenforced=dict(session.unenforced),
             reward=judged.reward,
             stuck=end.kind == "stuck",
+            by_id=end.result.by_id,
         )
         return outcome
 
