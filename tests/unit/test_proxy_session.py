@@ -457,6 +457,16 @@ async def test_a_malformed_call_is_text() -> None:
         assert (unread.content, unread.calls) == (SUM, [])
 
 
+@pytest.mark.parametrize("name", ["", "\\ud800"])
+async def test_a_call_with_a_name_that_cannot_be_sent_back_is_text(name: str) -> None:
+    agent = Agent(make_run(turns(call_text(name, {"a": 1}), "b")))
+    first = await agent.ask(HELLO, [ADD])
+    assert (first.content, first.calls, first.finish) == (call_text(name, {"a": 1}), [], "stop")
+    await agent.ask([*HELLO, echo(first), user("y")], [ADD])
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, 0]
+
+
 @pytest.mark.parametrize(("opening", "closing"), [('{"b": ', "}"), ("[", "]")])
 async def test_arguments_that_are_nested_too_deeply_for_a_template_are_text(opening: str, closing: str) -> None:
     deep = f'{{"a": {opening * 700}1{closing * 700}}}'

@@ -51,8 +51,8 @@ class TurnReader:
     async def read(self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest) -> TurnText:
         """Read a turn.
 
-        A call that cannot be read, or whose arguments are no object, as `object_of` has it, is text. So are all calls
-        if the request has no tools or wants none read.
+        A call that cannot be read, or that a client cannot send back, is text. So are all calls if the request has no
+        tools or wants none read.
 
         Args:
             sampled: The turn's ids.
@@ -65,8 +65,7 @@ class TurnReader:
         calls = [call for call in turn.calls if isinstance(call, ToolCall)]
         unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
         opened = None
-        readable = all(object_of(call.arguments) is not None for call in calls)
-        if calls and readable and request.tools and request.reads_calls:
+        if calls and request.tools and request.reads_calls and all(map(_is_readable, calls)):
             text = "\n".join(part for part in [turn.content, *unread] if part)
         elif turn.calls:
             text, calls = raw, []
@@ -95,6 +94,15 @@ class TurnReader:
         return [
             known[each] if each in known else known.setdefault(each, self._tokenizer.decode([each])) for each in ids
         ]
+
+
+def _is_readable(call: ToolCall) -> bool:
+    """Tell whether a client can read a call and send it back: with a name, and arguments as `object_of` has them."""
+    try:
+        call.name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which comes back as another character
+        return False
+    return bool(call.name) and object_of(call.arguments) is not None
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:
