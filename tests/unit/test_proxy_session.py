@@ -467,9 +467,10 @@ async def test_a_call_with_a_name_that_cannot_be_sent_back_is_text(name: str) ->
     assert outcome.parents == [None, 0]
 
 
+@pytest.mark.parametrize("depth", [61, 700])
 @pytest.mark.parametrize(("opening", "closing"), [('{"b": ', "}"), ("[", "]")])
-async def test_arguments_that_are_nested_too_deeply_for_a_template_are_text(opening: str, closing: str) -> None:
-    deep = f'{{"a": {opening * 700}1{closing * 700}}}'
+async def test_arguments_that_are_nested_too_deeply_are_text(opening: str, closing: str, depth: int) -> None:
+    deep = f'{{"a": {opening * depth}1{closing * depth}}}'
     script = turns(f'<tool_call>\n{{"name": "add", "arguments": {deep}}}\n</tool_call>', "b", "c")
     agent = Agent(make_run(script, prompt_length=9_000, response_length=9_000))
     first = await agent.ask(HELLO, [ADD])

@@ -89,13 +89,14 @@ def arguments_key(text: str) -> str:
 def object_of(arguments: str) -> dict[str, Any] | None:
     """Return a call's arguments as the object that they are.
 
-    None for what is no JSON object, and for one that is nested so deeply that a template fails at it.
+    None for what is no JSON object, and for one that is nested so deeply that a template fails at it, or that the body
+    in which it comes back is refused.
     """
     try:
         parsed = json.loads(arguments)
         if not isinstance(parsed, dict):
             return None
-        check_depth(parsed)
+        check_depth({"messages": [{"content": [{"input": parsed}]}]})  # as Anthropic's clients send it back
     except (ValueError, RecursionError, RefusedError):
         return None
     return parsed
