@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.proxy import canonical, session_rows
-from verl_multiturn.proxy.forest import PromptNode
+from verl_multiturn.proxy.forest_nodes import PromptNode
 from verl_multiturn.proxy.session import AgentSession, Delivery
 
 

@@ -24,7 +24,7 @@ from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.errors import ConfigError, EngineError
-from verl_multiturn.proxy.forest import CompletionNode
+from verl_multiturn.proxy.forest_nodes import CompletionNode
 from verl_multiturn.proxy.prompt_rendering import PromptRenderer
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError

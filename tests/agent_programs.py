@@ -183,6 +183,13 @@ def misbehave(row):
         sys.stdout.close()
         os.close(1)
         return 0.25
+    elif do == "forks that end":
+        statuses = []
+        for end in (lambda: sys.exit(0), lambda: sys.exit(3), lambda: 1 / 0, lambda: -1.0):
+            if not (child := os.fork()):
+                return end()
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return float(statuses == [0, 3, 1, 0])
     elif do == "late thread":
         threading.Thread(target=time.sleep, args=(1e6,)).start()
         return 0.75

@@ -63,7 +63,7 @@ def slow(row: dict[str, Any], session: Any) -> None:
 def dreamer(row: dict[str, Any], session: Any) -> dict[str, Any]:
     """Give a reward to what was never said."""
     ask(session, *row["messages"])
-    return {"completions": {"chatcmpl-of-a-dream": 1.0}}
+    return {"completions": {f"chatcmpl-of-a-dream-{'x' * 1_000_000}": 1.0}}
 
 
 def tell_tale(row: Any, session: Any) -> None:

@@ -73,6 +73,7 @@ ENDS: dict[str, AgentEnd | str] = {
     "crash": "exited: the agent ended with signal SIGSEGV",
     "surrogates": "raised: ValueError: a \\ud800 text (agent_programs.py:",
     "no stdout": AgentEnd("returned", AgentResult(0.25)),
+    "forks that end": AgentEnd("returned", AgentResult(1.0)),
     "late thread": AgentEnd("returned", AgentResult(0.75)),
     "flood": "raised: ValueError: drowned (agent_programs.py:",
 }

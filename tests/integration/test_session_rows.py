@@ -3,7 +3,7 @@
 import asyncio
 import random
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -198,6 +198,19 @@ def test_the_score_lies_on_the_last_row_and_each_reward_on_its_completion(store:
     assert outputs[0].extra_fields["reward_extra_info"] == {"acc": 1.0}
     assert outputs[0].extra_fields["assistant_texts"] == outputs[1].extra_fields["assistant_texts"]
     assert len(outputs[1].extra_fields["assistant_texts"]) == 3
+
+
+@pytest.mark.parametrize(("by_id", "accuracy"), [(False, 0.0), (True, 0.75)])
+def test_rewards_of_completions_are_the_accuracy_only_where_the_agent_gave_no_other(
+    by_id: bool, accuracy: float
+) -> None:
+    from tests.integration.test_agent_loop import runner
+    from verl_multiturn import ScriptedEngine
+
+    outcome, receipts = asyncio.run(play(Tree([None, 0], 0.0, {0: 0.5, 1: 0.25})))
+    outcome.session = replace(outcome.session, by_id=by_id)
+    (output,) = runner(ScriptedEngine([])).finish(outcome, receipts, {"uid": "u"}, 4, {"temperature": 1.0})
+    assert output.extra_fields["reward_extra_info"] == {"acc": accuracy}
 
 
 def test_an_agent_that_asked_for_nothing_is_one_untrained_row(store: WritableStore) -> None:

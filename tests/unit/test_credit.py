@@ -3,6 +3,7 @@
 import random
 import statistics
 
+import numpy as np
 import pytest
 
 from verl_multiturn.rewards.advantages import Played, Turn, of_completions, of_conversations, of_discounted
@@ -32,6 +33,17 @@ def test_sessions_of_one_score_teach_nothing() -> None:
     both = [Played([Turn(0, 0.1), Turn(1, 0.2)], outcome=0.7), Played([Turn(0, 0.2), Turn(1, 0.1)], outcome=0.7)]
     assert of_completions(both) == [[0.0, 0.0], [0.0, 0.0]]
     assert of_completions(both, std=False)[0] == pytest.approx([-0.2, -0.1])
+
+
+@pytest.mark.parametrize("score", [0.3, 1.0, 10.3, 100.1, -12_345.6])
+def test_scores_that_differ_by_the_rounding_of_32_bits_are_the_same(score: float) -> None:
+    """The trainer has rewards with 32 bits. A score that is split over tokens is rounded otherwise than a whole one."""
+    whole = Played([Turn(0)], outcome=float(np.float32(score)))
+    parts = [float(np.float32(part)) for part in (0.1, 0.7, score - 0.8)]
+    split = Played([Turn(0, parts[0]), Turn(1, parts[1], parent=0)], outcome=parts[2])
+    assert split.reward != whole.reward
+    for estimate in (of_conversations, of_completions, of_discounted):
+        assert estimate([whole, split, whole]) == [[0.0], [0.0, 0.0], [0.0]]
 
 
 def test_completions_that_begin_alone() -> None:

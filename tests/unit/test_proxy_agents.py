@@ -44,7 +44,7 @@ async def result_of(runner: ThreadRunner | ProcessRunner, row: dict[str, Any]) -
         ("CalledClass", "session", (), AgentResult(0.5)),
         ("starts_a_loop", "session", (), AgentResult(0.5)),
         ("returns_awaitable", "session", (), AgentResult(0.5)),
-        ("run", "keywords", ("base_url", "api_key"), AgentResult(0.0, {"chatcmpl-a": 1.0, "chatcmpl-b": 0.5})),
+        ("run", "keywords", ("base_url", "api_key"), AgentResult(0.0, {"chatcmpl-a": 1.0, "chatcmpl-b": 0.5}, True)),
         ("AgentClass", "keywords", ("base_url", "api_key"), AgentResult(2.75)),
         ("instance", "keywords", ("base_url", "api_key"), AgentResult(3.0)),
     ],
@@ -183,6 +183,7 @@ def test_results(value: object, result: AgentResult) -> None:
         (math.nan, "returned nan, whose reward is not finite"),
         (-math.inf, "returned -inf, whose reward is not finite"),
         (10**400, "whose reward is not finite"),
+        (-1e39, "returned -1e+39, whose reward is not finite, or beyond 1e+30; correct its return"),
         (1j, "returned 1j, expected a number"),
         ([0.5], "returned [0.5], expected a number"),
         (np.array([1.0]), "expected a number"),
@@ -199,7 +200,7 @@ def test_wrong_results_name_the_value(value: object, said: str) -> None:
 
 
 def test_areals_agents_may_return_rewards_by_id() -> None:
-    assert read_result({"a": 1, "b": 0.5}, is_areals=True) == AgentResult(0.0, {"a": 1.0, "b": 0.5})
+    assert read_result({"a": 1, "b": 0.5}, is_areals=True) == AgentResult(0.0, {"a": 1.0, "b": 0.5}, True)
     assert read_result({"reward": 1}, is_areals=True) == AgentResult(1.0)
     with pytest.raises(AgentContractError, match="not 3"):
         read_result({3: 1.0}, is_areals=True)

@@ -14,7 +14,7 @@ from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.config import ProxySettings
-from verl_multiturn.errors import AgentContractError, EngineError
+from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
 from verl_multiturn.proxy.agent_end import AgentEnd
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.runners import build_runner
@@ -74,11 +74,19 @@ async def test_the_record_of_a_session() -> None:
         "unenforced": {"temperature": 2},
         "reward": 1.0,
         "stuck": False,
+        "by_id": False,
         "completions": [
             {"parent": None, "place": 0, "reward": 0.25, "text": "a"},
             {"parent": 0, "place": 0, "reward": 0.5, "text": "b"},
         ],
     }
+    record["session"]["completions"][1]["place"] = "undelivered"
+    assert [found.what for found in verify_record(record).violations] == [
+        "its session lists the places [0, 'undelivered'], its receipts [0, 0]"
+    ]
+    del record["session"]["completions"]
+    with pytest.raises(CertificateError, match="r has no session: KeyError"):
+        verify_record(record)
 
 
 async def test_an_agent_that_leaves_the_score_to_others() -> None:
@@ -124,8 +132,9 @@ async def test_a_prompt_that_is_too_long() -> None:
 
 
 async def test_a_reward_for_what_was_never_said() -> None:
-    with pytest.raises(AgentContractError, match="chatcmpl-of-a-dream"):
+    with pytest.raises(AgentContractError, match="chatcmpl-of-a-dream") as caught:
         await play("dreamer", "a")
+    assert len(str(caught.value)) < 300
 
 
 class Broken:

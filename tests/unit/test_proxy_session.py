@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,11 +23,14 @@ from tests.agent_sessions import (
     user,
 )
 from verl_multiturn import ConfigError, EngineError
+from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy import session_rows
-from verl_multiturn.proxy.forest import CompletionNode, PromptNode, _Point
+from verl_multiturn.proxy.forest_nodes import CompletionNode, Point, PromptNode
+from verl_multiturn.proxy.prompt_rendering import RenderedPrompt
 from verl_multiturn.proxy.requests import ChatRequest, RefusedError
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
 
@@ -44,7 +48,7 @@ async def test_a_session_that_is_over_leaves_nothing_to_the_garbage_collector() 
     """It stops the event loop; 128 sessions left 96,000 objects to it, which took 76 ms."""
 
     def nodes() -> int:
-        return sum(type(each) in (CompletionNode, PromptNode, _Point) for each in gc.get_objects())
+        return sum(type(each) in (CompletionNode, Point, PromptNode) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -480,6 +484,31 @@ async def test_a_malformed_call_is_text() -> None:
         assert (unread.content, unread.calls) == (SUM, [])
 
 
+@pytest.mark.parametrize("name", ["", "\\ud800"])
+async def test_a_call_with_a_name_that_cannot_be_sent_back_is_text(name: str) -> None:
+    agent = Agent(make_run(turns(call_text(name, {"a": 1}), "b")))
+    first = await agent.ask(HELLO, [ADD])
+    assert (first.content, first.calls, first.finish) == (call_text(name, {"a": 1}), [], "stop")
+    await agent.ask([*HELLO, echo(first), user("y")], [ADD])
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, 0]
+
+
+@pytest.mark.parametrize("depth", [61, 700])
+@pytest.mark.parametrize(("opening", "closing"), [('{"b": ', "}"), ("[", "]")])
+async def test_arguments_that_are_nested_too_deeply_are_text(opening: str, closing: str, depth: int) -> None:
+    deep = f'{{"a": {opening * depth}1{closing * depth}}}'
+    script = turns(f'<tool_call>\n{{"name": "add", "arguments": {deep}}}\n</tool_call>', "b", "c")
+    agent = Agent(make_run(script, prompt_length=9_000, response_length=9_000))
+    first = await agent.ask(HELLO, [ADD])
+    assert (first.content[:11], first.calls) == ("<tool_call>", [])
+    await agent.ask([*HELLO, echo(first), user("y")], [ADD])
+    call = {"id": "", "type": "function", "function": {"name": "add", "arguments": deep}}
+    await agent.ask([*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, user("z")], [ADD])
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, 0, None]
+
+
 async def test_logprobs_come_when_asked_for() -> None:
     agent = Agent(make_run(turns("ab", "ab")))
     assert (await agent.ask(HELLO)).token_logprobs == []
@@ -616,3 +645,33 @@ async def test_a_rendered_history_that_differs_begins_a_root() -> None:
     outcome, _ = await agent.close()
     assert outcome.parents == [None, None]
     assert outcome.generation_rows == [0, 1]
+
+
+async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_root() -> None:
+    shown = []
+
+    class Seeing(ScriptedEngine):
+        async def generate(self, *asked: Any, images: Sequence[Any] = (), **more: Any) -> Generation:
+            shown.append(list(images))
+            return await super().generate(*asked, **more)
+
+    def asks(picture: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "image", "image": picture}]}
+
+    run = make_run(Seeing(turns("a", "b", "c", "d")), history="rendered")
+    written = run.renderer.prompt
+
+    async def prompt(messages: Sequence[Any], tools: Sequence[Any], key: str) -> RenderedPrompt:
+        as_text = [{**each, "content": "<image>"} if isinstance(each["content"], list) else each for each in messages]
+        return replace(await written(as_text, tools, key), images=images_of(messages))
+
+    run.renderer.prompt = prompt  # type: ignore[assignment]
+    agent = Agent(run)
+    first = await agent.ask([asks("A")])
+    second = await agent.ask([asks("B")])
+    await agent.ask([asks("A"), echo(first, content=second.content), user("y")])
+    await agent.ask([asks("B"), echo(second), asks("C")])
+    assert shown == [["A"], ["B"], ["A"], ["B", "C"]]
+    outcome, _ = await agent.close()
+    assert outcome.parents == [None, None, None, 1]
+    assert [row.images for row in outcome.rows] == [["A"], ["A"], ["B", "C"]]

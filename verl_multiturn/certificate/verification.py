@@ -49,13 +49,26 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
         raise CertificateError(f"the record of request {request_id} holds {error}") from error
     found = [each for (row, _), receipts in zip(rows, known, strict=True) for each in verify(row, receipts)]
     by_name = {f"{uid}_{receipts.session_id}_{index}": receipts for index, receipts in enumerate(known)}
-    out_of_order = [
+    disordered = [
         Violation(request_id, None, None, f"row {index} of the record has the receipts of row {receipts.row}")
         for index, receipts in enumerate(known)
         if receipts.row != index
     ]
+    if "session" in record:
+        disordered += _unlisted(request_id, record["session"], [place for _, place in known[0].ledger])
     sampled = sum(len(g.ids) for receipts in known for g in receipts.generations)
-    return VerifiedRecord(sampled, found + out_of_order + unjoined(by_name))
+    return VerifiedRecord(sampled, found + disordered + unjoined(by_name))
+
+
+def _unlisted(request_id: str, session: Any, places: list[int | str]) -> list[Violation]:
+    """Return a violation if a session lists its completions in other places than its receipts do."""
+    try:
+        listed = [each["place"] for each in session["completions"]]
+    except (KeyError, TypeError) as error:
+        raise CertificateError(f"the record of request {request_id} has no session: {error!r}") from error
+    if listed == places:
+        return []
+    return [Violation(request_id, None, None, f"its session lists the places {listed}, its receipts {places}")]
 
 
 def _row(columns: Mapping[str, Any], request_id: str, uid: str) -> Row:

@@ -24,6 +24,8 @@ from verl_multiturn.errors import AgentContractError
 EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
 _MOST_PROBLEM = 4_000
+_LARGEST = 1e30
+"""The largest reward. The trainer adds rewards as numbers of 32 bits, which end at 3.4e38."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class AgentResult:
     """Reward of the session; None: `compute_score` decides."""
     completions: Mapping[str, float] = field(default_factory=dict)
     """Rewards of completions, by the ids that the agent saw."""
+    by_id: bool = False
+    """Whether it returned rewards of completions alone, in AReaL's form: their sum is what the session earned."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def read_result(value: object, is_areals: bool = False) -> AgentResult:
     if value and not set(value) <= {"reward", "completions"}:
         if not is_areals:
             raise AgentContractError(f"the agent returned {show(value)}, expected {_EXPECTED}; correct its return")
-        return AgentResult(0.0, _by_id(value, value))  # the score adds the completions' rewards
+        return AgentResult(0.0, _by_id(value, value), by_id=True)  # the score adds the completions' rewards
     reward, rewards = value.get("reward"), value.get("completions")
     if rewards is not None and not isinstance(rewards, Mapping):
         raise AgentContractError(
@@ -132,6 +136,8 @@ def _number(value: object, whole: object) -> float:
         number = float(single)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise AgentContractError(f"the agent returned {show(whole)}, whose reward is not finite; correct its return")
+    if not abs(number) <= _LARGEST:
+        raise AgentContractError(
+            f"the agent returned {show(whole)}, whose reward is not finite, or beyond {_LARGEST:g}; correct its return"
+        )
     return number

@@ -25,6 +25,7 @@ is code of the user: it runs as the worker's own user, and nothing confines it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -191,8 +192,11 @@ class _Kept:
 
 def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, report_fd: int) -> NoReturn:
     """Be the agent's process; never returns."""
+    agents = os.getpid()
 
     def report(**said: Any) -> None:
+        if os.getpid() != agents:  # a process that the agent has forked, and that comes to its own end here
+            return
         line = json.dumps(said).encode() + b"\n"
         while line:
             line = line[os.write(report_fd, line) :]
@@ -215,7 +219,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
 
         def returned(value: Any) -> None:
             result = read_result(value, agent.is_areals)
-            report(result={"reward": result.reward, "completions": dict(result.completions)})
+            report(result=dataclasses.asdict(result))
 
         agent.call(request["row"], SessionAddress(**request["address"]), returned)
         status = 0
@@ -224,6 +228,8 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         report(**{"missing" if agent is None else "raised": problem_of(error)})
     except BaseException as error:  # an agent may raise anything, SystemExit too
+        if isinstance(error, SystemExit) and os.getpid() != agents:  # whom the agent may wait for
+            status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
         report(**{"failed" if agent is None else "raised": problem_of(error)})
     finally:
         with contextlib.suppress(BaseException):  # an agent may have replaced or closed them
@@ -265,4 +271,4 @@ def _read_result_file(path: Path) -> dict[str, Any] | None:
         return {"wrong_type": f"the agent's result file has no JSON ({error}): {text[:100]!r}; write its reward there"}
     except AgentContractError as error:
         return {"wrong_type": str(error)}
-    return {"result": {"reward": result.reward, "completions": dict(result.completions)}}
+    return {"result": dataclasses.asdict(result)}

@@ -15,6 +15,8 @@ import orjson
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import is_image
+from verl_multiturn.proxy.protocols.reading import check_depth
+from verl_multiturn.proxy.requests import RefusedError
 
 _MOST_EXACT = 20_000
 """Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
@@ -82,6 +84,22 @@ def arguments_key(text: str) -> str:
         return json.dumps(parsed, sort_keys=True)
     except (ValueError, TypeError, RecursionError):
         return text
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments as the object that they are.
+
+    None for what is no JSON object, and for one that is nested so deeply that a template fails at it, or that the body
+    in which it comes back is refused.
+    """
+    try:
+        parsed = json.loads(arguments)
+        if not isinstance(parsed, dict):
+            return None
+        check_depth({"messages": [{"content": [{"input": parsed}]}]})  # as Anthropic's clients send it back
+    except (ValueError, RecursionError, RefusedError):
+        return None
+    return parsed
 
 
 def _number(text: str) -> float | int:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt
+from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agent_end import AgentEnd, judge
@@ -148,8 +149,8 @@ class Endpoint:
         for completion, reward in end.result.completions.items():
             if not session.reward(completion, reward):
                 raise AgentContractError(
-                    f"the agent returned a reward for the completion {completion!r}, and its session has none of this "
-                    "id; use the `id` of the answers that it got"
+                    f"the agent returned a reward for the completion {show(completion, 100)}, and its session has none "
+                    "of this id; use the `id` of the answers that it got"
                 )
         unread = [
             each for each in session.forest.completions.values() if each.reward is not None and not each.delivered
@@ -174,6 +175,7 @@ class Endpoint:
             unenforced=dict(session.unenforced),
             reward=judged.reward,
             stuck=end.kind == "stuck",
+            by_id=end.result.by_id,
         )
         return outcome
 

@@ -14,175 +14,17 @@ A request costs a look at its new messages only: what it shares with an earlier 
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.proxy.canonical import Compared, compared
-from verl_multiturn.proxy.requests import Completion
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.chat.images import images_of
+from verl_multiturn.proxy.canonical import compared
+from verl_multiturn.proxy.forest_nodes import CompletionNode, Entry, Point, PromptNode
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
 _MOST_HISTORIES = 8
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Lane:
-    """A request id of the engine, under which it generates one completion at a time."""
-
-    name: str
-    busy: bool = False
-    generations: int = 0
-    """Generations that the engine returned; each has a receipt."""
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class PromptNode:
-    """What the engine is given: a root's rendered messages, or those that follow a completion."""
-
-    parent: CompletionNode | None
-    """The completion that it continues; None for a root."""
-    messages: Sequence[Message]
-    """The request's messages; those after the parent's turn, if there is one."""
-    tools: Sequence[dict[str, Any]] = ()
-    shown: Sequence[dict[str, Any]] = ()
-    """The tools' schemas as the model is shown them."""
-    template: list[int] = field(default_factory=list)
-    """Ids of the template between the parent's turn and the new messages; empty for a root."""
-    added: list[int] = field(default_factory=list)
-    """Ids of the new messages; empty for a root."""
-    length: int = 0
-    """Number of all ids that the engine is given; 0 until they are there."""
-    images: list[Any] = field(default_factory=list)
-    """All images, in the order of their placeholders in `ids`."""
-    _root: PromptNode | None = field(init=False)
-    """The prompt with which the row begins; None for that itself, which would else refer to itself."""
-    lane: Lane | None = None
-    """Where a root's first completion is sampled."""
-    completions: list[CompletionNode] = field(default_factory=list)
-    rendering: asyncio.Future[None] | None = None
-    """Done when the ids are there."""
-    left: dict[Hashable, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
-    """Samples whose clients have gone, by what else was asked for."""
-    point: _Point | None = None
-    _ids: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        self._root = None if self.parent is None else self.parent.prompt.root
-
-    @property
-    def root(self) -> PromptNode:
-        """Return the prompt with which the row begins."""
-        return self if self._root is None else self._root
-
-    @property
-    def ids(self) -> list[int]:
-        """Return all ids that the engine is given. The list must not be changed."""
-        parts: list[list[int]] = []
-        prompt = self
-        while prompt._ids is None and prompt.parent is not None:
-            parts += [prompt.added, prompt.template, prompt.parent.generation.ids]
-            prompt = prompt.parent.prompt
-        if prompt is self:
-            return self._ids or []
-        return list(chain(prompt._ids or (), *reversed(parts)))
-
-    def begin(self, ids: list[int]) -> None:
-        """Give a root its ids."""
-        self._ids, self.length = ids, len(ids)
-
-    def follow(self, template: list[int], added: list[int]) -> None:
-        """Give a continuation the ids that follow its parent's turn."""
-        assert self.parent is not None
-        before = self.parent.prompt
-        self.template, self.added = template, added
-        self._ids = [*before.ids, *self.parent.generation.ids, *template, *added]
-        self.length = len(self._ids)
-        if before.parent is not None:  # its ids can be put together again; else a session's memory grew by the square
-            before._ids = None
-
-    @property
-    def conversation(self) -> list[Message]:
-        """Return all messages of the request."""
-        parts: list[Sequence[Message]] = [self.messages]
-        prompt = self
-        while prompt.parent is not None and prompt.point is not None:  # without a point it keeps the whole request
-            said, prompt = prompt.parent.said, prompt.parent.prompt
-            parts += [[said], prompt.messages]
-        return [message for part in reversed(parts) for message in part]
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class CompletionNode:
-    """A generation that became a completion."""
-
-    number: int
-    """Number of the generation in its session, from 0."""
-    prompt: PromptNode
-    generation: Generation
-    lane: Lane
-    completion: Completion
-    said: Message
-    """The turn as a message of the template."""
-    delivered: bool = False
-    """Whether a client has it."""
-    returned: int = 0
-    """Place in the order in which completions went to clients; 0 where none has it or waits for it."""
-    reward: float | None = None
-    """The reward that the agent gave to this completion alone."""
-    prompts: list[PromptNode] = field(default_factory=list)
-    """The prompts that continue it."""
-    point: _Point | None = None
-
-    @property
-    def parent(self) -> CompletionNode | None:
-        """Return the completion that this one continues; None where it begins anew."""
-        return self.prompt.parent
-
-    @property
-    def path(self) -> list[CompletionNode]:
-        """Return the completions from the root to this one."""
-        path: list[CompletionNode] = []
-        node: CompletionNode | None = self
-        while node is not None:
-            path.append(node)
-            node = node.parent
-        return path[::-1]
-
-    @property
-    def tokens(self) -> int:
-        """Return the number of ids up to and with the sampled ones."""
-        return self.prompt.length + len(self.generation.ids)
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Entry:
-    """A generation that the engine returned. Its receipt is number `index` of its lane."""
-
-    lane: Lane
-    index: int
-    parent: CompletionNode | None
-    node: CompletionNode | None = None
-    """The completion; None if it did not become one."""
-    cause: str = "invalid"
-    """Why it is in no row, if it did not become one."""
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class _Point:
-    """A point between two messages."""
-
-    depth: int
-    """How many messages are before it."""
-    above: CompletionNode | None
-    """The last completion among them."""
-    steps: dict[Hashable, list[tuple[Compared, _Point]]] = field(default_factory=dict)
-    """The messages that may follow, by their key."""
-    prompt: PromptNode | None = None
 
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
@@ -191,7 +33,7 @@ class _History:
 
     tools: str
     messages: list[Message]
-    points: list[_Point]
+    points: list[Point]
 
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
@@ -204,7 +46,7 @@ class Match:
     """The completion that they continue."""
     new: int
     """Index of the first message after the parent's turn; 0 without a parent."""
-    reached: _Point
+    reached: Point
     """The point behind the parent's turn; without a parent, one to which they lead as far as they are known."""
     history: _History | None
 
@@ -218,7 +60,7 @@ class Forest:
         """All generations, in the order in which the engine returned them."""
         self.completions: dict[str, CompletionNode] = {}
         """Completions by their id, in the same order."""
-        self._starts: dict[str, _Point] = {}
+        self._starts: dict[str, Point] = {}
         self._histories: list[_History] = []
         self._returned = 0
 
@@ -239,7 +81,7 @@ class Forest:
         """
         history = self._history(messages, tools)
         if history is None:
-            points, known = [self._starts.setdefault(tools, _Point(0, None))], 0
+            points, known = [self._starts.setdefault(tools, Point(0, None))], 0
         else:
             points, known = history.points, len(history.messages)
         reached, best = points[0], _best(point.above for point in points)
@@ -276,7 +118,7 @@ class Forest:
             # A turn of the model's leads to a point with another completion above.
             following = next((to for other, to in steps if other == one and to.above is point.above), None)
             if following is None:
-                following = _Point(point.depth + 1, point.above)
+                following = Point(point.depth + 1, point.above)
                 steps.append((one, following))
             point = following
         point.prompt, prompt.point = prompt, point
@@ -327,8 +169,14 @@ class Forest:
         for held in (self.roots, self.ledger, self.completions, self._starts, self._histories):
             held.clear()
 
-    def match_ids(self, ids: Sequence[int]) -> tuple[PromptNode | None, CompletionNode | None]:
-        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin."""
+    def match_ids(
+        self, ids: Sequence[int], messages: Sequence[Message]
+    ) -> tuple[PromptNode | None, CompletionNode | None]:
+        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin.
+
+        Two images of one size have the same ids, so the images in the request's messages are compared, too.
+        """
+        images = images_of(messages)
         best: CompletionNode | None = None
         prompts = self.roots
         while prompts:
@@ -337,6 +185,8 @@ class Forest:
                 length = prompt.length
                 own = prompt.ids if prompt.parent is None else [*prompt.template, *prompt.added]
                 if not length or ids[length - len(own) : length] != own:
+                    continue
+                if prompt.images and images_of(prompt.messages) != images[: len(prompt.images)]:
                     continue
                 if length == len(ids):
                     return prompt, prompt.parent
@@ -355,7 +205,7 @@ class Forest:
         self.completions[node.completion.id] = node
         node.prompt.completions.append(node)
         if (point := node.prompt.point) is not None:
-            node.point = _Point(point.depth + 1, node)
+            node.point = Point(point.depth + 1, node)
             for echo in echoes:
                 one = compared(echo)
                 point.steps.setdefault(one.key, []).append((one, node.point))
@@ -385,7 +235,7 @@ class Forest:
         return found
 
     def _remember(
-        self, messages: Sequence[Message], tools: str, points: list[_Point], longer_than: _History | None
+        self, messages: Sequence[Message], tools: str, points: list[Point], longer_than: _History | None
     ) -> None:
         """Remember a request in the place of the one that it continues."""
         if not messages:

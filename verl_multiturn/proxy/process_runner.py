@@ -126,7 +126,7 @@ class ProcessRunner:
         if problem := report.get("raised"):
             return AgentEnd("raised", problem=_with_output(problem, answer))
         if result := report.get("result"):
-            return AgentEnd("returned", AgentResult(result["reward"], result["completions"]))
+            return AgentEnd("returned", AgentResult(**result))
         if self._command is not None and answer["status"] == 0:
             return AgentEnd("returned")
         return AgentEnd("exited", problem=_with_output(f"the agent ended with {_status(answer['status'])}", answer))

@@ -13,7 +13,8 @@ from typing import Any
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError
-from verl_multiturn.proxy.forest import CompletionNode, Entry, Forest, Lane, PromptNode
+from verl_multiturn.proxy.forest import Forest
+from verl_multiturn.proxy.forest_nodes import CompletionNode, Entry, Lane, PromptNode
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.requests import ChatRequest, Completion, FinishReason, RefusedError
 from verl_multiturn.proxy.turn_reading import CallIds, as_message

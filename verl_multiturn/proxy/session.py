@@ -23,7 +23,8 @@ import orjson
 
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.proxy.forest import CompletionNode, Forest, PromptNode
+from verl_multiturn.proxy.forest import Forest
+from verl_multiturn.proxy.forest_nodes import CompletionNode, PromptNode
 from verl_multiturn.proxy.proxy_run import ProxyRun
 from verl_multiturn.proxy.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 from verl_multiturn.proxy.sampler import Sampler, engine_failed
@@ -319,7 +320,7 @@ class AgentSession:
     async def _rendered_prompt(self, request: ChatRequest, tools: str) -> PromptNode:
         """Return the prompt of a request as the template writes the whole of it."""
         made = await self._run.renderer.prompt(request.messages, request.tools, tools)
-        prompt, parent = self.forest.match_ids(made.ids)
+        prompt, parent = self.forest.match_ids(made.ids, request.messages)
         if parent is not None:
             self._seen(parent)
         if prompt is None:

@@ -19,7 +19,8 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.forest import CompletionNode, Forest
+from verl_multiturn.proxy.forest import Forest
+from verl_multiturn.proxy.forest_nodes import CompletionNode
 from verl_multiturn.proxy.requests import Call
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome

@@ -11,14 +11,13 @@ refuse them, or leave them out without a word. What it takes stays as it is; the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.canonical import SYSTEM_ROLES
+from verl_multiturn.proxy.canonical import SYSTEM_ROLES, object_of
 
 _BETWEEN = "\n\n"
 _USER: Message = {"role": "user", "content": "x"}
@@ -153,12 +152,11 @@ class TemplateRoles:
 
 
 def _arguments(text: str) -> Any:
-    """Return arguments as the object that most templates expect. Text that is no JSON object stays text."""
-    try:
-        arguments = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return text
-    return arguments if isinstance(arguments, dict) else text
+    """Return arguments as the object that templates expect. Other text stays text."""
+    if not text.strip():
+        return {}
+    parsed = object_of(text)
+    return text if parsed is None else parsed
 
 
 def _joined(contents: Sequence[Any]) -> Any:

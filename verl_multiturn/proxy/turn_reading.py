@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from verl_multiturn.chat.parsing.reasoning import Reasoning
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser, MalformedCall, Tokenizer, ToolCall, turn_text
+from verl_multiturn.proxy.canonical import object_of
 from verl_multiturn.proxy.requests import Call, ChatRequest
 
 _ID_LETTERS = string.ascii_letters + string.digits
@@ -51,8 +51,8 @@ class TurnReader:
     async def read(self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest) -> TurnText:
         """Read a turn.
 
-        A call that cannot be read, or whose arguments are no JSON object, is text. So are all calls if the request
-        has no tools or wants none read.
+        A call that cannot be read, or that a client cannot send back, is text. So are all calls if the request has no
+        tools or wants none read.
 
         Args:
             sampled: The turn's ids.
@@ -65,7 +65,7 @@ class TurnReader:
         calls = [call for call in turn.calls if isinstance(call, ToolCall)]
         unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
         opened = None
-        if calls and request.tools and request.reads_calls and all(_is_object(call.arguments) for call in calls):
+        if calls and request.tools and request.reads_calls and all(map(_is_readable, calls)):
             text = "\n".join(part for part in [turn.content, *unread] if part)
         elif turn.calls:
             text, calls = raw, []
@@ -96,12 +96,13 @@ class TurnReader:
         ]
 
 
-def _is_object(arguments: str) -> bool:
-    """Tell whether a call's arguments are a JSON object; clients fail at anything else."""
+def _is_readable(call: ToolCall) -> bool:
+    """Tell whether a client can read a call and send it back: with a name, and arguments as `object_of` has them."""
     try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
+        call.name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which comes back as another character
         return False
+    return bool(call.name) and object_of(call.arguments) is not None
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:

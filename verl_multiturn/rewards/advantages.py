@@ -106,10 +106,7 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
     """
 
     def compared(valid: list[Played]) -> Advantages:
-        scores = [played.reward for played in valid]
-        if std and max(scores) - min(scores) < EPSILON:
-            return [[0.0] * len(played.turns) for played in valid]
-        norm = _norm(scores, std)
+        norm = _norm([played.reward for played in valid], std)
         return [[_scaled(value, norm) for value in _forest_returns(played, gamma)] for played in valid]
 
     return _compare(group, compared)
@@ -227,10 +224,17 @@ def _forest_returns(played: Played, gamma: float) -> list[float]:
 
 
 def _norm(values: Sequence[float], std: bool) -> tuple[float, float]:
-    """Return the mean of values, and what a difference from it is divided by."""
+    """Return the mean of values, and what a difference from it is divided by: infinity where they are all the same.
+
+    Rewards come with 32 bits. Values that differ by their rounding alone are the same: divided by such a deviation,
+    the rounding would be learned.
+    """
     mean = math.fsum(values) / len(values) if values else 0.0
     if not std or len(values) < 2:
         return mean, 1.0
+    least, largest = min(values), max(values)
+    if largest - least < EPSILON * max(1.0, -least, largest):
+        return mean, math.inf
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + EPSILON
 
 

@@ -58,6 +58,8 @@ class SessionReport:
     """The session's reward, by its agent or for its failure; None: `compute_score` decides."""
     stuck: bool = False
     """Whether the agent did not end when its time was up, so that its thread was abandoned."""
+    by_id: bool = False
+    """Whether the agent gave rewards to completions alone, and `reward` is 0."""
 
 
 @dataclass(frozen=True)

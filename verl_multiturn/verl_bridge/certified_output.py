@@ -215,7 +215,7 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
             output.reward_score = session.reward  # verl calls compute_score where there is none
             # As verl does with a score alone. Where there is none, verl counts an accuracy of 0.
             returned = outcome.stop_reason is StopReason.FINISHED
-            accuracy = session.reward or sum(own.values())  # AReaL's agents may give rewards to completions alone
+            accuracy = sum(own.values()) if session.by_id else session.reward
             output.extra_fields["reward_extra_info"] = {"acc": accuracy} if returned else {}
             output.stats["score"] = None
 
