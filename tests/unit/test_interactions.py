@@ -391,6 +391,18 @@ async def test_kwargs_reach_the_methods_and_no_change_stays() -> None:
     assert given == {"number": 5, "more": ["a"]}
 
 
+async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
+    class Named(Guess):
+        def start(self, instance_id: str, number: int = 7, method: str = "", alarms: str = "", **kwargs: Any) -> Reply:
+            super().start(instance_id, number)
+            return Reply(f"{method} {alarms} {kwargs['function']}")
+
+    given = {"number": 5, "method": "m", "alarms": "a", "function": "f", "name": "n"}
+    outcome = await play(["5"], Named(), interaction_kwargs=given)
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+    assert outcome.opening == "m a f"
+
+
 async def test_many_conversations_share_one_interaction() -> None:
     user = Guess()
     outcomes = await asyncio.gather(*(play(["3", "4", "7"], user) for _ in range(50)))

@@ -62,6 +62,13 @@ async def test_the_old_methods_get_what_the_old_loops_gave() -> None:
     await interaction.aclose()
 
 
+async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
+    old = Count({"name": "count"})
+    await adapted(old).start("c1", method="m")
+    await adapted(old).reply("c1", [], method="m")
+    assert [call[-1] for call in old.calls] == [{"name": "count", "method": "m"}] * 2
+
+
 async def test_a_signature_without_a_name_gets_none() -> None:
     class Strict(BaseInteraction):
         async def start_interaction(self, instance_id: str | None = None, level: int = 0) -> str:  # type: ignore[override]

@@ -147,7 +147,7 @@ class InteractionSession:
         self.owes, self._scored = "", True
         return score
 
-    async def _within_slot(self, method: str, *arguments: Any, **kwargs: Any) -> Any:
+    async def _within_slot(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
         gate, lease = self._gate, None
         if not gate.try_enter():
             waited_from = time.perf_counter()
@@ -168,8 +168,8 @@ class InteractionSession:
             else:
                 gate.leave(lease)
 
-    async def _call(self, method: str, alarms: Alarms, *arguments: Any, **kwargs: Any) -> Any:
-        """Call a method.
+    async def _call(self, method: str, alarms: Alarms, /, *arguments: Any, **kwargs: Any) -> Any:
+        """Call a method. A row chooses the names of the kwargs.
 
         Raises:
             InteractionFailedError: It raised, or did not return in time.

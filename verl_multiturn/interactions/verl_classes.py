@@ -283,7 +283,7 @@ def _takes_name(method: Any) -> bool:
     return "name" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-async def _call(method: Any, *arguments: Any, **kwargs: Any) -> Any:
+async def _call(method: Any, /, *arguments: Any, **kwargs: Any) -> Any:
     """Call a method of an old class. One that is not `async`, which `calculate_score` may be, runs in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments, **kwargs)
