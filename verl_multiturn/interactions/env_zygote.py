@@ -25,8 +25,9 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
         loaded: The environment's code.
     """
     episode: PlayedEnv | None = None
+    process = os.getpid()
     with served.makefile("rwb") as stream:
-        answer: dict[str, Any] = {"process": os.getpid()}
+        answer: dict[str, Any] = {"process": process}
         while True:
             stream.write(json.dumps(answer).encode() + b"\n")
             stream.flush()
@@ -47,3 +48,5 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
                 answer = {"wrong_type": str(error)}
             except BaseException as error:  # an environment may raise anything, SystemExit too
                 answer = {"failed": problem_of(error)}
+            if os.getpid() != process:  # a child that the environment forked: it would answer a second time
+                os._exit(0)
