@@ -27,7 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it, as verl and the code of GiGPO do."""
+"""Added to a standard deviation before dividing by it, as verl and the code of GiGPO do.
+
+It is also the share of the largest value below which values differ by rounding alone: a batch holds float32.
+"""
 
 Advantages = list[list[float]]
 """For each conversation of a group the advantage of each of its turns, in the order in which they were given."""
@@ -107,8 +110,6 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
 
     def compared(valid: list[Played]) -> Advantages:
         scores = [played.reward for played in valid]
-        if std and max(scores) - min(scores) < EPSILON:
-            return [[0.0] * len(played.turns) for played in valid]
         norm = _norm(scores, std)
         return [[_scaled(value, norm) for value in _forest_returns(played, gamma)] for played in valid]
 
@@ -231,6 +232,8 @@ def _norm(values: Sequence[float], std: bool) -> tuple[float, float]:
     mean = math.fsum(values) / len(values) if values else 0.0
     if not std or len(values) < 2:
         return mean, 1.0
+    if max(values) - min(values) < EPSILON * max(1.0, *map(abs, values)):  # equal; rounding must not be trained
+        return mean, math.inf
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + EPSILON
 
 
