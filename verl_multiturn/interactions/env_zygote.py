@@ -1,4 +1,4 @@
-"""What the forks of an environment's zygote do: each plays one episode. `workers/fork_zygote.py` forks them.
+"""The program of the forks of an environment's zygote: each plays one episode. `workers/fork_zygote.py` forks them.
 
 Some environments seed and draw from the random numbers of the whole process, so that episodes in one process would
 disturb each other.

@@ -42,7 +42,7 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True)
 class PromptNode:
-    """What the engine is given: a root's rendered messages, or those that follow a completion."""
+    """A prompt for the engine: a root's rendered messages, or those that follow a completion."""
 
     parent: CompletionNode | None
     """The completion that it continues; None for a root."""
@@ -196,7 +196,7 @@ class _History:
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
 class Match:
-    """What is known of a request's messages."""
+    """A finding about a request's messages."""
 
     prompt: PromptNode | None
     """The prompt that they are; None if there is none yet."""

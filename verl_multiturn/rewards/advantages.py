@@ -43,7 +43,7 @@ class Turn:
     number: int
     """Number of the turn in the conversation."""
     reward: float = 0.0
-    """What the turn earned; the last turn's includes what the whole conversation earned."""
+    """Reward of the turn; the last turn's includes that of the whole conversation."""
     state: str | None = None
     """State in which the turn was made; None: it equals no other."""
     parent: int | None = None
@@ -59,7 +59,7 @@ class Played:
     turns: Sequence[Turn]
     valid: bool = True
     outcome: float = 0.0
-    """What a session earned as a whole, beside what its completions did."""
+    """Reward of a session as a whole, beside those of its completions."""
 
     @property
     def reward(self) -> float:

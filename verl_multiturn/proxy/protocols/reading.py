@@ -1,4 +1,4 @@
-"""What the protocols share in reading a body: types, bounds, tools, parts of a content.
+"""Reading of a body, as the protocols share it: types, bounds, tools, parts of a content.
 
 A client may send any JSON. Each function returns a value of the type in its name, or raises a `RefusedError` that names
 the field, what it holds, what was expected, and what to do.
