@@ -90,8 +90,6 @@ class Invocation:
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
         """Return a future that is done when the method has ended or the time is up; `result` then says which.
 
-        Call this and await the future once only.
-
         Args:
             alarms: The time limit.
         """
@@ -99,6 +97,11 @@ class Invocation:
         self._task.add_done_callback(partial(wake, woken))
         alarms.add(woken)
         return woken
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the method has ended."""
+        return self._task.done()
 
     def result(self) -> Any:
         """Return the method's return value; call it when the future of `ended` is done.
