@@ -109,6 +109,8 @@ class Odd:
                 child = subprocess.Popen(["sleep", "3600"])
                 with open(os.path.join(self._folder, "child"), "w") as file:
                     file.write(str(child.pid))
+            case "fork":
+                os.fork()  # and the child, which should do its work and end, returns, too
             case "none":
                 return 5
             case "short":

@@ -9,7 +9,8 @@ Invariants:
 - a pause is as long as the endpoint's `Retry-After` says; one that would be longer than the time that is left ends the
   question at once;
 - never more than 1 MB of a reply are read;
-- the key is in no message, no error and no `repr`, even where the endpoint repeats it.
+- the key is in no message, no error and no `repr`, even where the endpoint repeats it, with or without the escapes of
+  JSON.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ChatEndpoint:
         connections: int,
     ) -> None:
         self.address = url.rstrip("/").removesuffix(_PATH) + _PATH
-        self._key = key
+        self._key = _spellings(key) if key else None
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._request = dict(request)
         self._timeout_s = timeout_s
@@ -139,7 +140,12 @@ class ChatEndpoint:
         raise EndpointError(f"{self.address} refuses: {problem}")
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
+        return self._key.sub("[key]", text) if self._key else text
+
+
+def _spellings(key: str) -> re.Pattern[str]:
+    """Return a pattern of a key, each of whose characters may be escaped, as JSON writes a slash in three ways."""
+    return re.compile("".join(rf"(?:\\?{re.escape(each)}|(?i:\\u{ord(each):04x}))" for each in key))
 
 
 def key_of(variable: str | None, where: str) -> str | None:

@@ -49,7 +49,7 @@ class ContextSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Literal["append", "window", "overflow"] = "append"
-    """What a later turn's prompt is.
+    """Content of a later turn's prompt.
 
     - `append`: all that came before, so that a conversation is one row.
     - `window`: the row's own messages and the last `turns` steps, rendered anew; a row for each turn.
@@ -122,7 +122,7 @@ class AdvantageSettings(BaseModel):
     """How `mt_gigpo` compares: `mean` takes the mean away; `std` also divides by the standard deviation."""
 
     across: Literal["conversations", "rows"] = "conversations"
-    """What the first part of `mt_gigpo` compares a conversation with: `rows` counts another one once for each turn.
+    """Units of the mean in the first part of `mt_gigpo`: with `rows` a conversation counts once for each of its turns.
 
     The paper's published code does so; its rows have one turn each.
     """
@@ -143,14 +143,14 @@ class ProxySettings(BaseModel):
     """Where an agent runs; null: in a thread if it takes the endpoint's address as an argument, else in a process."""
 
     history: Literal["sampled", "rendered"] = "sampled"
-    """What a later request shows the model of the completions before it.
+    """Form in which a later request shows the model the completions before it.
 
     - `sampled`: the tokens as they were sampled, whatever the template would write.
     - `rendered`: what the template writes. A request continues a completion only if that begins with its exact tokens.
     """
 
     credit: Literal["session", "discounted", "completion"] = "session"
-    """What a completion learns from.
+    """Reward that a completion learns from.
 
     - `session`: the session's score, compared with those of its group.
     - `discounted`: that, times `gamma` for each completion after it in its row.

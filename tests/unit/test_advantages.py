@@ -33,6 +33,15 @@ def test_a_return_to_go_less_the_mean_of_the_whole_group() -> None:
         assert made == pytest.approx(own)
 
 
+def test_what_only_rounding_tells_apart_is_equal() -> None:
+    """A batch holds rewards as float32, in which 33.3 + 33.3 + 33.3 and 99.9 differ."""
+    single = [33.29999923706055] * 3  # 33.3 as float32, and 99.9
+    group = [played(*single, states="sab"), played(99.9000015258789, states="s"), played(*single, states="sab")]
+    nothing = [[0.0] * 3, [0.0], [0.0] * 3]
+    assert of_conversations(group) == nothing
+    assert of_states(group, std=True) == nothing
+
+
 @pytest.mark.parametrize("estimate", [of_conversations, of_turns, of_states])
 def test_invalid_conversations_are_left_out(estimate: benchmark.Estimator) -> None:
     broken = played(-3.0, 9.0, 9.0, 9.0, states="aaaa", valid=False)

@@ -200,6 +200,11 @@ async def test_an_overflow_with_a_summary() -> None:
     assert outcome.stop_reason is StopReason.MAX_ASSISTANT_TURNS
     assert outcome.rows[0].trajectory.mask[-1] == 1  # the summary is trained
     assert [turn["reward"] for turn in turns_of(outcome)[0]] == [1.0, 1.0, None]
+    # The state is that of the turn that acts in it, after the summary.
+    (zero, n1, summary), (n2, n3) = [[turn["state"] for turn in own] for own in turns_of(outcome)]
+    assert summary is None
+    assert None not in (zero, n1, n2, n3)
+    assert n2 == outcome.replies[1].state
 
 
 async def test_after_calls_the_summary_is_asked_for_behind_the_answers() -> None:

@@ -178,6 +178,20 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) 
             assert "sk-secret"[:6] not in shown
 
 
+async def test_a_key_that_is_written_with_escapes_is_not_shown_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNS_KEY", "sk/one+two")
+    spellings = [r"sk\/one+two", r"\u0073k/one\u002Btwo", r"sk\u002fone+two"]
+    for spelling in spellings:
+        refusal = f'{{"error": "no such key: {spelling}"}}'.encode()
+        async with user(http(401, refusal), api_key_env="ANNS_KEY", attempts=1) as (ann, _):
+            with pytest.raises(EnvironmentFailedError) as caught:
+                await ann.reply("a", ANSWERED)
+            assert "no such key: [key]" in str(caught.value)
+        body = completion({"role": "assistant", "content": "I am [x]."}).replace(b"[x]", spelling.encode())
+        async with user(http(200, body), api_key_env="ANNS_KEY") as (ann, _):
+            assert (await ann.reply("a", ANSWERED)).text == "I am [key]."
+
+
 async def test_a_cancelled_reply_leaves_nothing_behind() -> None:
     async with user(None) as (ann, endpoint):
         asking = asyncio.ensure_future(ann.reply("a", ANSWERED))

@@ -26,6 +26,7 @@ from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.replies import InteractionFailedError
 from verl_multiturn.interactions.session import InteractionGate, InteractionSession
 from verl_multiturn.interactions.step_env import StepEnv
+from verl_multiturn.workers.fork_zygote import seed_process
 
 
 def said(text: str) -> list[dict[str, Any]]:
@@ -214,6 +215,24 @@ async def test_odd_texts_go_through() -> None:
         assert len(large.text) == 10_000_000
         with pytest.raises(EnvironmentFailedError, match="answered with more than 64 MB"):
             await play(env, "c", "go", env_kwargs={"what": "huge"})
+
+
+async def test_a_child_that_a_step_forked_answers_nothing() -> None:
+    async with world("Odd") as env:
+        actions = [str(step) for step in range(8)]
+        replies = await play(env, "a", *actions, env_kwargs={"what": "fork"})
+        assert [reply.text for reply in replies[1:]] == [f"did {action}" for action in actions]
+        await env.close("a")
+
+
+def test_without_a_seed_forks_share_no_random_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    drawn = set()
+    for _ in range(4):
+        torch.manual_seed(1)  # the state of the zygote
+        seed_process(None)
+        drawn.add(float(torch.rand(1)))
+    assert len(drawn) == 4
 
 
 async def test_a_cancelled_session_leaves_no_process(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from verl_multiturn import (
 from verl_multiturn.data import tool_call
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.replies import read_reply
+from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.scripted_chat import transcript
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
 from verl_multiturn.tools.call_limits import CallLimits
@@ -302,6 +303,29 @@ async def test_the_clock_runs_out_before_the_score_is_asked_for() -> None:
     assert "score gave nothing before the request's time was up" in outcome.error
 
 
+@pytest.mark.parametrize("wall_clock_s", [None, 30.0])
+async def test_a_paused_engine_does_not_use_up_the_time_of_a_reply(wall_clock_s: float | None) -> None:
+    class Asking(Guess):  # as `PolicyUser` does
+        def __init__(self, hangs: bool) -> None:
+            super().__init__()
+            self._hangs = hangs
+
+        async def reply(self, instance_id: str, messages: Any, number: int = 7, **kwargs: Any) -> Reply:
+            with stopped():
+                await asyncio.sleep(0.7)
+            if self._hangs:
+                await asyncio.sleep(60)
+            return await super().reply(instance_id, messages, number)
+
+    changes = {"tool_timeout_s": 0.2, "limits": {"wall_clock_s": wall_clock_s}}
+    outcome = await play(["7"], Asking(hangs=False), **changes)
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+    began = time.perf_counter()
+    outcome = await play(["7"], Asking(hangs=True), **changes)
+    assert "reply did not return within 0.2 s" in outcome.error
+    assert time.perf_counter() - began < 3
+
+
 async def test_the_clock_runs_out_while_it_waits_for_a_slot() -> None:
     from tests.conftest import CharBuilder, CharTokenizer
     from verl_multiturn import Conversation, Request, ScriptedEngine
@@ -389,6 +413,18 @@ async def test_kwargs_reach_the_methods_and_no_change_stays() -> None:
     outcome = await play(["4", "5"], Changing(), interaction_kwargs=given)
     assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
     assert given == {"number": 5, "more": ["a"]}
+
+
+async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
+    class Named(Guess):
+        def start(self, instance_id: str, number: int = 7, method: str = "", alarms: str = "", **kwargs: Any) -> Reply:
+            super().start(instance_id, number)
+            return Reply(f"{method} {alarms} {kwargs['function']}")
+
+    given = {"number": 5, "method": "m", "alarms": "a", "function": "f", "name": "n"}
+    outcome = await play(["5"], Named(), interaction_kwargs=given)
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+    assert outcome.opening == "m a f"
 
 
 async def test_many_conversations_share_one_interaction() -> None:

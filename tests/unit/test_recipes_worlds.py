@@ -102,6 +102,16 @@ def test_the_lake_is_gymnasiums(tmp_path: Path) -> None:
     assert [reply.done for reply in replies] == [False] * (len(way) + 1) + [True]
 
 
+def test_every_step_on_the_lake_is_gymnasiums() -> None:
+    import gymnasium
+
+    lake, drawn = script("frozen_lake", "lake"), ["SFFF", "FFFF", "FFFF", "FFFG"]
+    table = gymnasium.make("FrozenLake-v1", desc=drawn, is_slippery=lake.SLIPPERY).unwrapped.P  # type: ignore[attr-defined]
+    for field in range(lake.SIZE**2 - 1):  # the last one is the goal
+        reached = [table[field][action][0][1] for action in range(len(lake.ACTIONS))]
+        assert [lake.next_field(field, action) for action in range(len(lake.ACTIONS))] == reached
+
+
 def test_the_shares_of_the_lake_are_right() -> None:
     lake = script("frozen_lake", "lake")
     assert lake.distances(("SFHH", "HFFH", "HHFF", "HHHG"))[0] == 6

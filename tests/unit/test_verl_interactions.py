@@ -12,6 +12,7 @@ import pytest
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.replies import InteractionFailedError
 from verl_multiturn.interactions.session import InteractionGate, InteractionSession
 from verl_multiturn.interactions.verl_classes import (
     AdaptedInteraction,
@@ -60,6 +61,41 @@ async def test_the_old_methods_get_what_the_old_loops_gave() -> None:
     assert await interaction.score("c1") == 0.0
     await interaction.close("c1")
     await interaction.aclose()
+
+
+async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
+    old = Count({"name": "count"})
+    await adapted(old).start("c1", method="m")
+    await adapted(old).reply("c1", [], method="m")
+    assert [call[-1] for call in old.calls] == [{"name": "count", "method": "m"}] * 2
+
+
+async def test_a_score_that_is_not_async_has_a_thread_of_its_own() -> None:
+    class Hanging(BaseInteraction):
+        async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
+            return str(instance_id)
+
+        def calculate_score(self, instance_id: str) -> float:  # type: ignore[override]
+            goes_on.wait(20)
+            return 1.0
+
+    async def play(name: str) -> None:
+        async with InteractionSession(gate, name, {}) as session:
+            await session.start()
+            with pytest.raises(InteractionFailedError, match="score did not return within"):
+                await session.score()
+            assert session._left  # given up, and not forgotten: `close` waits for it
+
+    goes_on = threading.Event()
+    gate = InteractionGate(adapted(Hanging({"name": "hanging"})), 0.2)
+    playing = [asyncio.ensure_future(play(f"c{index}")) for index in range(40)]
+    await asyncio.sleep(0.5)
+    try:
+        # The threads that others use are free.
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+    finally:
+        goes_on.set()
+    await asyncio.gather(*playing)
 
 
 async def test_a_signature_without_a_name_gets_none() -> None:

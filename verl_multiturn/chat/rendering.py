@@ -22,7 +22,7 @@ class Difference(StrEnum):
     """The kinds of difference between a conversation and the template's rendering of its messages."""
 
     TOKENS = "tokens"
-    """The same text in other tokens: the model may split a text in its own way."""
+    """Other tokens for the same text: the model may split a text in its own way."""
     WHITESPACE = "whitespace"
     """White space only: the model wrote it, and the template strips it."""
     REASONING = "reasoning"

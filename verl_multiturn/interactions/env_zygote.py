@@ -1,4 +1,4 @@
-"""What the forks of an environment's zygote do: each plays one episode. `workers/fork_zygote.py` forks them.
+"""The program of the forks of an environment's zygote: each plays one episode. `workers/fork_zygote.py` forks them.
 
 Some environments seed and draw from the random numbers of the whole process, so that episodes in one process would
 disturb each other.
@@ -25,8 +25,9 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
         loaded: The environment's code.
     """
     episode: PlayedEnv | None = None
+    process = os.getpid()
     with served.makefile("rwb") as stream:
-        answer: dict[str, Any] = {"process": os.getpid()}
+        answer: dict[str, Any] = {"process": process}
         while True:
             stream.write(json.dumps(answer).encode() + b"\n")
             stream.flush()
@@ -47,3 +48,5 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
                 answer = {"wrong_type": str(error)}
             except BaseException as error:  # an environment may raise anything, SystemExit too
                 answer = {"failed": problem_of(error)}
+            if os.getpid() != process:  # a child that the environment forked: it would answer a second time
+                os._exit(0)

@@ -14,7 +14,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.describe import describe, place_of
@@ -64,10 +64,20 @@ class InteractionSession:
         gate: What all conversations of the worker share of the interaction.
         instance_id: Id of the conversation, passed to every method.
         kwargs: The row's kwargs for `start` and `reply`.
+        stood_still_s: Returns the seconds for which the engine was paused so far. An interaction that asks the engine
+            (`PolicyUser`) may wait for it, which is not its fault: a call during which this grows is given its time
+            once more.
     """
 
-    def __init__(self, gate: InteractionGate, instance_id: str, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        gate: InteractionGate,
+        instance_id: str,
+        kwargs: Mapping[str, Any],
+        stood_still_s: Callable[[], float] = float,
+    ) -> None:
         self._gate = gate
+        self._stood_still_s = stood_still_s
         self._instance_id = instance_id
         self._kwargs = copy_kwargs(kwargs, gate.name, "interaction", instance_id)
         self._began = False
@@ -147,7 +157,7 @@ class InteractionSession:
         self.owes, self._scored = "", True
         return score
 
-    async def _within_slot(self, method: str, *arguments: Any, **kwargs: Any) -> Any:
+    async def _within_slot(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
         gate, lease = self._gate, None
         if not gate.try_enter():
             waited_from = time.perf_counter()
@@ -168,8 +178,8 @@ class InteractionSession:
             else:
                 gate.leave(lease)
 
-    async def _call(self, method: str, alarms: Alarms, *arguments: Any, **kwargs: Any) -> Any:
-        """Call a method.
+    async def _call(self, method: str, alarms: Alarms, /, *arguments: Any, **kwargs: Any) -> Any:
+        """Call a method. A row chooses the names of the kwargs.
 
         Raises:
             InteractionFailedError: It raised, or did not return in time.
@@ -185,7 +195,11 @@ class InteractionSession:
             name = task_name("interaction", self.name, method)
             invocation = Invocation(function, is_coroutine, arguments, kwargs, name)
             try:
-                await invocation.ended(alarms)
+                while True:
+                    stood_still_s = self._stood_still_s()
+                    await invocation.ended(alarms)
+                    if invocation.done or self._stood_still_s() == stood_still_s:
+                        break
                 returned = invocation.result()
             except (TimedOutError, asyncio.CancelledError):
                 self._give_up(invocation)

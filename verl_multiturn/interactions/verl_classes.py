@@ -10,7 +10,6 @@ Differences from the old loops, all on purpose:
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 import uuid
@@ -21,6 +20,7 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction, Reply
+from verl_multiturn.tools.calls.call import Invocation, is_coroutine_method, task_name
 
 OLD_CALLS = ("start_interaction", "generate_response")
 """Names of the methods that take a row's kwargs."""
@@ -283,12 +283,11 @@ def _takes_name(method: Any) -> bool:
     return "name" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-async def _call(method: Any, *arguments: Any, **kwargs: Any) -> Any:
-    """Call a method of an old class. One that is not `async`, which `calculate_score` may be, runs in a thread."""
-    if inspect.iscoroutinefunction(method):
+async def _call(method: Any, /, *arguments: Any, **kwargs: Any) -> Any:
+    """Call a method of an old class. One that is not `async`, which `calculate_score` may be, has a thread."""
+    if is_coroutine_method(method):
         return await method(*arguments, **kwargs)
-    returned = await asyncio.to_thread(method, *arguments, **kwargs)
-    return await returned if inspect.isawaitable(returned) else returned
+    return await Invocation(method, False, arguments, kwargs, task_name("interaction", "", "a method")).whole()
 
 
 def _read_response(name: str, returned: Any) -> Reply:

@@ -55,9 +55,9 @@ class AgentEnd:
 
     kind: EndKind
     result: AgentResult = AgentResult()
-    """What it returned; empty for all other kinds."""
+    """Its return value; empty for all other kinds."""
     problem: str = ""
-    """What went wrong, in a text of bounded length."""
+    """Error, in a text of bounded length."""
 
     def __post_init__(self) -> None:
         text = self.problem.encode("utf-8", "backslashreplace").decode()
@@ -66,7 +66,7 @@ class AgentEnd:
 
 @dataclass(frozen=True)
 class Judged:
-    """What an agent's end means for its session."""
+    """The consequence of an agent's end for its session."""
 
     is_valid: bool
     """False: the session is left out of its group, since the model had no part in it."""

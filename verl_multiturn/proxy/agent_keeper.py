@@ -1,4 +1,4 @@
-"""What a fork does for a session whose agent has a process of its own: it keeps that process.
+"""The program of a fork for a session whose agent has a process of its own: it keeps that process.
 
     worker ⇄ keeper ─forks→ agent, a function or a command, in a session and process group of its own
 

@@ -42,7 +42,7 @@ _NOTHING = "no request of the agent got a completion"
 
 
 class Endpoint:
-    """What runs the agents of one process; its methods are called on one event loop.
+    """The endpoint and the runner of the agents of one process; its methods are called on one event loop.
 
     Args:
         run: What all sessions share.

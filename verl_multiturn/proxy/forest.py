@@ -38,7 +38,7 @@ class _History:
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
 class Match:
-    """What is known of a request's messages."""
+    """A finding about a request's messages."""
 
     prompt: PromptNode | None
     """The prompt that they are; None if there is none yet."""

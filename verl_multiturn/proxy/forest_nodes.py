@@ -27,7 +27,7 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True)
 class PromptNode:
-    """What the engine is given: a root's rendered messages, or those that follow a completion."""
+    """A prompt for the engine: a root's rendered messages, or those that follow a completion."""
 
     parent: CompletionNode | None
     """The completion that it continues; None for a root."""

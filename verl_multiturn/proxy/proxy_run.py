@@ -14,7 +14,7 @@ from verl_multiturn.rollout.limits import Limits
 
 @dataclass(frozen=True)
 class ProxyRun:
-    """What all sessions of a process share."""
+    """The objects that all sessions of a process share."""
 
     engine: ReceiptingEngine
     """Samples the completions, and stops at the texts of `stop_regex` (`rollout.stop_texts`)."""
@@ -25,7 +25,7 @@ class ProxyRun:
     fill_id: int
     """Token id of the prompt of a session that asked for nothing."""
     history: Literal["sampled", "rendered"] = "sampled"
-    """What the model reads of its earlier turns: the tokens that it sampled, or what the template makes of them."""
+    """Form of the model's earlier turns in a prompt: the tokens that it sampled, or what the template makes of them."""
     max_completions: int | None = None
     """The most completions of a session; None: no limit."""
     max_inflight: int = 16

@@ -43,7 +43,7 @@ class Sampler:
 
     def __init__(self, name: str, run: ProxyRun, forest: Forest, sampling: Mapping[str, Any]) -> None:
         self.failed = ""
-        """What the engine said when it failed for good; "" while it did not."""
+        """Error of the engine when it failed for good; "" while it did not."""
         self.seconds = 0.0
         """Time that completions waited for the engine, summed."""
         self._name = name

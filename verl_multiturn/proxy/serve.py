@@ -48,7 +48,7 @@ from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
 from verl_multiturn.rollout.stop_texts import StopTexts
 
 OVER = "The script has no more turns."
-"""What the model says when all turns were said. Most agents end at such a text."""
+"""Text of the model when all turns were said. Most agents end at such a text."""
 _LONGEST_S = 24 * 3600.0
 _FAR = 1_000_000
 _SHOWN = 60
@@ -102,7 +102,7 @@ def serve(
 
 @dataclass
 class Script:
-    """What a scripted model says."""
+    """The turns of a scripted model."""
 
     left: list[str]
     """Turns that are still to come."""

@@ -44,7 +44,7 @@ class CompletionView:
     tools: Sequence[Mapping[str, Any]]
     """Schemas of the request's tools."""
     content: str
-    """What the model said."""
+    """Text of the model."""
     reasoning: str
     calls: Sequence[Call]
     """Its calls, each with `id`, `name` and `arguments`, a JSON text."""

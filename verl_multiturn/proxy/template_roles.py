@@ -25,7 +25,7 @@ _SAID: Message = {"role": "assistant", "content": "x"}
 
 
 class TemplateRoles:
-    """What one chat template takes. It is found out by rendering small conversations.
+    """The roles that one chat template takes. They are found out by rendering small conversations.
 
     Args:
         codec: Renders with the template.

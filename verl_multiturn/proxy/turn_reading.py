@@ -1,4 +1,4 @@
-"""What a generation says, in the words of the protocols: text, reasoning, calls, and the text at which it stopped."""
+"""Reading a generation, in the words of the protocols: text, reasoning, calls, and the text at which it stopped."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it, as verl and the code of GiGPO do."""
+"""Added to a standard deviation before dividing by it, as verl and the code of GiGPO do.
+
+It is also the share of the largest value below which values differ by rounding alone: a batch holds float32.
+"""
 
 Advantages = list[list[float]]
 """For each conversation of a group the advantage of each of its turns, in the order in which they were given."""
@@ -40,7 +43,7 @@ class Turn:
     number: int
     """Number of the turn in the conversation."""
     reward: float = 0.0
-    """What the turn earned; the last turn's includes what the whole conversation earned."""
+    """Reward of the turn; the last turn's includes that of the whole conversation."""
     state: str | None = None
     """State in which the turn was made; None: it equals no other."""
     parent: int | None = None
@@ -56,7 +59,7 @@ class Played:
     turns: Sequence[Turn]
     valid: bool = True
     outcome: float = 0.0
-    """What a session earned as a whole, beside what its completions did."""
+    """Reward of a session as a whole, beside those of its completions."""
 
     @property
     def reward(self) -> float:
@@ -232,8 +235,7 @@ def _norm(values: Sequence[float], std: bool) -> tuple[float, float]:
     mean = math.fsum(values) / len(values) if values else 0.0
     if not std or len(values) < 2:
         return mean, 1.0
-    least, largest = min(values), max(values)
-    if largest - least < EPSILON * max(1.0, -least, largest):
+    if max(values) - min(values) < EPSILON * max(1.0, *map(abs, values)):  # equal; rounding must not be trained
         return mean, math.inf
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + EPSILON
 

@@ -24,11 +24,13 @@ class _Clock:
     deadline: asyncio.Timeout
     stops: int = 0
     """How many blocks of `stopped` are open."""
-    due: float = 0.0
-    """When the time would have been up, had it not been stopped."""
+    due: float | None = None
+    """When the time would have been up, had it not been stopped; None without a limit, or when it was up already."""
     since: float = 0.0
     """When the first of the open blocks began."""
     over: bool = False
+    stopped_s: float = 0.0
+    """Seconds of the blocks that have ended."""
 
 
 _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
@@ -50,21 +52,32 @@ async def running(deadline: asyncio.Timeout) -> AsyncIterator[None]:
 def stopped() -> Iterator[None]:
     """Stop the clock of the conversation that this task works for, until the block ends.
 
-    Nothing happens without a conversation, without a time limit, or when the time has run out already.
+    Nothing happens without a conversation. A time that is up stays so.
     """
     clock = _clock.get()
-    when = None if clock is None or clock.over or clock.deadline.expired() else clock.deadline.when()
-    if clock is None or (when is None and not clock.stops):
+    if clock is None or clock.over:
         yield
         return
     loop = asyncio.get_running_loop()
-    if when is not None:
-        clock.due, clock.since = when, loop.time()
-        clock.deadline.reschedule(None)
+    if not clock.stops:
+        clock.due, clock.since = None if clock.deadline.expired() else clock.deadline.when(), loop.time()
+        if clock.due is not None:
+            clock.deadline.reschedule(None)
     clock.stops += 1
     try:
         yield
     finally:
         clock.stops -= 1
-        if not clock.stops and not clock.over:
-            clock.deadline.reschedule(clock.due + loop.time() - clock.since)
+        if not clock.stops:
+            stopped_s = loop.time() - clock.since
+            clock.stopped_s += stopped_s
+            if clock.due is not None and not clock.over:
+                clock.deadline.reschedule(clock.due + stopped_s)
+
+
+def stood_still_s() -> float:
+    """Return the seconds for which the clock of the conversation has been stopped, up to now."""
+    clock = _clock.get()
+    if clock is None:
+        return 0.0
+    return clock.stopped_s + (asyncio.get_running_loop().time() - clock.since if clock.stops else 0.0)

@@ -24,7 +24,7 @@ from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError
 from verl_multiturn.interactions.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.session import InteractionGate, InteractionSession
-from verl_multiturn.rollout.clock import running
+from verl_multiturn.rollout.clock import running, stood_still_s
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engine import Engine, Generation
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
@@ -96,7 +96,7 @@ class Conversation:
         user: InteractionSession | None = None
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
-            user = InteractionSession(gate, request.request_id, request.interaction_kwargs)
+            user = InteractionSession(gate, request.request_id, request.interaction_kwargs, stood_still_s)
         else:
             # Before the clock starts, so that the trajectory has a prompt whatever happens to the tools.
             session, shown = await self._prompt(request, outcome)

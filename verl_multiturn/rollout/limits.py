@@ -134,7 +134,7 @@ class Limits:
     wall_clock_s: float | None = None
     """Seconds of the whole conversation.
 
-    A generation under way is not interrupted, and tools get 10 s more to be released.
+    A generation under way is cancelled; the engine may end it all the same. Tools get 10 s more to be released.
     """
 
     def turn_budget(self, response_tokens: int) -> int:

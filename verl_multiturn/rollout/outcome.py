@@ -48,7 +48,7 @@ class TurnReply:
 
 @dataclass(frozen=True)
 class SessionReport:
-    """What the outcome of an agent's session says of the session alone."""
+    """The part of an outcome that only an agent's session has."""
 
     roots: int
     """Prompts that were rendered whole."""
@@ -132,9 +132,9 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)
     """Differences between the template's rendering of `messages` and the trajectory; empty if not compared."""
     session: SessionReport | None = None
-    """What is special about an agent's session; None for a conversation."""
+    """Part that only an agent's session has; None for a conversation."""
     error: str = ""
-    """What went wrong, after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
+    """Error after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0
     """Seconds spent waiting for the engine."""
     tools_s: float = 0.0

@@ -82,8 +82,8 @@ def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
         that it continues; None where it begins anew), `start` and `end` (its sampled tokens in the row's response, half
         open), `after` (how many turns come after it in the row; in a
         session, in the longest row that holds it), `reward` (its own, that of its calls and of the
-        interaction's answer together; None without any), and `state` (digest of the state in which the model made the
-        turn; None where the environment did not say).
+        interaction's answer together; None without any), and `state` (digest of the state in which the model acted in
+        this turn; None for a summary, and where the environment did not say).
     """
     rewards: dict[int, float] = {}
     steps = [(turn, call.reward) for turn, call in zip(outcome.call_turns, outcome.calls, strict=True) if call.reward]
@@ -91,7 +91,10 @@ def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
     steps += outcome.completion_rewards.items()
     for turn, reward in steps:
         rewards[turn] = rewards.get(turn, 0.0) + reward
-    states = {0: outcome.first_state, **{reply.turn + 1: reply.state for reply in outcome.replies}}
+    states = {0: outcome.first_state}
+    for reply in outcome.replies:
+        following = reply.turn + 1
+        states[following + 1 if following in outcome.summaries else following] = reply.state
     turns: list[list[dict[str, Any]]] = [[] for _ in outcome.rows]
     for turn, (row, start, end) in turn_spans(outcome).items():
         parent = outcome.parents[turn] if outcome.parents else turn - 1 if turn else None

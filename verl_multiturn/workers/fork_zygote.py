@@ -232,8 +232,8 @@ def seed_process(seed: int | None) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(None if seed is None else seed % 2**32)
-    if (torch := sys.modules.get("torch")) and seed is not None:
-        torch.manual_seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.seed() if seed is None else torch.manual_seed(seed)
 
 
 def run() -> None:

@@ -6,6 +6,7 @@ https://platform.openai.com/docs/api-reference/chat; `reasoning_content` as othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
@@ -142,7 +143,8 @@ def _message(value: Any, where: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise reading.wrong(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-    read: Message = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
+    content = reading.content(message.get("content"), f"{where}.content", partial(_part, role=role))
+    read: Message = {"role": role, "content": content}
     if role == "tool":
         for name in ("tool_call_id", "name"):
             if message.get(name) is not None:
@@ -157,17 +159,7 @@ def _message(value: Any, where: str) -> Message:
     return read
 
 
-def _content(value: Any, role: str, where: str) -> str | list[dict[str, Any]]:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise reading.wrong(where, value, "a text or a list of parts")
-    return reading.content_of([_part(part, role, f"{where}[{index}]") for index, part in enumerate(value)])
-
-
-def _part(value: Any, role: str, where: str) -> str | dict[str, Any]:
+def _part(value: Any, where: str, role: str) -> str | dict[str, Any]:
     part = reading.mapping(value, where)
     kind = part.get("type")
     if kind in ("text", "refusal"):

@@ -13,7 +13,7 @@ COMMENT = b": ping\n\n"
 """Bytes that keep a connection alive and are no event to any client."""
 DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot hold."""
+"""Stand-in for minus infinity, which JSON cannot hold."""
 
 
 def data(value: dict[str, Any]) -> bytes:

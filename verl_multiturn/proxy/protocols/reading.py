@@ -1,4 +1,4 @@
-"""What the protocols share in reading a body: types, bounds, tools, parts of a content.
+"""Reading of a body, as the protocols share it: types, bounds, tools, parts of a content.
 
 A client may send any JSON. Each function returns a value of the type in its name, or raises a `RefusedError` that names
 the field, what it holds, what was expected, and what to do.
@@ -12,7 +12,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
@@ -196,6 +196,21 @@ def image(kind: str, data: Any, where: str) -> dict[str, Any]:
     except (binascii.Error, ValueError):
         raise wrong(where, data, "base64") from None
     return {"type": "image", "image": f"data:image/{kind};base64,{data}"}
+
+
+def content(value: Any, where: str, part: Callable[[Any, str], str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the content of a message that is a text, a list of parts, or nothing.
+
+    Args:
+        value: The content.
+        where: Its place in the body.
+        part: Returns the text or the image of a part, from the part and its place.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise wrong(where, value, "a text or a list of parts")
+    return content_of([part(each, f"{where}[{index}]") for index, each in enumerate(value)])
 
 
 def content_of(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:

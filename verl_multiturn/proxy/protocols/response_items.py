@@ -7,6 +7,7 @@ again. An item that cannot follow the one before it in a turn begins the next tu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
@@ -60,7 +61,7 @@ class Turns:
         role = item.get("role")
         if role not in _ROLES:
             raise reading.wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-        content = _content(item.get("content"), f"{where}.content", images=role != "assistant")
+        content = reading.content(item.get("content"), f"{where}.content", partial(_part, images=role != "assistant"))
         if role == "assistant":
             self._of_turn(_TEXT)["content"] = content
         else:
@@ -100,20 +101,11 @@ def _call(kind: str, item: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _output(item: Mapping[str, Any], where: str) -> Message:
     id_ = item.get("call_id")
-    message: Message = {"role": "tool", "content": _content(item.get("output"), f"{where}.output", images=True)}
+    content = reading.content(item.get("output"), f"{where}.output", partial(_part, images=True))
+    message: Message = {"role": "tool", "content": content}
     if id_ is not None:
         message["tool_call_id"] = reading.text(id_, f"{where}.call_id")
     return message
-
-
-def _content(value: Any, where: str, images: bool) -> str | list[dict[str, Any]]:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise reading.wrong(where, value, "a text or a list of parts")
-    return reading.content_of([_part(each, f"{where}[{index}]", images) for index, each in enumerate(value)])
 
 
 def _part(value: Any, where: str, images: bool) -> str | dict[str, Any]:

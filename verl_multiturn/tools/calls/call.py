@@ -25,7 +25,7 @@ from typing import Any
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
-from verl_multiturn.tasks import Alarms, wake
+from verl_multiturn.tasks import Alarms, ended, wake
 from verl_multiturn.tools.base import ToolResponse
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,6 @@ class Invocation:
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
         """Return a future that is done when the method has ended or the time is up; `result` then says which.
 
-        Call this and await the future once only.
-
         Args:
             alarms: The time limit.
         """
@@ -99,6 +97,11 @@ class Invocation:
         self._task.add_done_callback(partial(wake, woken))
         alarms.add(woken)
         return woken
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the method has ended."""
+        return self._task.done()
 
     def result(self) -> Any:
         """Return the method's return value; call it when the future of `ended` is done.
@@ -114,6 +117,14 @@ class Invocation:
         if self._task.cancelled():
             raise RuntimeError(f"the {self._kind} was cancelled by its own code")
         return self._task.result()
+
+    async def whole(self) -> Any:
+        """Return the method's return value. A cancellation is passed on, and raised when the thread has ended."""
+        try:
+            return await self._task
+        finally:
+            for thread in self._threads:
+                await ended(thread)
 
     def stop(self) -> list[asyncio.Future[Any]]:
         """Cancel the call, and return its task and its thread as far as they still run."""

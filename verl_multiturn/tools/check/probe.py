@@ -1,4 +1,4 @@
-"""What `check-tool` does to a tool: call it with a row's kwargs, guess arguments for it, and make bad ones.
+"""The calls of `check-tool`: with a row's kwargs, with arguments that it guesses, and with bad ones.
 
 Invariant: a method is called with a copy of bound kwargs, as the runtime does.
 """

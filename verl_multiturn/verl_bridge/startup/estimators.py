@@ -1,4 +1,4 @@
-"""The part of the start-up check about our estimators of advantages, and about the weights of rows."""
+"""The part of the start-up check about our estimators of advantages, filters of groups, and the weights of rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
+from verl_multiturn.verl_bridge.startup.proxy import may_have_several_rows
 
 _KEY = "algorithm.adv_estimator"
 
@@ -30,6 +31,13 @@ def check_estimators(config: DictConfig, settings: MultiTurnSettings) -> None:
         raise ConfigError(
             f"{PATH}.advantage.{key}={value!r} has no effect with {_KEY}={estimator}; set the estimator to one of "
             f"{', '.join(ESTIMATORS)}, or leave it out"
+        )
+    filtered = OmegaConf.select(config, "algorithm.filter_groups") or {}
+    if filtered.get("enable") and filtered.get("metric") == "reward" and may_have_several_rows(config, settings):
+        raise ConfigError(
+            "algorithm.filter_groups.metric='reward': verl compares the rewards of rows, and conversations have "
+            "several here, so that groups with different conversations would be left out; set enable to False, or the "
+            "metric to a number that compute_score returns, such as acc"
         )
     context = settings.context
     if context.mode != "append" and OmegaConf.select(config, "critic.enable"):

@@ -62,6 +62,13 @@ def check_proxy(config: DictConfig, settings: MultiTurnSettings, loops: Collecti
             f"the agent loop {PROXY_LOOP}: the scores of {section} without a resource pool of its own replace what the "
             f"agent gives; set {section}.enable_resource_pool=True, or use the agent loop {AGENT_LOOP}"
         )
+    filtered = OmegaConf.select(config, "algorithm.filter_groups") or {}
+    if filtered.get("enable") and filtered.get("metric") != "reward":
+        raise ConfigError(
+            f"algorithm.filter_groups.metric={filtered.get('metric')!r}: a session whose agent failed has no such "
+            "number, at which verl would end the run; set enable to False, or the metric to reward and "
+            f"{_KEY}.max_rows to 1"
+        )
     _check_others(config, settings, only_agents=AGENT_LOOP not in loops)
     with open_dict(config):
         config.actor_rollout_ref.rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text

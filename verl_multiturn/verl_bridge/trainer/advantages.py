@@ -63,7 +63,7 @@ class _KnownRow(NamedTuple):
     valid: bool
     spans: list[_Span]
     outcome: float | None = None
-    """What the whole session earned, in the last row of a session; None in any other."""
+    """Reward of the whole session, in the last row of a session; None in any other."""
 
 
 class _Known(NamedTuple):
