@@ -295,6 +295,18 @@ async def test_a_blocking_client_talks_to_a_server_on_the_same_loop() -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("name", ["exits", "exits_async"])
+async def test_an_exit_without_an_error_is_a_return(name: str) -> None:
+    thread, process = thread_runner(name), ProcessRunner(f"{PROGRAMS}:{name}", None, "agent")
+    for runner in (thread, process):
+        assert await result_of(runner, {"status": None}) == AgentResult()
+        assert await result_of(runner, {"status": 0}) == AgentResult()
+        failed = await runner.run({"status": "no key"}, ADDRESS, asyncio.Event())
+        assert failed.kind == "raised"
+        assert failed.problem.startswith("SystemExit: no key (agent_programs.py:")
+    await process.aclose()
+
+
 async def test_tasks_that_an_agent_leaves_do_not_hold_it_up() -> None:
     row: dict[str, Any] = {}
     runner = thread_runner("leaves_tasks")
