@@ -112,7 +112,7 @@ def test_what_is_no_agent_is_refused(name: str, said: str) -> None:
     ("settings", "said"),
     [
         ({}, "neither is set"),
-        ({"agent": f"{PROGRAMS}:ask", "command": ["true"]}, "both is set"),
+        ({"agent": f"{PROGRAMS}:ask", "command": ["true"]}, "both are set"),
         ({"command": ["true"], "runner": "thread"}, "a command cannot run in a 'thread'"),
         (
             {"agent": f"{PROGRAMS}:run_agent_return_reward", "runner": "thread"},

@@ -86,8 +86,8 @@ def check_agent(settings: ProxySettings) -> None:
 
 def _checked(settings: ProxySettings) -> Agent | None:
     if (settings.agent is None) == (settings.command is None):
-        given = "neither" if settings.agent is None else "both"
-        raise ConfigError(f"{_WHERE}: 'agent' or 'command' is the agent, and {given} is set; set one of them")
+        given = "neither is" if settings.agent is None else "both are"
+        raise ConfigError(f"{_WHERE}: 'agent' or 'command' is the agent, and {given} set; set one of them")
     if settings.agent is None:
         if settings.runner == "thread":
             raise ConfigError(f"{_WHERE}.runner: a command cannot run in a 'thread'; leave the setting out")
