@@ -121,6 +121,10 @@ def test_what_is_no_agent_is_refused(name: str, said: str) -> None:
         ({"command": ["no-such-program", "x"]}, "'no-such-program' is no program that can be started; install it on"),
         ({"command": ["./no/such/program"]}, "'./no/such/program' is no program that can be started"),
         ({"command": ["/etc/passwd"]}, "'/etc/passwd' is no program that can be started"),
+        (
+            {"command": ["true", "{row}", "{results}"]},
+            "nothing takes the place of '{results}'; write '{row}' or '{result}'",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
