@@ -114,7 +114,8 @@ def optimizer_steps_per_batch(out: Path, steps: int) -> float | None:
     if not saved or not steps:
         return None
     state = torch.load(saved[-1], weights_only=False)["state"]
-    return float(next(iter(state.values()))["step"]) / steps
+    made = [float(each["step"]) for each in state.values()]  # none where no session was valid
+    return max(made, default=0.0) / steps
 
 
 def main() -> None:
