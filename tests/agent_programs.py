@@ -139,6 +139,14 @@ def wait_for_notes(row, count):
         time.sleep(0.01)
 
 
+def exits(row, session):
+    sys.exit(row["status"])
+
+
+async def exits_async(row, session):
+    sys.exit(row["status"])
+
+
 def misbehave(row):
     """Do what `row["do"]` names, in a process of its own."""
     do = row["do"]

@@ -61,7 +61,8 @@ def report(out: Path) -> dict[str, Any]:
     }
     settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text())
     proxy_settings = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["proxy"]
-    if proxy_settings["agent"].partition(":")[0].endswith(".branches"):
+    agent = proxy_settings.get("agent") or ""  # none where a command is the agent
+    if agent.partition(":")[0].endswith(".branches"):
         return found | of_branches(out, sampled, settings, proxy_settings)
     compared = same_prompts.compare(records, out / "data")
     return found | {
@@ -113,7 +114,8 @@ def optimizer_steps_per_batch(out: Path, steps: int) -> float | None:
     if not saved or not steps:
         return None
     state = torch.load(saved[-1], weights_only=False)["state"]
-    return float(next(iter(state.values()))["step"]) / steps
+    made = [float(each["step"]) for each in state.values()]  # none where no session was valid
+    return max(made, default=0.0) / steps
 
 
 def main() -> None:

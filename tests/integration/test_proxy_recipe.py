@@ -159,6 +159,32 @@ def test_the_branches_learn_what_the_definition_says(
         difference(records, trained[1:], told)
 
 
+@pytest.mark.parametrize("proxy", [{"command": ["./agent.sh"]}, {"agent": None, "command": ["./agent.sh"]}], ids=str)
+def test_a_run_of_a_command_is_reported(proxy: dict[str, Any], tmp_path: Path) -> None:
+    from recipes.proxy_quickstart.report import report
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}}\n')
+    (tmp_path / "start_up.json").write_text('{"seed": 3}')
+    settings = {"actor_rollout_ref": {"rollout": {"custom": {"multiturn": {"proxy": proxy}}}}}
+    (tmp_path / "hydra" / ".hydra").mkdir(parents=True)
+    OmegaConf.save(OmegaConf.create(settings), tmp_path / "hydra" / ".hydra" / "config.yaml")
+    found = report(tmp_path)
+    assert (found["seed"], found["steps"], found["reward_last_10"], found["prompt_ids_equal"]) == (3, 1, 0.5, False)
+
+
+def test_optimizer_steps_are_counted_also_where_there_was_none(tmp_path: Path) -> None:
+    import torch
+
+    from recipes.proxy_quickstart.report import optimizer_steps_per_batch
+
+    assert optimizer_steps_per_batch(tmp_path, 2) is None
+    actor = tmp_path / "checkpoints" / "global_step_2" / "actor"
+    actor.mkdir(parents=True)
+    for state, steps in (({}, 0.0), ({0: {"step": torch.tensor(4.0)}}, 2.0)):
+        torch.save({"state": state}, actor / "optim_world_size_1_rank_0.pt")
+        assert optimizer_steps_per_batch(tmp_path, 2) == steps
+
+
 def test_its_settings_are_the_quickstarts() -> None:
     ours, theirs = (OmegaConf.to_container(composed(name)) for name in ("proxy_quickstart", "quickstart"))
     different = {each.partition("=")[0] for each in _values(ours) ^ _values(theirs)}

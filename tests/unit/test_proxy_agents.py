@@ -112,7 +112,7 @@ def test_what_is_no_agent_is_refused(name: str, said: str) -> None:
     ("settings", "said"),
     [
         ({}, "neither is set"),
-        ({"agent": f"{PROGRAMS}:ask", "command": ["true"]}, "both is set"),
+        ({"agent": f"{PROGRAMS}:ask", "command": ["true"]}, "both are set"),
         ({"command": ["true"], "runner": "thread"}, "a command cannot run in a 'thread'"),
         (
             {"agent": f"{PROGRAMS}:run_agent_return_reward", "runner": "thread"},
@@ -121,6 +121,10 @@ def test_what_is_no_agent_is_refused(name: str, said: str) -> None:
         ({"command": ["no-such-program", "x"]}, "'no-such-program' is no program that can be started; install it on"),
         ({"command": ["./no/such/program"]}, "'./no/such/program' is no program that can be started"),
         ({"command": ["/etc/passwd"]}, "'/etc/passwd' is no program that can be started"),
+        (
+            {"command": ["true", "{row}", "{results}"]},
+            "nothing takes the place of '{results}'; write '{row}' or '{result}'",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -294,6 +298,18 @@ async def test_a_blocking_client_talks_to_a_server_on_the_same_loop() -> None:
     async with asyncio.timeout(60):
         while runner.stuck:  # noqa: ASYNC110  # a thread ends after its agent, and tells nobody
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_async"])
+async def test_an_exit_without_an_error_is_a_return(name: str) -> None:
+    thread, process = thread_runner(name), ProcessRunner(f"{PROGRAMS}:{name}", None, "agent")
+    for runner in (thread, process):
+        assert await result_of(runner, {"status": None}) == AgentResult()
+        assert await result_of(runner, {"status": 0}) == AgentResult()
+        failed = await runner.run({"status": "no key"}, ADDRESS, asyncio.Event())
+        assert failed.kind == "raised"
+        assert failed.problem.startswith("SystemExit: no key (agent_programs.py:")
+    await process.aclose()
 
 
 async def test_tasks_that_an_agent_leaves_do_not_hold_it_up() -> None:

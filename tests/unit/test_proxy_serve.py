@@ -50,6 +50,7 @@ def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
     assert [cell.strip() for cell in second.split("│")[1:3]] == ["1", "0"]
     assert "in row 0" in second
     assert "1 requests came after the script's last turn" in done.output
+    assert "the agent gave no reward: in a run, compute_score decides" in done.output
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,8 @@ def test_an_agent_that_fails_ends_with_1(program: str, said: str) -> None:
         (["--", "no-such-program"], "'no-such-program'"),
         (["--agent", "os:getcwd", "--", "true"], "both"),
         (["--host", "0.0.0.0"], "stands for all interfaces"),
+        (["--agent", ""], "proxy.agent: String should have at least 1 character"),
+        (["--row", "row.json"], "--row 'row.json' is for an agent that is run here; give --agent or -- COMMAND, too"),
     ],
 )
 def test_what_cannot_be_served(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +106,7 @@ def test_an_agent_that_is_started_elsewhere_is_over_at_ctrl_c() -> None:
     rest, _ = serving.communicate(timeout=60)
     assert serving.returncode == 0, rest
     assert "1 roots, 1 rows, 1 trained" in rest
+    assert "reward" not in rest
 
 
 SELECTS = """\

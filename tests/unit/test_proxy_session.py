@@ -571,13 +571,30 @@ async def test_a_select_that_hangs_stops_no_other_session(monkeypatch: pytest.Mo
     let_go = threading.Event()
     hangs = Agent(make_run(turns("a"), select=lambda _: let_go.wait(60) and []))
     await hangs.ask(HELLO)
-    with pytest.raises(ConfigError, match=r"proxy\.select took longer than 0\.2 s"):
+    with pytest.raises(ConfigError, match=r"proxy\.select=.*<lambda> took longer than 0\.2 s"):
         await hangs.close()
     let_go.set()
     exits = Agent(make_run(turns("a"), select=lambda _: exit(3)))
     await exits.ask(HELLO)
-    with pytest.raises(ConfigError, match=r"proxy\.select raised .*exit"):
+    with pytest.raises(ConfigError, match=r"proxy\.select=.*<lambda> raised .*exit"):
         await exits.close()
+
+
+@pytest.mark.parametrize(
+    ("select", "problem"),
+    [
+        (lambda views: None, "returned None, expected a list of the ids to train"),
+        (lambda views: views[0].id, "returned .*, expected a list"),
+        (lambda views: views, "returned CompletionView.* is no completion's id"),
+        (lambda views: [views[0].id, "nope"], "returned 'nope', which is no completion's id"),
+        (lambda views: [views[0].name for _ in views], r"raised AttributeError: .*'name' \(test_proxy_session\.py:"),
+    ],
+)
+async def test_a_wrong_select_is_named_with_what_it_returned(select: Any, problem: str) -> None:
+    agent = Agent(make_run(turns("a"), select=select))
+    await agent.ask(HELLO)
+    with pytest.raises(ConfigError, match=f"proxy.select=.*test_proxy_session:<lambda> {problem}"):
+        await agent.close()
 
 
 async def test_control_tokens_of_a_request_stay_text() -> None:

@@ -96,15 +96,20 @@ class Agent:
         call: Callable[[], Any] = partial(function, row, **keywords)
         if self.form == "session":
             call = partial(function, row, address)
-        # A loop only where it is needed: a synchronous agent may start one of its own.
-        if not _is_asynchronous(function):
-            result = call()
-            if not inspect.isawaitable(result):
-                returned(result)
-                return
-            call = partial(_itself, result)
-        with asyncio.Runner() as runner:
-            returned(runner.run(_awaited(call, began)))
+        try:
+            # A loop only where it is needed: a synchronous agent may start one of its own.
+            if not _is_asynchronous(function):
+                result = call()
+                if not inspect.isawaitable(result):
+                    returned(result)
+                    return
+                call = partial(_itself, result)
+            with asyncio.Runner() as runner:
+                returned(runner.run(_awaited(call, began)))
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+            returned(None)  # a program around a command line ends so when all is well
 
 
 def _itself(value: Any) -> Any:

@@ -167,7 +167,7 @@ class Endpoint:
         judged = judge(end, delivered, self._error_reward)
         reason = stop_reason(end, delivered, session.failed, self._asked_too_much(session))
         if end.problem:
-            logger.warning("session %s: its agent did not end by itself: %s", session.id, end.problem)
+            logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
         await session.select()
         outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
         outcome.session = SessionReport(

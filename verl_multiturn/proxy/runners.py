@@ -8,6 +8,7 @@ the address from its environment, so it runs in a process.
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -71,8 +72,8 @@ def check_agent(settings: ProxySettings) -> None:
     """Check that the agent can be started, without starting it. Its module is imported.
 
     Raises:
-        ConfigError: There is no agent or there are two; it cannot be imported, called or found; or its runner or the
-            network's proxy settings do not fit it.
+        ConfigError: There is no agent or there are two; it cannot be imported, called or found; a word in braces of its
+            command is unknown; or its runner or the network's proxy settings do not fit it.
     """
     agent = _checked(settings)
     if settings.command is not None and shutil.which(settings.command[0]) is None:
@@ -80,14 +81,17 @@ def check_agent(settings: ProxySettings) -> None:
             f"{_WHERE}.command: {settings.command[0]!r} is no program that can be started; install it on every node, "
             "give its full path, or set PATH"
         )
+    for word in settings.command or ():
+        if re.fullmatch(r"\{\w+\}", word) and word not in ("{row}", "{result}"):
+            raise ConfigError(f"{_WHERE}.command: nothing takes the place of {word!r}; write '{{row}}' or '{{result}}'")
     if agent is not None and _is_threaded(agent, settings):
         _check_network(settings.host)
 
 
 def _checked(settings: ProxySettings) -> Agent | None:
     if (settings.agent is None) == (settings.command is None):
-        given = "neither" if settings.agent is None else "both"
-        raise ConfigError(f"{_WHERE}: 'agent' or 'command' is the agent, and {given} is set; set one of them")
+        given = "neither is" if settings.agent is None else "both are"
+        raise ConfigError(f"{_WHERE}: 'agent' or 'command' is the agent, and {given} set; set one of them")
     if settings.agent is None:
         if settings.runner == "thread":
             raise ConfigError(f"{_WHERE}.runner: a command cannot run in a 'thread'; leave the setting out")

@@ -30,7 +30,7 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
-from verl_multiturn.config import ProxySettings
+from verl_multiturn.config import PATH, ProxySettings, read_model
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.proxy.agent import SessionAddress
 from verl_multiturn.proxy.agent_end import AgentEnd
@@ -81,6 +81,8 @@ def serve(
     """Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown."""
     try:
         runner = _Interruptible(_runner(agent, command) or _Waiting())
+        if row is not None and runner.waits:
+            raise ConfigError(f"--row {str(row)!r} is for an agent that is run here; give --agent or -- COMMAND, too")
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
         said = Script(_turns(turns or [], script))
         limits = Limits(prompt_length=prompt_length, response_length=response_length)
@@ -91,7 +93,7 @@ def serve(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    is_well = _shown(outcome, receipts)
+    is_well = _shown(outcome, receipts, is_scored=not runner.waits)
     if said.beyond:
         console.print(f"[yellow]note[/] {said.beyond} requests came after the script's last turn", highlight=False)
     if runner.is_interrupted and not runner.waits:
@@ -215,7 +217,8 @@ def _runner(agent: str | None, command: Sequence[str] | None) -> AgentRunner | N
     """
     if agent is None and not command:
         return None
-    settings = ProxySettings(agent=agent, command=list(command) if command else None)
+    given = {"agent": agent, "command": list(command) if command else None}
+    settings = read_model(ProxySettings, given, f"{PATH}.proxy")
     check_agent(settings)
     return build_runner(settings)
 
@@ -259,8 +262,14 @@ async def _play(run: ProxyRun, runner: AgentRunner, row: Mapping[str, Any], host
         run.renderer.close()
 
 
-def _shown(outcome: Outcome, receipts: Sequence[Receipt]) -> bool:
-    """Print what became of a session, and tell whether all is well."""
+def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bool:
+    """Print what became of a session, and tell whether all is well.
+
+    Args:
+        outcome: What became of it.
+        receipts: What the engine returned.
+        is_scored: Whether its agent was run here, so that it could give a reward.
+    """
     places = outcome.generation_rows
     table = Table("", "continues", "given", "sampled", "trained", "said", title="completions")
     tokenizer = tiny_tokenizer()
@@ -288,6 +297,8 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt]) -> bool:
         console.print(f"[red]no[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
     if report.reward is not None:
         console.print(f"the session's reward is {report.reward:g}", highlight=False)
+    elif is_scored and outcome.valid:
+        console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)
     for number, reward in sorted(outcome.completion_rewards.items()):
         console.print(f"completion {number} has a reward of its own, {reward:g}", highlight=False)
     own = Receipts.of_rows(outcome.request_id, receipts, places, invalid=not outcome.valid)

@@ -11,7 +11,7 @@ A row ends with a completion that is trained and that no trained one continues. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
 from verl_multiturn.tools.registry import resolve
+from verl_multiturn.workers.fork_zygote import problem_of
 
 SELECT_S = 30.0
 """Seconds that a `select` function may take for a session."""
@@ -172,20 +173,27 @@ async def selected(nodes: Sequence[CompletionNode], select: Select) -> set[Compl
         )
         for node in nodes
     ]
+    name = getattr(select, "__qualname__", type(select).__name__)
+    where = f"proxy.select={select.__module__}:{name}"
     call = Invocation(select, is_coroutine_method(select), (views,), {}, "function 'proxy.select'")
     try:
         await call.ended(Alarms(SELECT_S))
-        kept = set(call.result())
+        returned: object = call.result()
+        ids = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else None
     except TimedOutError:
-        raise ConfigError(f"proxy.select took longer than {SELECT_S:g} s; make it quicker") from None
+        raise ConfigError(f"{where} took longer than {SELECT_S:g} s; make it quicker") from None
     except Exception as error:  # it is the user's code
-        raise ConfigError(f"proxy.select raised {show(error)}; it must return the ids that are trained") from error
+        raise ConfigError(f"{where} raised {problem_of(error)}; correct it") from error
     finally:
         call.stop()
+    if ids is None:
+        raise ConfigError(f"{where} returned {show(returned)}, expected a list of the ids to train; correct it")
     known = {view.id for view in views}
-    if strange := kept - known:
-        raise ConfigError(f"proxy.select returned {show(sorted(map(str, strange))[0])}, which is no completion's id")
-    return {node for node in nodes if node.completion.id in kept}
+    if strange := [each for each in ids if not (isinstance(each, str) and each in known)]:
+        raise ConfigError(
+            f"{where} returned {show(strange[0])}, which is no completion's id; return the `id` of those to train"
+        )
+    return {node for node in nodes if node.completion.id in ids}
 
 
 def chosen_rows(

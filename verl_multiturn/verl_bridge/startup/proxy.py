@@ -132,17 +132,25 @@ def _check_others(config: DictConfig, settings: MultiTurnSettings, only_agents: 
         "otc.form": (settings.otc.form, "none", "sessions have no tool calls of ours"),
         "void_turn_pattern": (settings.void_turn_pattern, None, "not every completion of a session acts or answers"),
     }
+    tools, turns = "the tools are the agent's own", "the loop is the agent's own"
     idle = {
-        "tool_reward.mode": (settings.tool_reward.mode, "none", "the tools are the agent's own"),
+        "tool_reward.mode": (settings.tool_reward.mode, "none", tools),
+        "tool_config_path": (settings.tool_config_path, None, tools),
+        "max_tool_calls": (settings.max_tool_calls, None, tools),
+        "observation_length": (settings.observation_length, None, tools),
         "interaction_reward.mode": (settings.interaction_reward.mode, "none", "the agent is the environment"),
         "interaction_config_path": (settings.interaction_config_path, None, "the agent is the environment"),
         "context.mode": (settings.context.mode, "append", "the agent decides what the model is shown"),
     }
-    path = rollout.multi_turn.tool_config_path or settings.tool_config_path
-    idle["tool_config_path"] = (path, None, "the agent brings its own tools")
-    for name, (value, default, reason) in (harmful | idle if only_agents else harmful).items():
+    checked = {f"{PATH}.{name}": found for name, found in (harmful | idle if only_agents else harmful).items()}
+    if only_agents:
+        reasons = {"tool_config_path": tools, "function_tool_path": tools, "max_assistant_turns": turns}
+        for name, reason in reasons.items():
+            value = OmegaConf.select(rollout.multi_turn, name)
+            checked[f"actor_rollout_ref.rollout.multi_turn.{name}"] = (value, None, reason)
+    for key, (value, default, reason) in checked.items():
         if value != default:
             raise ConfigError(
-                f"{PATH}.{name}={value!r} with the agent loop {PROXY_LOOP}: {reason}; leave it out, or use the agent "
+                f"{key}={value!r} with the agent loop {PROXY_LOOP}: {reason}; leave it out, or use the agent "
                 f"loop {AGENT_LOOP}"
             )
