@@ -389,7 +389,8 @@ class OwnName:
 async def test_rows_choose_an_old_class_by_the_name_of_its_entry() -> None:
     entry = {"name": "judge", "class_name": f"{__name__}.OwnName"}
     interaction = build_interaction(entry, "users.yaml: interaction[0]")
-    assert isinstance(interaction, AdaptedInteraction) and interaction.name == "judge"
+    assert isinstance(interaction, AdaptedInteraction)
+    assert interaction.name == "judge"
     row = {"interaction_kwargs": {"name": "judge"}}
     assert interaction_of_row(row, {interaction.name: interaction}, "row 0") == (interaction, {})
     assert (await interaction.reply("c1", [])).text == "judge"

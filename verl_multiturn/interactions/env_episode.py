@@ -156,7 +156,7 @@ class PlayedEnv:
 
     def _check_actions(self) -> None:
         """Refuse names of actions that the environment does not have: a model could choose the error of one."""
-        space = getattr(self._env, "action_space", None)
+        space: Any = getattr(self._env, "action_space", None)
         if self._loaded.to_action or not self._loaded.actions or type(space).__name__ != "Discrete":
             return
         first, count, named = int(getattr(space, "start", 0)), int(space.n), len(self._loaded.actions)

@@ -48,7 +48,9 @@ class Probed:
         """
         if self.error is None or (isinstance(self.error, ValueError) and not refusals):
             return ""
-        return f"hangs: {self.error}" if self.timed_out else f"raised {describe(self.error)[:250]}{place_of(self.error)}"
+        if self.timed_out:
+            return f"hangs: {self.error}"
+        return f"raised {describe(self.error)[:250]}{place_of(self.error)}"
 
 
 class MethodProbe:
