@@ -338,6 +338,25 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     return read_model(MultiTurnSettings, raw or {}, PATH)
 
 
+def check_place(config: Mapping[str, Any]) -> None:
+    """Refuse settings of this package in a place where nothing reads them.
+
+    Hydra takes any new path with a plus, and our pages write the path from `custom` on.
+
+    Args:
+        config: The whole configuration of the trainer.
+
+    Raises:
+        ConfigError: There are such settings.
+    """
+    for parents in (["custom"], ["rollout", "custom"]):
+        section: Any = config
+        for key in [*parents, "multiturn"]:
+            section = section.get(key) if isinstance(section, Mapping) else None
+        if section is not None:
+            raise ConfigError(f"{'.'.join(parents)}.multiturn: nothing reads these settings here; write {PATH}.…")
+
+
 def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
     """Read a mapping from a YAML file or from Hydra as a pydantic model.
 

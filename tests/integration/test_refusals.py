@@ -84,6 +84,7 @@ def composed(**changes: str) -> Any:
         ({}, NO_SCHEMA, "no valid JSON Schema"),
         ({}, NO_NAME, "tool 'f': '<tool_call>' in its schema is a control token of the model's"),
         ({f"+{ROLLOUT}.custom.multiturn.tool_timeout": "3"}, None, "did you mean 'tool_timeout_s'"),
+        ({"+custom.multiturn.tool_timeout_s": "3"}, None, "custom.multiturn: nothing reads these settings here"),
         ({f"{ROLLOUT}.multi_turn.format": "hermez"}, None, "unknown format 'hermez'"),
         (
             {f"{ROLLOUT}.multi_turn.tool_config_path": "null"},
@@ -110,6 +111,7 @@ def composed(**changes: str) -> Any:
         "no_schema",
         "no_name",
         "unknown_setting",
+        "wrong_place",
         "unknown_format",
         "no_tools",
         "no_loop",

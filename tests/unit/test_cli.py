@@ -60,6 +60,8 @@ def test_what_was_tried_and_failed_ends_with_1(tmp_path: Path, monkeypatch: pyte
         ("+{}.tool_timeout=3", "tool_timeout: unknown setting; did you mean 'tool_timeout_s'?"),
         ("+{}.certificate_share=2", "certificate_share: Input should be less than or equal to 1, got 2"),
         ("+{}=3", "expected a mapping, got 3"),
+        ("+custom.multiturn.tool_timeout_s=3", "custom.multiturn: nothing reads these settings here; write actor_"),
+        ("+rollout.custom.multiturn.tool_timeout_s=3", "rollout.custom.multiturn: nothing reads these settings here"),
     ],
 )
 def test_our_own_settings_are_read_before_a_run(setting: str, said: str) -> None:

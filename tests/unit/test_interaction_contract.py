@@ -220,6 +220,7 @@ def test_without_a_seed_another_episode_is_a_warning() -> None:
 def test_a_close_that_needs_a_start_is_a_warning() -> None:
     finding = check(ClosesOnce(), kwargs={"seed": 3})["close after a failed start"]
     assert (finding.verdict, "raised KeyError" in finding.found) == (Grade.WARNING, True)
+    assert "(test_interaction_contract.py:" in finding.found
 
 
 def test_kwargs_that_do_not_fit() -> None:

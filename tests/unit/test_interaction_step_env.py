@@ -71,6 +71,12 @@ async def test_gymnasium() -> None:
             await env.start("b", env_kwargs={"size": 3})
 
 
+async def test_names_of_actions_that_the_environment_does_not_have_are_refused() -> None:
+    async with world("FrozenLake-v1", actions=["left", "down", "right", "up", "jump"]) as env:
+        with pytest.raises(InteractionContractError, match=r"numbers from 0 to 3, but `actions` .* from 0 to 4"):
+            await env.start("a", seed=1)
+
+
 async def test_text_arena() -> None:
     async with world("Arena") as env:
         first, higher, won = await play(env, "a", "[1]", "It is [3].", seed=np.int64(5))
@@ -342,7 +348,8 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
-        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "config of StepEnv: invalid"),
+        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number, got"),
+        ({"env": "tests.worlds:Maze", "invalid": float("nan")}, "invalid: expected 'ask again' or a finite number"),
         ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
         ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
         ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),

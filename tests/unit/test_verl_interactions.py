@@ -11,7 +11,7 @@ import pytest
 
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.registry import build_interaction, interaction_of_row, load_interactions
 from verl_multiturn.interactions.replies import InteractionFailedError
 from verl_multiturn.interactions.session import InteractionGate, InteractionSession
 from verl_multiturn.interactions.verl_classes import (
@@ -401,3 +401,32 @@ from verl_multiturn.interactions.registry import interaction_class
 print(interaction_class({GSM8K!r}, "here").__module__, "verl" in sys.modules)
 """
     assert run(program, tmp_path) == "verl_multiturn.interactions.verl_classes False\n"
+
+
+class OwnName:
+    """An old class that derives from nothing and keeps a name of its own."""
+
+    name = "verifier"
+
+    def __init__(self, config: dict[str, Any]) -> None: ...
+
+    async def start_interaction(self, instance_id: str, name: str) -> str:
+        return instance_id
+
+    async def generate_response(self, instance_id: str, messages: Any, name: str) -> tuple[bool, str, float, Any]:
+        return True, name, 1.0, {}
+
+    async def calculate_score(self) -> float:
+        return 0.0
+
+    async def finalize_interaction(self) -> None: ...
+
+
+async def test_rows_choose_an_old_class_by_the_name_of_its_entry() -> None:
+    entry = {"name": "judge", "class_name": f"{__name__}.OwnName"}
+    interaction = build_interaction(entry, "users.yaml: interaction[0]")
+    assert isinstance(interaction, AdaptedInteraction)
+    assert interaction.name == "judge"
+    row = {"interaction_kwargs": {"name": "judge"}}
+    assert interaction_of_row(row, {interaction.name: interaction}, "row 0") == (interaction, {})
+    assert (await interaction.reply("c1", [])).text == "judge"

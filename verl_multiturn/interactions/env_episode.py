@@ -119,6 +119,7 @@ class PlayedEnv:
         if self._is_text_arena:
             self._env.reset(num_players=1, seed=self._seed)
             return self._seen(self._turn(), {})
+        self._check_actions()
         result = self._env.reset(seed=self._seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise WrongTypeError(f"reset() returned {show(result)}, expected (observation, info)")
@@ -152,6 +153,18 @@ class PlayedEnv:
         if not self._is_closed and callable(close := getattr(self._env, "close", None)):
             self._is_closed = True
             close()
+
+    def _check_actions(self) -> None:
+        """Refuse names of actions that the environment does not have: a model could choose the error of one."""
+        space: Any = getattr(self._env, "action_space", None)
+        if self._loaded.to_action or not self._loaded.actions or type(space).__name__ != "Discrete":
+            return
+        first, count, named = int(getattr(space, "start", 0)), int(space.n), len(self._loaded.actions)
+        if first > 0 or named > first + count:
+            raise WrongTypeError(
+                f"its actions are the numbers from {first} to {first + count - 1}, but `actions` in the config names "
+                f"those from 0 to {named - 1}"
+            )
 
     def _action(self, said: str) -> Any:
         if self._loaded.to_action is None:

@@ -72,7 +72,7 @@ class EnvProcess:
         if problem := answer.get("failed"):
             raise EnvironmentFailedError(f"{doing} of the environment raised {problem}")
         if problem := answer.get("wrong_type"):
-            raise InteractionContractError(f"{doing} of the environment: {problem}; correct the environment")
+            raise InteractionContractError(f"{doing} of the environment: {problem}; correct it, or its config")
         return answer
 
     def kill(self) -> None:

@@ -119,11 +119,13 @@ def default_name(found: type) -> str:
 
 
 def _made(found: Any, config: dict[str, Any], name: str) -> Interaction:
+    interaction: Interaction
     if is_old_class(found):  # verl puts the name among the settings
-        return adapted(found(config={**config, "name": name}))
-    interaction: Interaction = found(config)
-    interaction.name = name
-    check_methods(interaction)
+        interaction = adapted(found(config={**config, "name": name}))
+    else:
+        interaction = found(config)
+        check_methods(interaction)
+    interaction.name = name  # whatever name the class gives itself: rows choose by the entry's
     return interaction
 
 

@@ -43,7 +43,7 @@ class UserSettings(BaseModel):
     A row may add to it: `interaction_kwargs: {name: {persona: …}}`.
     """
 
-    stop_words: tuple[str, ...] = ("###STOP###",)
+    stop_words: list[str] = ["###STOP###"]
     """Words with which the user ends the conversation. The model that plays the user is told the first one."""
 
     max_user_turns: int = Field(10, gt=0)
@@ -66,7 +66,7 @@ class SimulatedUser(Interaction):
         super().__init__(config)
         if not all(word.strip() for word in settings.stop_words):
             raise ConfigError(
-                f"config of {type(self).__name__}: stop_words: expected words, got {list(settings.stop_words)}; "
+                f"config of {type(self).__name__}: stop_words: expected words, got {settings.stop_words}; "
                 "leave the empty one out"
             )
         self._settings = settings

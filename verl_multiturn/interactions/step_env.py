@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import math
 import operator
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -88,6 +89,17 @@ class StepEnvSettings(BaseModel):
         if name is not None and not _FUNCTION.fullmatch(name):
             raise ValueError("expected 'module:function'")
         return name
+
+    @field_validator("invalid", mode="before")
+    @classmethod
+    def _is_answer(cls, invalid: Any) -> Any:
+        try:
+            number = 0.0 if invalid == "ask again" else float(invalid)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError("expected 'ask again' or a finite number")
+        return invalid
 
     @field_validator("actions")
     @classmethod

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.config import read_settings
+from verl_multiturn.config import check_place, read_settings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
@@ -138,6 +138,7 @@ def shown_command(plan: RunPlan) -> str:
 def _configuration(plan: RunPlan) -> dict[str, Any]:
     """Return the composed configuration of a run, in which our own settings were checked as a worker will read them."""
     config = resolved(compose_run(plan))
+    check_place(config)
     read_settings(_our_settings(config))
     return config
 

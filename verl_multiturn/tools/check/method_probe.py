@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, place_of, show
 from verl_multiturn.tasks import finish
 from verl_multiturn.tools.calls.call import is_coroutine_method
 from verl_multiturn.tools.check import instruments
@@ -48,7 +48,9 @@ class Probed:
         """
         if self.error is None or (isinstance(self.error, ValueError) and not refusals):
             return ""
-        return f"hangs: {self.error}" if self.timed_out else f"raised {describe(self.error)[:250]}"
+        if self.timed_out:
+            return f"hangs: {self.error}"
+        return f"raised {describe(self.error)[:250]}{place_of(self.error)}"
 
 
 class MethodProbe:

@@ -23,7 +23,7 @@ from verl.utils.import_utils import resolve_config_path
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
-from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.config import PATH, MultiTurnSettings, check_place, read_settings
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.call_formats import check_format
@@ -75,6 +75,7 @@ def prepare_config(config: DictConfig) -> None:
         ConfigError: the run cannot work; the message names the setting, its value and the remedy.
     """
     rollout = config.actor_rollout_ref.rollout
+    check_place(config)
     move_old_key(config)
     settings = settings_of(rollout)
     check_mode(config)
