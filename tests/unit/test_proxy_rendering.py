@@ -133,6 +133,21 @@ def test_what_families_take(name: str, takes: tuple[bool, bool, bool]) -> None:
 
 
 @pytest.mark.stack
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "mistral"])
+async def test_a_tool_without_a_description_is_shown(name: str) -> None:
+    """gpt-oss' template refuses it; others show an empty description otherwise than none."""
+    from benchmarks.template_matrix import template_of
+
+    template = template_of(name)
+    tool = {"type": "function", "function": {"name": "q7z", "parameters": {"type": "object", "properties": {}}}}
+    renderer = PromptRenderer(template.codec, template.end_ids)
+    text = template.tokenizer.decode((await renderer.prompt([user("x")], [tool], "t")).ids)
+    renderer.close()
+    assert "q7z" in text
+    assert "description" not in text or name == "gpt-oss"
+
+
+@pytest.mark.stack
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.8", "glm4-moe", "lfm2", "deepseek-v3"])
 async def test_a_history_with_calls_is_rendered_by_each_template(name: str) -> None:
     """DeepSeek-V3's template takes arguments as text, others as objects alone."""

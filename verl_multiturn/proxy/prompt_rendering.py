@@ -111,7 +111,7 @@ class PromptRenderer:
         written = await self._loaded(self._roles.prompt(messages))
 
         def render() -> tuple[list[int], Sequence[dict[str, Any]]]:
-            shown = self._codec.trusted_schemas(tools)
+            shown = self._codec.trusted_schemas(self._roles.tools(tools))
             return self._codec.initial(self._codec.trusted(written), shown), shown
 
         ids, shown = await self._in_thread(render)

@@ -7,6 +7,7 @@ refuse them, or leave them out without a word. What it takes stays as it is; the
 - A later one stays a system message where the template shows it; else it becomes a user message.
 - User messages in a row are joined where the template refuses them.
 - The arguments of a call are an object; text where the template takes nothing else (DeepSeek-V3).
+- A tool without a description gets an empty one where the template refuses it otherwise (gpt-oss).
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class TemplateRoles:
         """Whether a system message may stand anywhere."""
         self.takes_objects = self._renders_call({}) or not self._renders_call("{}")
         """Whether the arguments of a call may be an object."""
+        self.needs_descriptions = not self._renders_tool({}) and self._renders_tool({"description": ""})
+        """Whether each tool must have a description."""
         self.takes_users_in_a_row = self._shows([_USER], "user", []) and self._shows([_USER], "user", [_USER])
 
     def _shows(self, before: list[Message], role: str, after: list[Message]) -> bool:
@@ -61,6 +64,14 @@ class TemplateRoles:
         answer: Message = {"role": "tool", "content": "x", "tool_call_id": "call00000", "name": "f"}
         try:
             self._codec.initial([_USER, {**_SAID, "tool_calls": [call]}, answer], [])
+        except ConfigError:
+            return False
+        return True
+
+    def _renders_tool(self, fields: Mapping[str, str]) -> bool:
+        function = {"name": "f", **fields, "parameters": {"type": "object", "properties": {}}}
+        try:
+            self._codec.initial([_USER], [{"type": "function", "function": function}])
         except ConfigError:
             return False
         return True
@@ -83,6 +94,12 @@ class TemplateRoles:
             system: Message = {"role": "system", "content": _joined([each.get("content") or "" for each in leading])}
             written = [system if self.takes_system else {**system, "role": "user"}, *written]
         return self._in_turns(written)
+
+    def tools(self, schemas: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return the schemas of tools in the form of the template."""
+        if not self.needs_descriptions:
+            return schemas
+        return [{**schema, "function": {"description": "", **schema["function"]}} for schema in schemas]
 
     def added(self, messages: Sequence[Message], said: Message) -> list[Message]:
         """Return the messages after an assistant's turn, in the form of the template.
