@@ -21,7 +21,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self._groups, self._conversation_ends, self._row_ends, self._ended, self._forgotten = {}, {}, {}, [], 0
             self._changed = asyncio.Event()
-            self._oversampled, self._writing = {}, set()
+            self._oversampled, self._writing, self._raised = {}, set(), {}
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
             self.let_go = asyncio.Event()
@@ -82,6 +82,20 @@ async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
     await start(worker, "b")
     assert [uid for uid, _ in await worker.finished(1)] == ["b"]
     assert (worker._conversation_ends, worker._row_ends) == ({}, {})
+
+
+async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+
+    async def run(*_: Any, session_id: int, **__: Any) -> None:
+        if session_id == 1:
+            raise TypeError("a mistake of an author")
+
+    monkeypatch.delattr(type(worker), "_run_agent_loop")
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_run_agent_loop", run)
+    await start(worker, "a")
+    ((_, ended),) = await worker.finished(0)
+    assert (ended.raised, worker.puts[-1], worker._raised) == (1, ("a", "failure"), {})
 
 
 async def test_the_rows_end_before_the_group_is_told(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ class Queue:
         self.asked = uids
         return End(self.now - 0.25, self.now - 0.125)
 
+    def take_raised(self) -> int:
+        return 3
+
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
@@ -258,6 +261,7 @@ def test_a_step_tells_how_often_it_listed_and_how_late_it_woke(queue: Queue) -> 
     metrics = buffer.metrics()
     assert queue.asked == {"a", "b"}
     assert (metrics["rollout/async/listings"], metrics["rollout/async/wake_ms"]) == (3, 250.0)
+    assert metrics["rollout/raised"] == 3
     assert metrics["rollout/async/rows_ms"] == 125.0
     buffer.begin_step()
     for uid in ("c", "d"):

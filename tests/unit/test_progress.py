@@ -28,6 +28,8 @@ def test_a_step_has_its_reward_calls_seconds_stops_and_what_is_left() -> None:
     assert lines.of(12, trained(1.0)) == ["step  12  reward 1.000  10.0 s"]
     # Without a number of steps nothing is said of what is left.
     assert StepLines(total=None).of(1, trained(0.5)) == ["step   1  reward 0.500  10.0 s"]
+    (line,) = StepLines(total=None).of(1, trained(0.5) | {"rollout/raised": 9.0})
+    assert line == "step   1  reward 0.500  10.0 s  9 raised (search the log for Error)"
     assert lines.of(13, {REWARD: None}) == []
 
 

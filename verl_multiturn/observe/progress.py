@@ -131,6 +131,8 @@ class StepLines:
         often = sorted((share, reason) for reason, share in stops.items() if share >= 0.005)[::-1]
         if often:
             parts.append(", ".join(f"{reason} {share:.0%}".replace("%", " %") for share, reason in often))
+        if raised := data.get("rollout/raised"):
+            parts.append(f"{raised:.0f} raised (search the log for Error)")
         if self.total is not None and self._seconds and step < self.total:
             left = (self.total - step) * mean(self._seconds[-_RECENT:])
             parts.append(f"left {timedelta(seconds=round(left))}")

@@ -65,6 +65,8 @@ class MultiTurnWorker(_VerlWorker):
         """Time (`time.time`) at which the last conversation of each running group ended, before its row was written."""
         self._row_ends: dict[str, float] = {}
         """Time at which the last row of each running group was written."""
+        self._raised: dict[str, int] = {}
+        """Number of conversations of each running group that raised."""
         self._ended: list[tuple[str, End]] = []
         """Groups that have ended; those that the trainer has seen are forgotten."""
         self._forgotten = 0
@@ -116,14 +118,19 @@ class MultiTurnWorker(_VerlWorker):
                 self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
             del self._groups[uid]
             rows = self._row_ends.pop(uid, time.time())
-            self._ended.append((uid, End(self._conversation_ends.pop(uid, rows), rows)))
+            end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
+            self._ended.append((uid, end))
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
         run = partial(super()._run_agent_loop, *args, **kwargs)
         samples = self._oversampled.get(kwargs["uid"])
-        await (run() if samples is None else samples.run(kwargs["session_id"], run))
+        try:
+            await (run() if samples is None else samples.run(kwargs["session_id"], run))
+        except Exception:  # verl logs it, and marks the group as failed
+            self._raised[kwargs["uid"]] = self._raised.get(kwargs["uid"], 0) + 1
+            raise
 
     async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
         samples = self._oversampled.get(uid)
@@ -193,6 +200,8 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
         self._ends: dict[str, End] = {}
+        self._raised = 0
+        """Number of conversations that have raised since the last call of `take_raised`."""
         self._starts: dict[int, tuple[float, Any]] = {}
         """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}
@@ -234,6 +243,11 @@ class MultiTurnManager(AgentLoopManagerTQ):
         for uid in uids:
             self._groups.pop(uid, None)
         return cancelled
+
+    def take_raised(self) -> int:
+        """Return how many conversations have raised since the last call."""
+        raised, self._raised = self._raised, 0
+        return raised
 
     def take_cut(self) -> tuple[int, float]:
         """Return how many samples were cut since the last call, and the seconds that they took."""
@@ -278,6 +292,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
                 continue
             self._seen[index] = self._seen.get(index, 0) + len(ended)
             self._ends.update(ended)
+            self._raised += sum(end.raised for _, end in ended)
             for uid in list(self._ends)[:-_ENDS]:  # of groups that nobody asks for: they were thrown away
                 del self._ends[uid]
             for uid, _ in ended:

@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN
-from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
+from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class End(NamedTuple):
     """End of its last conversation."""
     rows: float
     """Time at which the last of its rows was rewarded and in TransferQueue."""
+    raised: int = 0
+    """Number of its conversations that raised, because of a mistake of an author."""
 
 
 class Waiter(Protocol):
@@ -49,6 +51,9 @@ class Waiter(Protocol):
 
     def end_of(self, uids: Collection[str]) -> End | None:
         """Return when the last of these groups ended; None when that is not known."""
+
+    def take_raised(self) -> int:
+        """Return how many conversations have raised since the last call."""
 
 
 class Sleep:
@@ -62,15 +67,20 @@ class Sleep:
         """Return None."""
         return None
 
+    def take_raised(self) -> int:
+        """Return 0."""
+        return 0
+
 
 class Waking:
     """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
 
     Each time that it has waited it calls `look_after`, with which the trainer looks after its servers.
 
-    Its metrics of a step are `listings` (how often all of TransferQueue was listed) and, where the trainer waited,
-    `wake_ms`: milliseconds from the end of the batch's last conversation to the trainer's going on. `rows_ms` of them
-    passed until verl had rewarded and stored the rows that came at the end.
+    Its metrics of a step are `raised` (conversations that raised since the step before), `listings` (how often all of
+    TransferQueue was listed) and, where the trainer waited, `wake_ms`: milliseconds from the end of the batch's last
+    conversation to the trainer's going on. `rows_ms` of them passed until verl had rewarded and stored the rows that
+    came at the end.
     """
 
     # Attributes of verl's replay buffer: partition → names, or name → step.
@@ -97,6 +107,7 @@ class Waking:
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
         found: dict[str, float] = {f"{ASYNC_PREFIX}listings": self._listings}
+        found[f"{PREFIX}raised"] = self.waiter.take_raised()
         # A group's end may be told later than its status in TransferQueue, but not as late as the end of a step.
         ends = [(woken, end) for woken, uids in self._woken if (end := self.waiter.end_of(uids)) is not None]
         if ends:
