@@ -201,7 +201,7 @@ async def longer_than_the_request(engine: Engine) -> str:
 
 async def clock_without_a_pause(engine: Engine) -> str:
     """Let a conversation's time run out within a generation: it keeps its tokens, and SGLang stops."""
-    talk = Talk(engine, request_timeout_s=0.5)
+    talk = Talk(engine, request_timeout_s=0.3)
     outcome = await talk.run("clock", "9", SAMPLED, stops=False)
     (attempt,) = engine.journal.of("clock")
     return _judged(talk) or _ended_early(str(outcome.stop_reason) == "wall_clock", attempt) or await _idle(engine)
@@ -214,7 +214,7 @@ async def cancelled(engine: Engine) -> str:
     asking = asyncio.ensure_future(
         engine.client.generate("cancelled", prompt_ids=list(range(100, 130)), sampling_params=params)
     )
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     asking.cancel()
     output = await asking
     (attempt,) = engine.journal.of("cancelled")
@@ -223,7 +223,7 @@ async def cancelled(engine: Engine) -> str:
 
 
 def _ended_early(right: bool, attempt: Any) -> str:
-    if right and attempt.reason == "abort" and 0 < len(attempt.ids) < 300:
+    if right and attempt.reason == "abort" and attempt.ids:
         return ""
     return f"as expected: {right}; the attempt ended with {attempt.reason!r} after {len(attempt.ids)} tokens"
 
