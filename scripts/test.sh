@@ -15,6 +15,8 @@ fast=""
 [ "${1:-}" != --fast ] || { fast=yes && shift; }
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+find verl_multiturn -name '*.py' -exec wc -l {} + | # a warning, no error: can it still be read in one sitting?
+    awk '$2 != "total" && $1 > 400 {print "test.sh: " $2 " has " $1 " lines; files have some 400"}'
 if [ $# -gt 0 ]; then
     .venv/bin/mypy
     [ -z "$fast" ] || set -- -m "not stack and not engine" "$@"
