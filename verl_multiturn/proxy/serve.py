@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -153,7 +153,13 @@ class _Waiting:
 
     stuck = 0
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Print the address, and wait."""
         for name, value in (
             ("OPENAI_BASE_URL", address.base_url),
@@ -187,7 +193,13 @@ class _Interruptible:
         """Return the number of agents that could not be ended."""
         return self._runner.stuck
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Run the agent until it ends or is interrupted."""
         loop = asyncio.get_running_loop()
 
@@ -199,7 +211,7 @@ class _Interruptible:
         for each in signals:
             loop.add_signal_handler(each, interrupt)
         try:
-            return await self._runner.run(row, address, time_up)
+            return await self._runner.run(row, address, time_up, returned)
         finally:
             for each in signals:
                 loop.remove_signal_handler(each)
