@@ -5,15 +5,16 @@
 Agents at random speak HTTP, in all three protocols, to the real server: they rewrite and fork histories, repeat
 requests, ask for the same at once, leave at any moment and come back, send turns back in other words, and put hostile
 texts everywhere. The engine says random turns with each family's own template. Rows, receipts and the certificate are
-the real ones; they are compared with what the engine logged and what the clients received. Clients close their sending
-side at times, and ask once more after the agent's return. Commands end badly, and strangers crowd an endpoint that may
-open few files (`ends`, `strangers`).
+the real ones; they are compared with what the engine logged and what the clients received.
 
 - `violations`: the certificate, answers, usage, histories that the model was not shown, turns that were not continued;
 - `trained_twice`: generations that are trained in two rows, or twice in one;
 - `undelivered_trained`: generations that are trained though no client got all of them;
 - `control_tokens`: prompts with other control tokens than the same messages have without their texts;
 - `unaccounted`: generations without a receipt, a row or a true cause.
+
+Clients close their sending side at times, and ask once more after the agent's return. Commands end badly (`ends`), and
+strangers crowd an endpoint that may open few files (`strangers`).
 
 `--control` puts one fault at a time into the proxy, and shows which counters see it. The last line is one JSON object.
 """
