@@ -24,6 +24,10 @@ REPLIES = {
     "the color of the mug is red": "Judgement: 0",
     "crimson": "I cannot say.",
     "": "Judgement: 0",
+    "A, B": "Judgement: 0",
+    "A. B.": "Judgement: 0",
+    "B": "Judgement: 1",
+    "35": "Judgement: 0",
 }
 T = "<think>hm</think>"
 TAGS, UNASKED, NO_VERDICT = "one pair of answer tags", "the judge is not asked", "no verdict"
@@ -42,6 +46,8 @@ CASES: list[tuple[str, bool, str]] = [
     (f"{T}<answer>the color of the mug is red</answer>", False, UNASKED),
     (f"{T}<answer>crimson</answer>", False, NO_VERDICT),
 ]
+# An answer and its gold answer, which SQuAD's normalisation would call equal in all but one case.
+ASKED = [("A, B", "B"), ("A. B.", "A"), ("B", "B"), ("35", "3.5")]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -85,13 +91,14 @@ async def compare(quick: bool) -> AsyncIterator[Compared]:
     """Compare every case; `quick` changes nothing."""
     with _serving() as url:
         options = {"url": url, "model": "judge", "format_weight": 0.25, "tool_use_bonus": 1.5, "attempts": 2}
-        for text, used_tool, stated in CASES:
+        asked = [(f"{T}<answer>{answer}</answer>", False, "", gold) for answer, gold in ASKED]
+        for text, used_tool, stated, gold in [*((*case, GOLD) for case in CASES), *asked]:
             extra_info = {
                 "question": QUESTION,
                 "assistant_texts": [text],
                 "assistant_calls": [],
                 "call_statuses": ["ok"] if used_tool else [],
             }
-            found = await compute_score("deepeyes/vstar", text, GOLD, extra_info, judge=options)
+            found = await compute_score("deepeyes/vstar", text, gold, extra_info, judge=options)
             ours = -9.0 if found["failed"] else found["score"]
             yield Compared("judge", text[:80], ours, deepeyes_says(text, used_tool), stated)

@@ -114,9 +114,42 @@ async def test_f1_is_the_score_and_exact_match_the_accuracy() -> None:
     found = await score("searchR1_nq", "<answer>Paris in France</answer>", ["Paris", "London"], **options)
     assert found == (0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
     assert await score("searchR1_nq", "<answer>the Paris</answer>", "Paris", **options) == RIGHT
-    assert f1("a b c", "b c d") == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
-    assert (f1("the", "a"), f1("the", "b"), f1("x x y", "x z")) == (1.0, 0.0, 0.4)
+    assert f1("a bb c", "bb c d") == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
+    assert (f1("the", "The"), f1("the", "an"), f1("the", "b"), f1("x x y", "x z")) == (1.0, 0.0, 0.0, 0.4)
     assert normalize("  The U.S.A., an  'Island'? ") == "usa island"
+
+
+# An answer, a gold answer, and whether they are the same.
+LETTERS = [
+    ("the", "The A", False),
+    ("A", "The A", True),
+    ("?", "!", False),
+    ("the", "!", False),
+    (" ! ", "!", True),
+    ("an", "The", False),
+    ("the", "The", True),
+    ("the  the", "The The", True),
+    ("the", "The The", False),
+    ("A, B", "B", False),
+    ("A D", "D", False),
+    ("The A, B", "B", False),
+    ("A. C.", "C", False),
+    ("hepatitis", "Hepatitis A", False),
+    ("Hepatitis a", "hepatitis A", True),
+    ("a 'B'", "B", False),
+    ("A. Paris", "Paris", True),
+    ("a town", "the town", True),
+    ("vitamin a deficiency", "Vitamin deficiency", True),
+    ("a 7", "7", True),
+]
+
+
+@pytest.mark.parametrize("metric", ["em", "f1"])
+async def test_letters_and_marks_are_answers(metric: str) -> None:
+    for answer, gold, same in LETTERS:
+        found = await score("searchR1_nq", f"<answer>{answer}</answer>", gold, qa={"metric": metric})
+        assert found[1] == float(same), (answer, gold)
+        assert (found[0] == 1.0) is same, (answer, gold)
 
 
 async def test_an_answer_that_only_looks_like_json() -> None:
