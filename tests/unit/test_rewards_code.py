@@ -75,6 +75,31 @@ OUTPUTS = [
     ("0.3", "0.3333333333333333", False),
     ("100000000000000000001", "100000000000000000000", False),
     ("1.5", "-1.5", False),
+    # Where a whole number is expected, every digit counts.
+    ("9.0", "9", True),
+    ("9.", "9", True),
+    ("9e0", "9", True),
+    ("90e-1", "+9", True),
+    ("-0.0", "0", True),
+    ("1e18", "1000000000000000000", True),
+    ("1000000000000000007.0", "1000000000000000007", True),
+    ("1e18", "1000000000000000007", False),
+    ("1.00000e+18", "1000000000000000007", False),
+    ("1000000000000000007.0000000000000001", "1000000000000000007", False),
+    ("123457.9", "123457", False),
+    ("123457.00001", "123457", False),
+    ("0.99999999999999999999", "1", False),
+    ("0.000000001", "0", False),
+    ("1e-999", "0", False),
+    ("1e999", "9" * 300, False),
+    ("-9.0", "9", False),
+    ("3 4.0\n5.", "3 4\n5", True),
+    ("3 4.00001\n5.", "3 4\n5", False),
+    ("123457.9", "123457.0", True),
+    ("1" * 5_000, "1" * 5_000, True),
+    ("+" + "1" * 5_000, "1" * 5_000, False),
+    ("1" * 5_000, "1" * 4_999 + "2", False),
+    ("1e999", "1e999", True),
     ("nan", "NaN", False),
     ("1_0", "10.0", False),
     ("1\n2", "1 2", False),
@@ -385,6 +410,20 @@ async def test_calls_of_a_function_by_its_name() -> None:
     assert await score("apps", block(method), tests) == RIGHT
     assert await score("apps", block(method.replace("[0, 1]", "[1, 0]")), tests) == WRONG
     assert await score("apps", block("def two_sum(*a): return True"), tests) == WRONG
+
+
+async def test_whole_numbers_of_calls_are_compared_exactly() -> None:
+    for value, expected, numbers in (
+        ("123457.9", 123457, WRONG),
+        ("123457.0", 123457, RIGHT),
+        ("1e18", 10**18, RIGHT),
+        ("1e18", 10**18 + 7, WRONG),
+        ("0.1 + 0.2", 0.3, WRONG),
+        ("10**4500", 1, WRONG),
+        ("[1, 2.00001]", [1, 2], WRONG),
+    ):
+        tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
+        assert await score("apps", block(f"def f(): return {value}"), tests) == numbers, value
 
 
 async def test_a_test_that_cannot_be_judged_is_a_failure() -> None:

@@ -28,6 +28,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -273,9 +274,10 @@ async def _upload(sandbox: Sandbox, text: str) -> None:
 def same_output(output: str, expected: str) -> bool:
     """Return whether a program printed the expected output.
 
-    The lines must be the same, or have the same words on each line. Numbers are compared by value. Unless both are
-    whole, they may differ by 1e-5 of the expected one, as in verl's `prime_code`: 0.333333 is 1/3, and 1 is 1.0.
-    Blanks at the end of a line, and empty lines at the end, do not count.
+    The lines must be the same, or have the same words on each line. Numbers are compared by value: where the expected
+    one is written as a whole number, exactly (9.0 is 9, and 8.99999 is not); elsewhere they may differ by 1e-5 of the
+    expected one, as in verl's `prime_code` (0.333333 is 1/3, and 1 is 1.0). Blanks at the end of a line, and empty
+    lines at the end, do not count.
     """
     printed, wanted = _lines(output), _lines(expected)
     if printed == wanted:
@@ -293,8 +295,8 @@ def _same_word(word: str, expected: str) -> bool:
         return True
     if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
         return False
-    if word.lstrip("+-").isdigit() and expected.lstrip("+-").isdigit():
-        return int(word) == int(expected)
+    if expected.lstrip("+-").isdigit():  # a count: Decimal holds every digit of both words
+        return Decimal(word) == Decimal(expected)
     return math.isclose(float(word), float(expected), rel_tol=1e-5, abs_tol=1e-8)
 
 
