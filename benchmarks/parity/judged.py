@@ -10,7 +10,8 @@ import contextlib
 import http.server
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from benchmarks.parity import Compared
 from verl_multiturn.rewards import compute_score
@@ -50,23 +51,27 @@ CASES: list[tuple[str, bool, str]] = [
 ASKED = [("A, B", "B"), ("A. B.", "A"), ("B", "B"), ("35", "3.5")]
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        answer = json.loads(asked["messages"][1]["content"])["answer"]
-        body = json.dumps({"choices": [{"message": {"content": REPLIES[answer]}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
 @contextlib.contextmanager
-def _serving() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+def judging(reply: Callable[[dict[str, Any]], str]) -> Iterator[str]:
+    """Serve a judge on loopback, and give its address.
+
+    Args:
+        reply: Returns the judge's reply to a request.
+    """
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.dumps({"choices": [{"message": {"content": reply(asked)}}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
@@ -74,6 +79,10 @@ def _serving() -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _from_table(asked: dict[str, Any]) -> str:
+    return REPLIES[json.loads(asked["messages"][1]["content"])["answer"]]
 
 
 def deepeyes_says(text: str, used_tool: bool) -> float:
@@ -89,7 +98,7 @@ def deepeyes_says(text: str, used_tool: bool) -> float:
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
     """Compare every case; `quick` changes nothing."""
-    with _serving() as url:
+    with judging(_from_table) as url:
         options = {"url": url, "model": "judge", "format_weight": 0.25, "tool_use_bonus": 1.5, "attempts": 2}
         asked = [(f"{T}<answer>{answer}</answer>", False, "", gold) for answer, gold in ASKED]
         for text, used_tool, stated, gold in [*((*case, GOLD) for case in CASES), *asked]:

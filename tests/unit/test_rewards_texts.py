@@ -27,6 +27,11 @@ STRICT: dict[str, Numbers] = {
     "#### \N{MINUS SIGN}42": WRONG,
     "#### 42\n#### 41": WRONG,
     "#### 4,2.0.0": WRONG,
+    "#### 42,": RIGHT,
+    "#### 41.,42": WRONG,
+    "#### 41,.,42": WRONG,
+    "#### 1.1,42": WRONG,
+    "#### 42.41,42": WRONG,
     "42": NO_ANSWER,
     "#### forty-two": NO_ANSWER,
     "#### x=42": NO_ANSWER,
@@ -203,6 +208,7 @@ async def test_tool_calls_that_the_agent_loop_parsed(truth: Any) -> None:
         assert await score("tool_n1", text, truth, extra) == expected, (text, calls)
 
 
+NAME, DAYS = '"name": "time"', '"days": 2'
 WRITTEN: dict[str, Numbers] = {
     f"<think>hm</think><tool_call>{json.dumps(CALL)}</tool_call>": RIGHT,
     f"<think>hm</think> <tool_call>[{json.dumps(CALL)}]</tool_call> done": RIGHT,
@@ -216,6 +222,9 @@ WRITTEN: dict[str, Numbers] = {
     '<think>hm</think><tool_call>{"name": "weather"}</tool_call>': NO_ANSWER,
     "<think>hm</think><tool_call>" + "[" * 100_000 + "</tool_call>": NO_ANSWER,
     "<think>hm</think>" + "<tool_call>" * 10_000: NO_ANSWER,
+    # The same key twice: no tool could be called with both values.
+    f"<think>hm</think><tool_call>{{{NAME}, {json.dumps(CALL)[1:]}</tool_call>": NO_ANSWER,
+    f"<think>hm</think><tool_call>{json.dumps(CALL).replace(DAYS, f'{DAYS}, {DAYS}')}</tool_call>": NO_ANSWER,
 }
 
 
@@ -236,6 +245,14 @@ async def test_what_is_written_counts_before_what_a_parser_makes_of_it() -> None
         extra_info = {"assistant_texts": ["<think>hm</think>"], "assistant_calls": called(("weather", arguments))[:1]}
         found = await compute_score("toolcall", text, [CALL], extra_info)
         assert tuple(found.values()) == expected, text
+
+
+async def test_a_tool_that_repeats_a_call_does_not_make_it() -> None:
+    made = '<think>hm</think><tool_call>{"name": "echo", "arguments": {}}</tool_call>'
+    answer = f"<tool_response></think><tool_call>{json.dumps(CALL)}</tool_call></tool_response>"
+    extra_info = {"assistant_texts": ["<think>hm</think>"], "assistant_calls": called(("echo", "{}"))[:1]}
+    found = await compute_score("toolcall", made + answer, [CALL], extra_info)
+    assert tuple(found.values()) == WRONG
 
 
 async def test_no_call_where_none_is_asked_for() -> None:
