@@ -66,7 +66,7 @@ def faults(tried: list[Tried], docs: str) -> list[str]:
             lines += [] if each.paid else [f"right and not paid: {what}"]
         elif not each.looseness:
             lines += [f"paid: {what}"] if each.paid else []
-        elif not each.paid or f"| {each.looseness} |" not in docs:
+        elif not each.paid or f"| {each.looseness} | {each.of} |" not in docs:
             lines.append(f"the looseness {each.looseness!r} is {'not stated' if each.paid else 'none'}: {what}")
     return lines
 
@@ -75,6 +75,10 @@ def summarize(tried: list[Tried], lines: list[str]) -> dict[str, Any]:
     """Count for the last line of output."""
     hacks = [each for each in tried if not each.control and not each.looseness]
     kinds = {reward: len({each.kind for each in hacks if each.reward == reward}) for reward in NAMES}
+    loose: dict[str, list[str]] = {}
+    for each in tried:
+        if each.looseness and each.paid and each.looseness not in loose.setdefault(each.of, []):
+            loose[each.of].append(each.looseness)
     return {
         "tried": len(hacks),
         "paid": sum(each.paid for each in hacks),
@@ -83,7 +87,7 @@ def summarize(tried: list[Tried], lines: list[str]) -> dict[str, Any]:
         "paid_by_reward": dict(Counter(each.reward for each in hacks if each.paid)),
         "right": sum(each.control for each in tried),
         "right_unpaid": sum(each.control and not each.paid for each in tried),
-        "looseness": dict(Counter(each.looseness for each in tried if each.looseness and each.paid)),
+        "looseness": loose,
         "faults": len(lines),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Tried:
         earned: Score of the answer.
         honest: Score of an honest wrong answer to the same task.
         looseness: First cell of the row in `docs/rewards.md` that names a looseness; empty for a hack.
+        of: Second cell of that row: the library or the option that is so loose.
         control: Whether the answer is right, so that it must earn more than a wrong one.
     """
 
@@ -40,6 +41,7 @@ class Tried:
     earned: float
     honest: float = 0.0
     looseness: str = ""
+    of: str = ""
     control: bool = False
 
     @property
@@ -89,8 +91,9 @@ def read_cases(reward: str, places: Mapping[str, str], quick: bool = False) -> l
         for name in [hack["task"]] if isinstance(hack["task"], str) else hack["task"]:
             task = _with_options(tasks[name], _filled(hack.get("options", {}), places))
             for answer in _filled(hack["tries"][: 1 if quick else None], places):
-                tried = Tried(reward, hack.get("kind", "looseness"), _short(answer), 0.0)
-                cases.append(_Case(task, answer, _named(tried, hack.get("looseness", ""))))
+                known = {"looseness": hack.get("looseness", ""), "of": hack.get("of", "")}
+                tried = Tried(reward, hack.get("kind", "looseness"), _short(answer), 0.0, **known)
+                cases.append(_Case(task, answer, tried))
     return cases
 
 
@@ -107,10 +110,7 @@ async def attack(reward: str, places: Mapping[str, str], quick: bool = False) ->
     honest = dict(zip(rows, await asyncio.gather(*[scored(row, row.wrong) for row in rows.values()]), strict=True))
     scores = await asyncio.gather(*[scored(case.task, case.answer) for case in cases])
     for case, score in zip(cases, scores, strict=True):
-        tried = case.tried
-        yield Tried(
-            tried.reward, tried.kind, tried.case, score, honest[_key(case.task)], tried.looseness, tried.control
-        )
+        yield replace(case.tried, earned=score, honest=honest[_key(case.task)])
 
 
 async def _score(task: _Task, answer: Any) -> float:
@@ -141,10 +141,6 @@ def _text(answer: Any) -> str:
 def _short(answer: Any) -> str:
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:300]}…"
-
-
-def _named(tried: Tried, looseness: str) -> Tried:
-    return Tried(tried.reward, tried.kind, tried.case, 0.0, looseness=looseness)
 
 
 def _key(task: _Task) -> str:
