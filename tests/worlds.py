@@ -67,6 +67,16 @@ class Arena:
         return {0: int(self._won)}, {}
 
 
+class Shell:
+    """A world whose actions are commands of a shell, each of which gets the id of the world's process."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return "$", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return f"status {os.system(f'{action} {os.getpid()}')}", 0.0, False, False, {}
+
+
 class Odd:
     """A world in Gymnasium's form that does `what` in its factory, `reset`, `step` or `close`."""
 

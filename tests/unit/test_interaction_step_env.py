@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import interaction_envs
 from tests.conftest import ROOT
+from tests.forger import forger
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply
@@ -228,6 +229,14 @@ async def test_a_child_that_a_step_forked_answers_nothing() -> None:
         actions = [str(step) for step in range(8)]
         replies = await play(env, "a", *actions, env_kwargs={"what": "fork"})
         assert [reply.text for reply in replies[1:]] == [f"did {action}" for action in actions]
+        await env.close("a")
+
+
+async def test_a_program_that_a_step_starts_answers_nothing(tmp_path: Path) -> None:
+    answer = {"text": "won", "state": None, "reward": 1.0, "done": True, "truncated": False}
+    async with world("Shell") as env:
+        first, second = (await play(env, "a", *[forger(tmp_path, answer)] * 2))[1:]
+        assert [(reply.text, reply.reward, reply.done) for reply in (first, second)] == [("status 0", 0.0, False)] * 2
         await env.close("a")
 
 

@@ -47,6 +47,7 @@ PROGRAMS: list[tuple[str, Numbers]] = [
     (block(""), WRONG),
     (block("\x00\ud800"), WRONG),
     (block("x = '" + "y" * 100_000 + "'"), WRONG),
+    (block("# " + "\U0001f642" * 40_000 + f"\n{SUM}"), WRONG),
     (block("import os\nwhile True:\n    os.fork()"), WRONG),
     (block("x = [0] * 10**10"), WRONG),
     (block("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), WRONG),
@@ -426,9 +427,30 @@ async def test_whole_numbers_of_calls_are_compared_exactly() -> None:
         assert await score("apps", block(f"def f(): return {value}"), tests) == numbers, value
 
 
-async def test_a_test_that_cannot_be_judged_is_a_failure() -> None:
-    tests = {"assert_case": ["assert apply(lambda x: x, 1) == 1"]}
-    assert await score("mbpp", block("def apply(f, x): return f(x)"), tests) == FAILED
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(lambda x: x, 1) == 1",
+        "assert f([0] * 20_000)",
+        "assert f(1) #" + "x" * 200_000,
+        "import os\nos._exit(0)\nassert f(1)",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nassert f(1)",
+    ],
+    ids=lambda test: test[-20:],
+)
+async def test_a_test_that_cannot_be_judged_is_a_failure(test: str) -> None:
+    assert await score("mbpp", block("def f(*a): return 1"), {"assert_case": [test]}) == FAILED
+
+
+async def test_what_values_a_right_program_may_return() -> None:
+    nested = "x = 5\nfor _ in range(95): x = [x]\n"
+    tests = [
+        f"{nested}assert f(x) == x and f(f(x)) == x",
+        "assert f('a\\ud800\\x00\\\\\"\\'é\\U0001f642') == 'a\\ud800\\x00\\\\\"\\'é\\U0001f642'",
+        "assert f('\\u6570' * 16_000) == '\\u6570' * 16_000",
+        "assert f(10**5000) == 10**5000",
+    ]
+    assert await score("mbpp", block("def f(x): return x"), {"assert_case": tests}) == RIGHT
 
 
 async def test_many_at_once() -> None:

@@ -47,6 +47,8 @@ from verl_multiturn.workers.worker_pool import WorkerError
 _CELLS = Path(__file__).with_name("program_cells.py").read_text()
 _MOST_CHARACTERS = 50_000
 """Most characters of a program."""
+_MOST_BYTES = 90_000
+"""Most bytes of a program, so that it fits into a cell with the imports that it forgot."""
 _CHUNK_BYTES = 48_000
 _OUTPUT_CHARACTERS = 4_000_000
 _NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
@@ -157,7 +159,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     program = last_block(solution.answer, ("python", "py", "python3"))
     if program is None:
         return Score()
-    if len(repr(program)) > _MOST_CHARACTERS:
+    if len(repr(program)) > _MOST_CHARACTERS or len(repr(program).encode("utf-8", "replace")) > _MOST_BYTES:
         return Score.of(False)
     judge = shared(("code", options), lambda: _TestJudge(options))
     tally = _Tally()
