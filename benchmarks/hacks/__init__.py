@@ -1,6 +1,7 @@
 """Cases of `benchmarks.reward_hacks`: wrong answers that try to earn, and right answers that must.
 
-The cases are data: `REWARD.yaml` has the tasks of a reward, its hacks by kind, and what a library is known to take.
+The cases are data: `REWARD.yaml` (and `REWARD_*.yaml`) has the tasks of a reward, its hacks by kind, and what a
+library is known to take.
 `shapers.py` and `large.py` have those of the shaper `otc` and of rewards beyond float32.
 """
 
@@ -18,6 +19,7 @@ import yaml
 from verl_multiturn.rewards import compute_score
 
 _AT_ONCE = 6
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,17 @@ def read_cases(reward: str, places: Mapping[str, str], quick: bool = False) -> l
         places: Values for words such as `$root` in the options.
         quick: Read one case of every kind, and none that takes long.
     """
-    data = yaml.safe_load(Path(__file__).with_name(f"{reward}.yaml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = {"tasks": {}, "hacks": [], "looseness": []}
+    for file in sorted([_FOLDER / f"{reward}.yaml", *_FOLDER.glob(f"{reward}_*.yaml")]):
+        for key, items in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+            data[key] = {**data[key], **items} if key == "tasks" else data[key] + items
     tasks = {name: _Task(**_filled(task, places)) for name, task in data["tasks"].items()}
     cases = [
         _Case(task, right, Tried(reward, "control", _short(right), 0.0, control=True))
         for task in tasks.values()
         for right in task.right
     ]
-    for hack in [*data["hacks"], *data.get("looseness", [])]:
+    for hack in [*data["hacks"], *data["looseness"]]:
         if quick and (hack.get("slow") or "looseness" in hack):
             continue
         for name in [hack["task"]] if isinstance(hack["task"], str) else hack["task"]:

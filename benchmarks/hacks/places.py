@@ -24,6 +24,8 @@ def places(reward: str) -> Iterator[dict[str, str]]:
     """Give the words that stand for something in the cases of a reward, and what they stand for."""
     with contextlib.ExitStack() as stack:
         found: dict[str, str] = {}
+        if reward == "tool_n1":
+            found["$paris"] = json.dumps({"name": "weather", "arguments": {"city": "Paris", "days": 2}})
         if reward == "sql":
             found["$root"] = stack.enter_context(tempfile.TemporaryDirectory())
             _make_shop(Path(found["$root"], "shop"))
