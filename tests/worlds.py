@@ -131,6 +131,10 @@ class Odd:
                 return ("seen", 1.0, 0, False, {})
             case "nan":
                 return ("seen", float("nan"), False, False, {})
+            case "far":
+                return ("seen", 1e39, False, False, {})
+            case "scalars":
+                return ("seen", np.array(0.5), np.array(True), np.bool_(False), {})
             case "surrogates":
                 return ("a\ud800b", *observed[1:])
             case "large":

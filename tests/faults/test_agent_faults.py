@@ -189,7 +189,7 @@ async def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_process_left")
 async def test_a_wrong_result_raises(tmp_path: Path) -> None:
     runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
-    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is not finite"):
+    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is no finite number"):
         await runner.run({"do": "nan", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
     await runner.aclose()
 

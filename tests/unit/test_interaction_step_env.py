@@ -174,7 +174,8 @@ FAILED = [
     ("die", "make", r"ended in the middle of reset\(\)"),
     ("die", "step", r"ended in the middle of step\(\)"),
     ("killed", "step", r"ended in the middle of step\(\)"),
-    ("nan", "step", "the reward is nan"),
+    ("nan", "step", "the reward is nan, expected a finite number from"),
+    ("far", "step", r"the reward is 1e\+39, expected a finite number from"),
     ("hang", "make", r"start did not return within 4 s"),
     ("hang", "step", r"reply did not return within 4 s"),
     ("deaf", "step", r"reply did not return within 4 s"),
@@ -222,6 +223,12 @@ async def test_odd_texts_go_through() -> None:
         assert len(large.text) == 10_000_000
         with pytest.raises(EnvironmentFailedError, match="answered with more than 64 MB"):
             await play(env, "c", "go", env_kwargs={"what": "huge"})
+
+
+async def test_rewards_and_flags_may_be_arrays_without_dimensions() -> None:
+    async with world("Odd") as env:
+        _, seen = await play(env, "a", "go", env_kwargs={"what": "scalars"})
+        assert (seen.reward, seen.done, seen.truncated) == (0.5, True, False)
 
 
 async def test_a_child_that_a_step_forked_answers_nothing() -> None:
@@ -357,8 +364,9 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
-        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number, got"),
+        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "invalid": float("nan")}, "invalid: expected 'ask again' or a finite number"),
+        ({"env": "tests.worlds:Maze", "invalid": -1e39}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
         ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
         ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),
