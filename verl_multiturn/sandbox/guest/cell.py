@@ -83,7 +83,7 @@ def _run(source: str, main: ModuleType, name: str, with_value: bool = False) -> 
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, name, "exec", dont_inherit=True), main.__dict__)
-        if last is not None and with_value:
+        if with_value and isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), main.__dict__)
             return value if type(value) is bytes and len(value) <= VALUE_BYTES else b""
         if last is not None:
