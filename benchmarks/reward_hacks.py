@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -100,6 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.rewards) - set(NAMES)):
         parser.error(f"no rewards: {unknown}; known are {NAMES}")
+    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # it warns of what is tried here
     tried = asyncio.run(try_all(arguments.rewards or NAMES))
     lines = faults(tried, DOCS.read_text(encoding="utf-8"))
     summary = summarize(tried, lines)
