@@ -26,7 +26,7 @@ def reply(asked: dict[str, Any]) -> str:
     is_sound = [message["role"] for message in messages] == ["system", "user"]
     if not is_sound or list(row) != ["question", "reference", "answer"]:
         return RIGHT
-    answer = row["answer"]
+    answer = str(row["answer"])
     verdict = RIGHT if answer.strip().lower() == row["reference"].strip().lower() else WRONG
     return {
         "strict": verdict,

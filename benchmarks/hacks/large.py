@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from fractions import Fraction
@@ -62,9 +63,11 @@ def own_reward(solution: Solution, ground_truth: Any) -> Score:
     return Score(value=_own, acc=1.0, format=1.0, answered=1.0)
 
 
-async def _rollout(tools: list[Any], turns: list[str], interaction: Interaction | None = None) -> list[float]:
+async def _rollout(
+    tools: list[Any], turns: list[str], interaction: Interaction | None = None, kwargs: dict[str, Any] | None = None
+) -> list[float]:
     """Return the rewards in a conversation's row; none where it is invalid."""
-    outcome = await scripted_rollout(tools, turns, "Go.", interaction=interaction)
+    outcome = await scripted_rollout(tools, turns, "Go.", interaction=interaction, interaction_kwargs=kwargs)
     return [reward for row in [*tool_scores(outcome), *interaction_scores(outcome)] for _, reward in row]
 
 
@@ -101,7 +104,10 @@ async def _compute_score(value: Any, **options: Any) -> list[float]:
 
 
 async def _options(value: Any, name: str) -> list[float]:
-    extra = {"assistant_texts": ["#### 41" if name != "tool_use_bonus" else "#### 42"], "call_statuses": ["ok"]}
+    extra: dict[str, Any] = {
+        "assistant_texts": ["#### 41" if name != "tool_use_bonus" else "#### 42"],
+        "call_statuses": ["ok"],
+    }
     extra["assistant_calls"] = [[{"name": "a", "arguments": "{}"}]] if name != "format_weight" else []
     extra["assistant_texts"] = ["41"] if name == "format_weight" else extra["assistant_texts"]
     limit = {"wrong_call_limit": value} if name == "wrong_call_credit" else {}
@@ -114,16 +120,13 @@ async def _agent(result: Any) -> list[float]:
     return [read.reward or 0.0, *read.completions.values()]
 
 
-async def _step_env(value: Any) -> list[float]:
+async def _step_env(env: StepEnv, value: Any) -> list[float]:
     which = next(index for index, each in enumerate(ALL) if each is value)
-    env = StepEnv({"env": f"{__name__}:FarWorld", "env_kwargs": {"which": which}})
-    try:
-        return await _rollout([], ["a"], env)
-    finally:
-        await env.aclose()
+    return await _rollout([], ["a"], env, {"env_kwargs": {"which": which}})
 
 
-DOORS: dict[str, Callable[[Any], Awaitable[list[float]]]] = {
+Door = Callable[[Any], Awaitable[list[float]]]
+DOORS: dict[str, Door] = {
     "reply of an interaction": _interaction,
     "score of an interaction": lambda value: _interaction(0.0, value),
     "replies that add up": lambda value: _interaction(value, turns=3),
@@ -138,24 +141,27 @@ DOORS: dict[str, Callable[[Any], Awaitable[list[float]]]] = {
     "option format_weight": lambda value: _options(value, "format_weight"),
     "option tool_use_bonus": lambda value: _options(value, "tool_use_bonus"),
     "option wrong_call_credit": lambda value: _options(value, "wrong_call_credit"),
-    "step of an environment": _step_env,
 }
 """For each door, a function that sends a reward through it, and returns the rewards that are in the row then."""
 
 
 async def float32(quick: bool) -> AsyncIterator[Tried]:
     """Send every reward through every door."""
-    for door, enter in DOORS.items():
-        for value in FAR[:1] if quick else [*FAR, *ADDED]:
-            case = "10**400" if isinstance(value, int) and value > 10**100 else repr(value)
-            yield Tried("float32", door, case, float(_is_far(await _entered(enter, value))))
-        rewards = await _entered(enter, SOUND)
-        yield Tried(
-            "float32", "control", f"{door}: {SOUND}", float(any(rewards) and not _is_far(rewards)), control=True
-        )
+    env = StepEnv({"env": f"{__name__}:FarWorld"})
+    try:
+        doors: dict[str, Door] = {**DOORS, "step of an environment": functools.partial(_step_env, env)}
+        for door, enter in doors.items():
+            for value in FAR[:1] if quick else [*FAR, *ADDED]:
+                case = "10**400" if isinstance(value, int) and value > 10**100 else repr(value)
+                yield Tried("float32", door, case, float(_is_far(await _entered(enter, value))))
+            rewards = await _entered(enter, SOUND)
+            sound = float(any(rewards) and not _is_far(rewards))
+            yield Tried("float32", "control", f"{door}: {SOUND}", sound, control=True)
+    finally:
+        await env.aclose()
 
 
-async def _entered(enter: Callable[[Any], Awaitable[list[float]]], value: Any) -> list[float]:
+async def _entered(enter: Door, value: Any) -> list[float]:
     try:
         return await enter(value)
     except (MultiTurnError, OverflowError):  # refused: it is in no trajectory

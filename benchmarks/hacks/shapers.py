@@ -59,7 +59,12 @@ def scaled(rows: Sequence[Row], **settings: Any) -> list[float]:
     def put(keys: Sequence[str], where: str, rm_scores: Sequence[Any]) -> None:
         scores.update(zip(map(int, keys), rm_scores, strict=True))
 
-    replaced = {"fetch_stats": lambda batch: stats, "get_columns": get, "put_columns": put, "nested": list}
+    replaced: dict[str, Any] = {
+        "fetch_stats": lambda batch: stats,
+        "get_columns": get,
+        "put_columns": put,
+        "nested": list,
+    }
     with patch.multiple(otc, **replaced):
         otc.OtcScores(OtcSettings(**settings)).scale(SimpleNamespace(partition_id="train"))
     return [float(scores[key].sum()) for key in range(len(rows))]
