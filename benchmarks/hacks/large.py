@@ -104,12 +104,10 @@ async def _compute_score(value: Any, **options: Any) -> list[float]:
 
 
 async def _options(value: Any, name: str) -> list[float]:
-    extra: dict[str, Any] = {
-        "assistant_texts": ["#### 41" if name != "tool_use_bonus" else "#### 42"],
-        "call_statuses": ["ok"],
-    }
-    extra["assistant_calls"] = [[{"name": "a", "arguments": "{}"}]] if name != "format_weight" else []
-    extra["assistant_texts"] = ["41"] if name == "format_weight" else extra["assistant_texts"]
+    """Score an answer for which the option counts: one that is wrong, right, or not in the format."""
+    answer = {"wrong_call_credit": "#### 41", "tool_use_bonus": "#### 42", "format_weight": "41"}[name]
+    calls = [] if name == "format_weight" else [[{"name": "a", "arguments": "{}"}]]
+    extra = {"assistant_texts": [answer], "assistant_calls": calls, "call_statuses": ["ok"]}
     limit = {"wrong_call_limit": value} if name == "wrong_call_credit" else {}
     found = await compute_score("gsm8k", "", "42", extra, gsm8k={name: value, **limit})
     return [found["score"]]

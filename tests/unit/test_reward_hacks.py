@@ -8,8 +8,8 @@ from benchmarks import reward_hacks
 from benchmarks.hacks import Tried, read_cases
 from verl_multiturn.rewards.router import REWARDS
 
-SLOW = {"code", "math", "reasoning_gym"}
-"""Rewards of which the short form is left to the benchmark: sandboxes and verifiers take long to start."""
+SLOW = {"math", "reasoning_gym"}
+"""Rewards of which the short form is left to the benchmark: their packages take long to load."""
 PLACES = {"$root": ".", "$url": "http://127.0.0.1:9/v1"}
 DOCS = reward_hacks.DOCS.read_text(encoding="utf-8")
 
