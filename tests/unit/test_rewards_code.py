@@ -1,4 +1,4 @@
-"""Programs against tests: programs that pass, that fail, and that try to forge a verdict."""
+"""Programs against tests: those that pass, that fail, and that attack the judge (more in `test_rewards_forgeries`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
+from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, block, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.program_cells import decode, encode
@@ -21,10 +21,6 @@ async def _closed() -> AsyncIterator[None]:
     yield
     await aclose()
     assert not children("bwrap")
-
-
-def block(program: str) -> str:
-    return f"<think>hm</think>Here it is:\n```python\n{program}\n```\nDone."
 
 
 SUMS = {"inputs": ["1 2\n", "3 4 5", ""], "outputs": ["3\n", "12", "0"]}
@@ -225,182 +221,6 @@ async def test_no_single_assertion_is_forged() -> None:
     for program, expected in FUNCTIONS[-14:]:
         for test in (ASSERTS[0], ASSERTS[3]):
             assert await score("mbpp", block(program), {"assert_case": [test]}) == expected, (program, test)
-
-
-MARK = '\x00result ["pass"]\n'
-"""A verdict as text: what the judge once wrote into the output of a test, where programs could write it too."""
-_ERROR = f"type('M', (type,), {{'__name__': {MARK!r}}})('E', (Exception,), {{}})"
-"""An error of the program whose type has the verdict for a name."""
-# Name, code of a test, a right program, a wrong program that tries to be right.
-FORGERIES: list[tuple[str, str, str, str]] = [
-    (
-        "a printed verdict, and the test never ends",
-        "r = make(5)\nprint(r[0])\nassert sum(1 for _ in range(r[1])) == 5",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 10**18)",
-    ),
-    (
-        "a printed verdict, and the test's process ends",
-        "import os\nr = make(5)\nprint(r[0], flush=True)\nr[1] == 5 or os._exit(0)",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 4)",
-    ),
-    (
-        "parts of a verdict, joined by print",
-        "import os\nr = make(5)\nprint(*r[:3], sep='', flush=True)\nr[3] == 5 or os._exit(0)",
-        "def make(n): return ('', '', '', n)",
-        "def make(n): return ('\\0re', 'sult [\"pa', 'ss\"]', 4)",
-    ),
-    (
-        "parts of a verdict, joined by the test",
-        "import os\nr = make(5)\nprint(''.join(r[:2]), flush=True)\nr[2] == 5 or os._exit(0)",
-        "def make(n): return ('', '', n)",
-        "def make(n): return ('\\0result ', '[\"pass\"]', 4)",
-    ),
-    (
-        "a verdict behind control codes of a terminal",
-        "import os\nr = make(5)\nprint('got', r[0], flush=True)\nr[1] == 5 or os._exit(0)",
-        "def make(n): return ('', n)",
-        f"def make(n): return ('\\x1b[2K\\r' + {MARK!r}, 4)",
-    ),
-    (
-        "a verdict on descriptors",
-        "import os\nr = make(5)\nfor fd in (1, 2): os.write(fd, r[0].encode())\nr[1] == 5 or os._exit(0)",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 4)",
-    ),
-    (
-        "a verdict on a descriptor that the program chooses",
-        "import os\nr = make(5)\ntry: os.write(r[0], r[1])\nexcept OSError: pass\nassert r[2] == 5",
-        "def make(n): return (99, b'', n)",
-        "def make(n): return (3, bytes(16) + b'[\"pass\"]', 4)",
-    ),
-    (
-        "a verdict into a file that the program chooses",
-        "import os\nr = make(5)\ntry: open(r[0], 'w').write(r[1])\nexcept OSError: pass\nassert r[2] == 5",
-        "def make(n): return ('/dev/null', '', n)",
-        f"def make(n): return ('/proc/self/fd/3', {MARK!r}, 4)",
-    ),
-    (
-        "more verdicts than a cell may print",
-        "r = make(5)\nprint(r[0] * r[1])\nassert r[1] == 5",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r} + ' ' * 40_000, 1000)",
-    ),
-    (
-        "a verdict in the name of an error",
-        "import os\ntry: make(0)\nexcept Exception as error: print(error, flush=True)\nmake(5) == 5 or os._exit(0)",
-        "def make(n):\n    if n == 0: raise ValueError\n    return n",
-        f"def make(n):\n    if n == 0: raise {_ERROR}\n    return 4",
-    ),
-    (
-        "a thread that goes on printing",
-        "import threading\nr = make(5)\n"
-        "def work():\n    while True: print(r[0], flush=True)\n"
-        "threading.Thread(target=work, daemon=True).start()\nassert r[1] == 5",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 4)",
-    ),
-    (
-        "a test that catches everything",
-        "import os\nr = make(5)\ntry: assert r[1] == 5\nexcept BaseException:\n    print(r[0], flush=True)\n"
-        "    os._exit(0)",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 4)",
-    ),
-    (
-        "memory that is used up",
-        "r = make(5)\nprint(r[0], flush=True)\nassert len(bytearray(r[1])) == 5",
-        "def make(n): return ('', n)",
-        f"def make(n): return ({MARK!r}, 10**15)",
-    ),
-    (
-        "a value that is nested deeply",
-        "import copy\nr = make(5)\nprint(r[0], flush=True)\nassert copy.deepcopy(r[1]) == 5",
-        "def make(n): return ('', n)",
-        f"def make(n):\n    x = 5\n    for _ in range(97): x = [x]\n    return ({MARK!r}, x)",
-    ),
-    *(
-        (
-            f"{error}, raised by the program",
-            "r = make(5)\nassert r == 5",
-            "def make(n): return n",
-            f"def make(n): raise {error}({MARK!r})",
-        )
-        for error in ("MemoryError", "RecursionError", "KeyboardInterrupt", "SystemExit", "GeneratorExit")
-    ),
-]
-
-
-async def test_no_verdict_is_forged() -> None:
-    async def judged(test: str, program: str) -> Numbers:
-        return await score("mbpp", block(program), {"assert_case": [test]}, code={"timeout_s": 8, "processes": 2})
-
-    for name, test, right, wrong in FORGERIES:
-        honest, forged = await asyncio.gather(judged(test, right), judged(test, wrong))
-        assert honest == RIGHT, name
-        assert forged[:4] == WRONG[:4], name
-        assert forged[5] == 0.0, name
-
-
-_NONCE = """
-import os, sys, time
-def answer(data):
-    frame, found = sys._getframe(), set()
-    while frame := frame.f_back:
-        found |= {value[:16] for value in frame.f_locals.values() if isinstance(value, bytes) and len(value) > 16}
-    for nonce in found: os.write(3, nonce + data)
-    time.sleep(1000)
-"""
-"""Code of a program that answers in place of the judge's own code in its sandbox, and then sleeps."""
-# Answers of a program's own sandbox that are no values, or that say what only the judge may say.
-ANSWERS = [
-    b"",
-    b"\xff",
-    b"null",
-    b"3",
-    b'["pass"]',
-    b'["fail"]',
-    b'["unsuitable", "me"]',
-    b'["call", "add", ["list", []], ["dict", []]]',
-    b'["value"]',
-    b'["value", ["int", "0x3"], 1]',
-    b'["value", null]',
-    b'["value", ["int", 3]]',
-    b'["value", ["str", "' + b"x" * 100_000 + b'"]]',
-    b'["value", ["code", "x"]]',
-    b'["value", ["constant", 1e999]]',
-    b'["value", ["constant", NaN]]',
-    b'["value", ["constant", ' + b"9" * 5_000 + b"]]",
-    b'["value", ["dict", [[["list", []], ["int", "0x3"]]]]]',
-    b"[" * 900 + b"]" * 900,
-    b'["value", ' + b"[" * 20_000 + b"]" * 20_000 + b"]",
-    b'["error", "Pending"]',
-    b'["error", "SystemExit"]',
-    b'["error", 7]',
-    b'["error", ["a"]]',
-    b'["late"]',
-]
-
-
-async def test_what_a_program_answers_is_its_value_and_nothing_else() -> None:
-    async def judged(answer: bytes) -> Numbers:
-        program = f"{_NONCE}\ndef add(a, b): answer({answer!r})"
-        return await score("mbpp", block(program), {"assert_case": [ASSERTS[0]]}, code={"timeout_s": 60})
-
-    assert await judged(b'["value", ["int", "0x3"]]') == RIGHT  # it does answer, and it might have returned 3
-    found = await asyncio.gather(*map(judged, ANSWERS))
-    assert dict(zip(ANSWERS, found, strict=True)) == dict.fromkeys(ANSWERS, WRONG)
-
-
-async def test_a_sandbox_that_was_stopped_has_no_answer() -> None:
-    answer = '\x00result ["value", ["int", "0x3"]]'
-    writes = f"print({answer!r}, flush=True)\n    for f in range(99):\n        try: os.write(f, {answer!r}.encode())\n"
-    writes += "        except OSError: pass"
-    tests = {"assert_case": ["assert add(1, 2) == 3"]}
-    for end, late in (("os._exit(0)", 0.0), ("time.sleep(1000)", 1.0)):
-        program = f"import os, time\ndef add(a, b):\n    {writes}\n    {end}"
-        assert await score("mbpp", block(program), tests, code={"timeout_s": 4}) == (0.0, 0.0, 1.0, 1.0, late, 0.0)
 
 
 async def test_calls_of_a_function_by_its_name() -> None:
