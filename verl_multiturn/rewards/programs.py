@@ -51,7 +51,7 @@ _MOST_BYTES = 90_000
 """Most bytes of a program, so that it fits into a cell with the imports that it forgot."""
 _CHUNK_BYTES = 48_000
 _OUTPUT_CHARACTERS = 4_000_000
-_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 # When two modules export the same name, the later module wins. A module's own name wins over an exported name.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
