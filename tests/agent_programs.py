@@ -203,6 +203,8 @@ def misbehave(row):
         return 0.75
     elif do == "environment":
         return {"reward": float("SECRET_OF_A_SIBLING" in os.environ), "completions": {os.environ["OPENAI_API_KEY"]: 1}}
+    elif do == "run a program":
+        os.system(f"{row['program']} {os.getpid()}")
     elif do == "nan":
         return float("nan")
     return row.get("x", 0.0)

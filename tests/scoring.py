@@ -30,6 +30,11 @@ async def score(data_source: str, text: str, ground_truth: Any, extra: Any = Non
     return tuple(found.values())
 
 
+def block(program: str) -> str:
+    """Return the text of a turn that ends with a program."""
+    return f"<think>hm</think>Here it is:\n```python\n{program}\n```\nDone."
+
+
 def children(command: str) -> set[int]:
     """Return the processes that this one started and that run `command`."""
     found = set()

@@ -67,6 +67,16 @@ class Arena:
         return {0: int(self._won)}, {}
 
 
+class Shell:
+    """A world whose actions are commands of a shell, each of which gets the id of the world's process."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return "$", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return f"status {os.system(f'{action} {os.getpid()}')}", 0.0, False, False, {}
+
+
 class Odd:
     """A world in Gymnasium's form that does `what` in its factory, `reset`, `step` or `close`."""
 
@@ -121,6 +131,10 @@ class Odd:
                 return ("seen", 1.0, 0, False, {})
             case "nan":
                 return ("seen", float("nan"), False, False, {})
+            case "far":
+                return ("seen", 1e39, False, False, {})
+            case "scalars":
+                return ("seen", np.array(0.5), np.array(True), np.bool_(False), {})
             case "surrogates":
                 return ("a\ud800b", *observed[1:])
             case "large":

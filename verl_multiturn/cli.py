@@ -142,13 +142,13 @@ def validate(
     for kind, name, made in loaded:
         console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
 
-    checks = [partial(interaction_of_row, interactions=interactions)] if interactions else []
+    checks = [partial(interaction_of_row, interactions=interactions)]
     measure = None
     if model is not None:
         try:
             from verl_multiturn.verl_bridge.chat_setup import prompt_measure
 
-            measure = prompt_measure(model, tools, tool_format)
+            measure = prompt_measure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
             _refuse(error)
         except ImportError as error:

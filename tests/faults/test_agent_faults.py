@@ -16,6 +16,7 @@ import pytest
 
 from tests import agent_programs
 from tests.conftest import ROOT
+from tests.forger import forger
 from tests.proxy_clients import until
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy import process_runner, thread_runner
@@ -188,9 +189,24 @@ async def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_process_left")
 async def test_a_wrong_result_raises(tmp_path: Path) -> None:
     runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
-    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is not finite"):
+    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is no finite number"):
         await runner.run({"do": "nan", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
     await runner.aclose()
+
+
+@pytest.mark.usefixtures("no_process_left")
+async def test_a_program_that_the_agent_starts_does_not_speak_for_it(tmp_path: Path) -> None:
+    runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
+    result = {"result": {"reward": 1.0, "completions": {}, "by_id": False}}
+    row = {"do": "run a program", "pids": str(tmp_path / "pids")}
+    killed, ended = [
+        await runner.run(row | {"program": forger(tmp_path, result, end)}, address(), asyncio.Event())
+        for end in (True, False)
+    ]
+    await runner.aclose()
+    assert (killed.kind, killed.result) == ("exited", AgentResult())
+    assert killed.problem.startswith("the agent ended with signal SIGKILL; it wrote:\n{")  # to the output, as text
+    assert ended == AgentEnd("returned", AgentResult(0.0))
 
 
 WORKER = f"""

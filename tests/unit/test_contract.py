@@ -85,8 +85,8 @@ def test_a_sound_tool_passes() -> None:
     [
         (NoResult, "execute", "execute must return"),
         (NoId, "create", "returned 42"),
-        (NoNumber, "calc_reward", "must be a finite number, got nan"),
-        (NoFiniteStep, "execute", "the step reward must be a finite number, got inf"),
+        (NoNumber, "calc_reward", "must be a finite number from -1e+12 to 1e+12, got nan"),
+        (NoFiniteStep, "execute", "the step reward must be a finite number from -1e+12 to 1e+12, got inf"),
         (RaisesWhatCannotBeTold, "execute", "raised Unspeakable: its message cannot be read: AttributeError"),
         (ReturnsWhatCannotBeTold, "execute", "got <Unspeakable whose repr raises AttributeError>"),
         (Raises, "execute", "raised AttributeError: no such thing"),

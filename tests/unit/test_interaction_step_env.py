@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import interaction_envs
 from tests.conftest import ROOT
+from tests.forger import forger
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply
@@ -173,7 +174,8 @@ FAILED = [
     ("die", "make", r"ended in the middle of reset\(\)"),
     ("die", "step", r"ended in the middle of step\(\)"),
     ("killed", "step", r"ended in the middle of step\(\)"),
-    ("nan", "step", "the reward is nan"),
+    ("nan", "step", "the reward is nan, expected a finite number from"),
+    ("far", "step", r"the reward is 1e\+39, expected a finite number from"),
     ("hang", "make", r"start did not return within 4 s"),
     ("hang", "step", r"reply did not return within 4 s"),
     ("deaf", "step", r"reply did not return within 4 s"),
@@ -223,11 +225,25 @@ async def test_odd_texts_go_through() -> None:
             await play(env, "c", "go", env_kwargs={"what": "huge"})
 
 
+async def test_rewards_and_flags_may_be_arrays_without_dimensions() -> None:
+    async with world("Odd") as env:
+        _, seen = await play(env, "a", "go", env_kwargs={"what": "scalars"})
+        assert (seen.reward, seen.done, seen.truncated) == (0.5, True, False)
+
+
 async def test_a_child_that_a_step_forked_answers_nothing() -> None:
     async with world("Odd") as env:
         actions = [str(step) for step in range(8)]
         replies = await play(env, "a", *actions, env_kwargs={"what": "fork"})
         assert [reply.text for reply in replies[1:]] == [f"did {action}" for action in actions]
+        await env.close("a")
+
+
+async def test_a_program_that_a_step_starts_answers_nothing(tmp_path: Path) -> None:
+    answer = {"text": "won", "state": None, "reward": 1.0, "done": True, "truncated": False}
+    async with world("Shell") as env:
+        first, second = (await play(env, "a", *[forger(tmp_path, answer)] * 2))[1:]
+        assert [(reply.text, reply.reward, reply.done) for reply in (first, second)] == [("status 0", 0.0, False)] * 2
         await env.close("a")
 
 
@@ -348,8 +364,9 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
-        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number, got"),
+        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "invalid": float("nan")}, "invalid: expected 'ask again' or a finite number"),
+        ({"env": "tests.worlds:Maze", "invalid": -1e39}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
         ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
         ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),

@@ -71,6 +71,9 @@ SIGNS: list[tuple[str, str, Numbers]] = [
     (r"\boxed{10}", r"10\%", RIGHT),
     (r"\boxed{10\%}", "0.1", WRONG),
     (r"\boxed{.}", "5", WRONG),
+    (r"\boxed{°}", r"\%", WRONG),
+    (r"\boxed{$}", r"\%", WRONG),
+    (r"\boxed{\%}", r"\%", RIGHT),
 ]
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import has_ended
+from verl_multiturn.sandbox.guest.cell import VALUE_BYTES
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, Sandbox
@@ -135,6 +136,18 @@ async def test_the_code_runs_without_rights(sandbox: Sandbox) -> None:
     assert status["Seccomp"] == "2"
     assert all(int(status[name], 16) == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
     assert status["Uid"].split() == ["1000"] * 4
+
+
+async def test_the_value_of_a_cell_is_apart_from_its_output(sandbox: Sandbox) -> None:
+    result = await sandbox.run("x = b'text'\nprint('printed')\nx + b'\\x00\\n'", with_value=True)
+    assert (result.output, result.value, result.stopped) == ("printed\n", b"text\x00\n", None)
+    assert (await sandbox.run("x")).value == b""  # not asked for
+    for code in ("1 / 0", "1 +", "'text'", "type('B', (bytes,), {})(x)", f"bytes({VALUE_BYTES + 1})", "y = x"):
+        assert (await sandbox.run(code, with_value=True)).value == b"", code
+    assert len((await sandbox.run(f"bytes({VALUE_BYTES})", with_value=True)).value) == VALUE_BYTES
+    result = await sandbox.run("import os\nprint(x, flush=True)\nos._exit(1) or x", with_value=True)
+    assert (result.output, result.value) == ("b'text'\n", b"")
+    assert (await sandbox.run("x", with_value=True)).value == b""
 
 
 async def test_the_longest_code_and_a_longer_one(sandbox: Sandbox) -> None:

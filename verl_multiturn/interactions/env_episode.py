@@ -12,8 +12,6 @@ Invariant: what an episode returns is plain JSON: finite numbers, texts, lists.
 
 from __future__ import annotations
 
-import math
-import numbers
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
 from verl_multiturn.tools.registry import resolve
 from verl_multiturn.workers.fork_zygote import seed_process
 
@@ -213,19 +212,19 @@ class PlayedEnv:
 
 
 def _flag(value: Any, name: str) -> bool:
-    is_numpys = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
-    if not isinstance(value, bool) and not is_numpys:
+    flag = plain_scalar(value)
+    if not isinstance(flag, bool):
         raise WrongTypeError(f"step() returned {show(value)} as {name}, expected True or False")
-    return bool(value)
+    return flag
 
 
 def _reward(value: Any) -> float:
-    number = value.item() if getattr(value, "ndim", None) == 0 else value  # an array or a tensor of one number
-    if not isinstance(number, numbers.Real):
-        raise WrongTypeError(f"the reward is {show(value)}, expected a number")
-    if not math.isfinite(number):
-        raise ArithmeticError(f"the reward is {number}")
-    return float(number)
+    try:
+        return as_reward(value)
+    except NoNumberError:
+        raise WrongTypeError(f"the reward is {show(value)}, expected a number") from None
+    except UnusableNumberError:
+        raise ArithmeticError(f"the reward is {show(value)}, expected a {USABLE}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import math
 import operator
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,6 +29,7 @@ from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.env_episode import is_gymnasium_id
 from verl_multiturn.interactions.env_process import EnvProcess, EnvProcesses
 from verl_multiturn.interactions.settings import plain, read_config
+from verl_multiturn.reward_numbers import USABLE, as_reward
 
 _INSTALLS = {"gymnasium": "'verl-multiturn[gymnasium]'", "gem": "gem-llm"}
 """Names on the package index of packages that are called otherwise there."""
@@ -94,12 +94,9 @@ class StepEnvSettings(BaseModel):
     @classmethod
     def _is_answer(cls, invalid: Any) -> Any:
         try:
-            number = 0.0 if invalid == "ask again" else float(invalid)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError("expected 'ask again' or a finite number")
-        return invalid
+            return invalid if invalid == "ask again" else as_reward(float(invalid))
+        except (TypeError, ValueError, ArithmeticError):
+            raise ValueError(f"expected 'ask again' or a {USABLE}") from None
 
     @field_validator("actions")
     @classmethod

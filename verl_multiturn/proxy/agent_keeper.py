@@ -123,7 +123,8 @@ class _Kept:
         self._report = bytearray()
         self._leaves_at: float | None = None
         self._output_fd, output_end = os.pipe()
-        self._report_fd, report_end = os.pipe()
+        # Unlike a pipe, a socket cannot be opened through /proc by a program that the agent starts.
+        self._report_fd, report_end = (each.detach() for each in socket.socketpair())
         keeper = os.getpid()
         self._process = os.fork()
         if self._process == 0:

@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.call import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
@@ -148,7 +149,7 @@ class ToolExamination(Examination):
         if not problem:
             try:
                 if read_reward(tool.name, "calc_reward", rewarded.value, foreign) is None:
-                    problem = f"the reward must be a finite number, got {show(rewarded.value)}"
+                    problem = f"the reward must be a {USABLE}, got {show(rewarded.value)}"
             except ToolContractError as error:
                 problem = str(error)
         if problem and foreign and rewarded.error is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.call import read_answer, read_reward
@@ -159,7 +160,7 @@ def is_result(tool: Any, outcome: Probed) -> str:
         read_answer(tool.name, value, _ENOUGH, foreign)
         reward = value[1] if isinstance(value, tuple) and not foreign else None
         if reward is not None and read_reward(tool.name, "execute", reward) is None:
-            return f"the step reward must be a finite number, got {show(reward)}"
+            return f"the step reward must be a {USABLE}, got {show(reward)}"
     except ToolContractError as error:
         return str(error)
     return ""
