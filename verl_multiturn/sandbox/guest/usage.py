@@ -1,8 +1,13 @@
 """Memory and processor time of the processes of one sandbox, measured from /proc by its supervisor.
 
-Memory is the sum of two parts. The first is what the processes have mapped; a page that several share counts once. The
-second is the most that their sockets and pipes can hold. The kernel counts every socket of a network namespace, also
-one that nobody has accepted, that is on its way to another process, or that its owner closed before it was read.
+Memory is the sum of three parts. The first is what the processes have mapped; a page that several share counts once.
+The second is what the kernel keeps for that: page tables and records of mappings. The third is the most that their
+sockets and pipes can hold. The kernel counts every socket of a network namespace, also one that nobody has accepted,
+that is on its way to another process, or that its owner closed before it was read.
+
+A process whose main thread has ended lives on while another thread does. Then its own files in /proc show no memory
+and no open files, and those of the other threads do. All threads of a process share its memory and its open files: the
+system call filter refuses what would give a thread files of its own.
 
 Processor time is measured twice. The first figure is exact for every process that is alive or was waited for. It misses
 a child that nobody waits for, because its parent ignores SIGCHLD. The second figure is sampled: at random moments the
@@ -19,6 +24,8 @@ import os
 import resource
 import time
 
+from . import syscalls
+
 FILE_BYTES = 64 * 1024
 """Largest number of bytes that an open pipe holds. (`F_SETPIPE_SZ`, which would raise it, is refused.)"""
 _SAMPLED_FACTOR, _SAMPLED_SLACK_S = 1.25, 1.0
@@ -27,6 +34,10 @@ _ENDED = (FileNotFoundError, ProcessLookupError)
 
 Any other error ends the sandbox: a supervisor that cannot see every process cannot enforce a limit.
 """
+_RETRIES = 8
+"""Times to look for a living thread: one may end while we look, after it has started the next one."""
+_MAPPING_BYTES = 256
+"""Bytes that the kernel keeps for each mapping of a process: a `vm_area_struct`, and its place in a tree."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,6 +50,8 @@ class Usage:
         resident: Bytes in memory. A page that two processes share counts twice.
         virtual: Bytes of address space.
         states: State of each process, by process id; `T` means stopped.
+        paths: For each process the folder below /proc that shows its memory and its open files: `PID`, or
+            `PID/task/TID` where the main thread has ended.
         own_ticks: Processor time of each process without its children, by process id, in clock ticks (`SC_CLK_TCK`).
         may_run: Ids of the processes that could be running now.
     """
@@ -50,6 +63,7 @@ class Usage:
         self.resident = 0
         self.virtual = 0
         self.states: dict[str, bytes] = {}
+        self.paths: list[str] = []
         self.own_ticks: dict[str, int] = {}
         self.may_run: set[str] = set()
 
@@ -73,6 +87,10 @@ class Usage:
             usage.tasks += tasks
             if tasks > 1 or fields[0] == b"R":
                 usage.may_run.add(process)
+            path = process
+            if tasks > 1 and fields[20] == b"0":
+                path, fields = _living_thread(process, fields)
+            usage.paths.append(path)
             usage.virtual += int(fields[20])
             usage.resident += int(fields[21]) * resource.getpagesize()
         return usage
@@ -125,6 +143,24 @@ def _stat(path: str) -> list[bytes]:
     return content[content.rindex(b")") + 2 :].split()
 
 
+def _living_thread(process: str, fields: list[bytes]) -> tuple[str, list[bytes]]:
+    """Return the path below /proc, and the `stat` fields, of a thread that has an address space.
+
+    Args:
+        process: Id of a process whose main thread has none.
+        fields: The fields of the main thread; returned where every other thread has ended, too.
+    """
+    for _ in range(_RETRIES):
+        with contextlib.suppress(*_ENDED):
+            for task in os.listdir(f"/proc/{process}/task"):
+                with contextlib.suppress(*_ENDED):
+                    path = f"{process}/task/{task}"
+                    found = _stat(path)
+                    if found[20] != b"0":
+                        return path, found
+    return process, fields
+
+
 def _running(process: str) -> float:
     """Return the expected number of threads of a process that have a processor now.
 
@@ -155,12 +191,12 @@ def field(fd: int, name: bytes) -> int:
     return int(words[words.index(name) + 1])
 
 
-def open_files(processes: list[str]) -> int:
-    """Return the number of open descriptors of processes, given by their ids."""
+def open_files(paths: list[str]) -> int:
+    """Return the number of open descriptors of processes, given by `Usage.paths`."""
     count = 0
-    for process in processes:
+    for path in paths:
         with contextlib.suppress(*_ENDED):
-            count += len(os.listdir(f"/proc/{process}/fd"))
+            count += len(os.listdir(f"/proc/{path}/fd"))
     return count
 
 
@@ -170,12 +206,37 @@ def sockets() -> int:
         return int(file.readline().split()[2])
 
 
-def proportional_bytes(processes: list[str]) -> int:
-    """Return the memory of processes in bytes, with what was swapped out; a page that several share counts once."""
+def page_tables(paths: list[str]) -> int:
+    """Return the bytes of the page tables of processes, given by `Usage.paths`."""
     total = 0
-    for process in processes:
-        with contextlib.suppress(*_ENDED), open(f"/proc/{process}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith((b"Pss:", b"SwapPss:")):
-                    total += int(line.split()[1]) * 1024
+    for path in paths:
+        with contextlib.suppress(*_ENDED), open(f"/proc/{path}/status", "rb") as file:
+            _, found, rest = file.read().partition(b"VmPTE:")
+            total += int(rest.split(maxsplit=1)[0]) * 1024 if found else 0
+    return total
+
+
+def mapped_bytes(paths: list[str]) -> int:
+    """Return the memory of processes in bytes, with what was swapped out, and with the kernel's records of mappings.
+
+    A page that several processes share counts once, and so does an address space: a child of `vfork` has its parent's.
+
+    Args:
+        paths: `Usage.paths` of the processes.
+    """
+    total = 0
+    counted: list[int] = []
+    for path in paths:
+        task = int(path.rpartition("/")[2])
+        if any(syscalls.have_one_memory(task, other) for other in counted):
+            continue
+        with contextlib.suppress(*_ENDED):
+            with open(f"/proc/{path}/smaps_rollup", "rb") as file:
+                for line in file:
+                    if line.startswith((b"Pss:", b"SwapPss:")):
+                        total += int(line.split()[1]) * 1024
+            with open(f"/proc/{path}/maps", "rb") as file:
+                while chunk := file.read(1 << 16):
+                    total += chunk.count(b"\n") * _MAPPING_BYTES
+            counted.append(task)
     return total
