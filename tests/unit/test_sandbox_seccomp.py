@@ -74,9 +74,9 @@ def test_calls_by_number(machine: str, column: int) -> None:
         ((16, 29), (0, 0x5412), errno.EPERM),  # TIOCSTI
         ((16, 29), (0, 0xFFFFFFFF00005412), errno.EPERM),  # the kernel looks at the low half only
         ((16, 29), (0, 0x541C), errno.EPERM),  # TIOCLINUX
-        ((16, 29), (3, 0x80111500), errno.EPERM),  # FS_IOC_GETFSUUID
         ((16, 29), (3, 0x80811501), errno.EPERM),  # FS_IOC_GETFSSYSFSPATH
         ((16, 29), (3, 0x81009431), errno.EPERM),  # FS_IOC_GETFSLABEL
+        ((16, 29), (3, 0xD000941E), errno.EPERM),  # BTRFS_IOC_DEV_INFO
         ((41, 198), (1,), ALLOW),  # socket AF_UNIX
         ((41, 198), (2,), ALLOW),  # AF_INET
         ((41, 198), (16,), errno.EAFNOSUPPORT),  # AF_NETLINK

@@ -67,8 +67,8 @@ _NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _CLOSE_RANGE_UNSHARE = 2
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
-# What an open file tells of the disk that it lies on: FS_IOC_GETFSUUID, FS_IOC_GETFSSYSFSPATH, FS_IOC_GETFSLABEL
-_NAMES_OF_A_DISK = (0x80111500, 0x80811501, 0x81009431)
+# They name the disk that an open file lies on: FS_IOC_GETFSSYSFSPATH, FS_IOC_GETFSLABEL, BTRFS_IOC_DEV_INFO
+_NAMES_OF_A_DISK = (0x80811501, 0x81009431, 0xD000941E)
 _SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6: the families that a network namespace confines
 _PERSONALITIES = (0, 0xFFFFFFFF)  # PER_LINUX, and the value that only asks for the current one
 # A shared anonymous mapping stays in memory as a whole while one page of it is mapped, and counts as that page only.

@@ -25,7 +25,7 @@ import time
 from typing import Any, NoReturn
 
 from . import cell, confine, syscalls
-from .usage import FILE_BYTES, SampledTime, Usage, field, mapped_bytes, open_files, page_tables, sockets
+from .usage import FILE_BYTES, SampledTime, Usage, field, hold_more, open_files, page_tables, sockets
 
 DONE = b"done"
 """Packet to the parent: the sandbox is ready, or its cell is over."""
@@ -289,7 +289,7 @@ class _Supervisor:
         mapped = usage.virtual - self._spec["zygote_memory"] * max(1, len(usage.states))
         if usage.resident <= allowed and mapped <= allowed:
             return False
-        return mapped_bytes(usage.paths) > allowed
+        return hold_more(usage, allowed)
 
     def _rest(self, usage: Usage) -> None:
         """Stop the worker, the only process left, so that no signal handler runs while nobody watches."""

@@ -23,6 +23,7 @@ import contextlib
 import os
 import resource
 import time
+from collections.abc import Iterator
 
 from . import syscalls
 
@@ -50,7 +51,7 @@ class Usage:
         resident: Bytes in memory. A page that two processes share counts twice.
         virtual: Bytes of address space.
         states: State of each process, by process id; `T` means stopped.
-        paths: For each process the folder below /proc that shows its memory and its open files: `PID`, or
+        paths: For each process that has memory and open files, the folder below /proc that shows them: `PID`, or
             `PID/task/TID` where the main thread has ended.
         own_ticks: Processor time of each process without its children, by process id, in clock ticks (`SC_CLK_TCK`).
         may_run: Ids of the processes that could be running now.
@@ -87,12 +88,13 @@ class Usage:
             usage.tasks += tasks
             if tasks > 1 or fields[0] == b"R":
                 usage.may_run.add(process)
-            path = process
-            if tasks > 1 and fields[20] == b"0":
-                path, fields = _living_thread(process, fields)
-            usage.paths.append(path)
-            usage.virtual += int(fields[20])
-            usage.resident += int(fields[21]) * resource.getpagesize()
+            path: str | None = process
+            if fields[20] == b"0":
+                path, fields = _living_thread(process, fields) if tasks > 1 else (None, fields)
+            if path is not None:
+                usage.paths.append(path)
+                usage.virtual += int(fields[20])
+                usage.resident += int(fields[21]) * resource.getpagesize()
         return usage
 
 
@@ -143,12 +145,12 @@ def _stat(path: str) -> list[bytes]:
     return content[content.rindex(b")") + 2 :].split()
 
 
-def _living_thread(process: str, fields: list[bytes]) -> tuple[str, list[bytes]]:
+def _living_thread(process: str, fields: list[bytes]) -> tuple[str | None, list[bytes]]:
     """Return the path below /proc, and the `stat` fields, of a thread that has an address space.
 
     Args:
         process: Id of a process whose main thread has none.
-        fields: The fields of the main thread; returned where every other thread has ended, too.
+        fields: The fields of the main thread; returned with None where every other thread has ended, too.
     """
     for _ in range(_RETRIES):
         with contextlib.suppress(*_ENDED):
@@ -158,7 +160,20 @@ def _living_thread(process: str, fields: list[bytes]) -> tuple[str, list[bytes]]
                     found = _stat(path)
                     if found[20] != b"0":
                         return path, found
-    return process, fields
+    return None, fields
+
+
+@contextlib.contextmanager
+def _unless_ended(path: str) -> Iterator[None]:
+    """Leave the block at an error that says that a process or thread has ended; its files in /proc then are root's."""
+    try:
+        yield
+    except _ENDED:
+        return
+    except PermissionError:
+        with contextlib.suppress(*_ENDED):
+            if _stat(path)[20] != b"0":
+                raise
 
 
 def _running(process: str) -> float:
@@ -195,7 +210,7 @@ def open_files(paths: list[str]) -> int:
     """Return the number of open descriptors of processes, given by `Usage.paths`."""
     count = 0
     for path in paths:
-        with contextlib.suppress(*_ENDED):
+        with _unless_ended(path):
             count += len(os.listdir(f"/proc/{path}/fd"))
     return count
 
@@ -210,33 +225,48 @@ def page_tables(paths: list[str]) -> int:
     """Return the bytes of the page tables of processes, given by `Usage.paths`."""
     total = 0
     for path in paths:
-        with contextlib.suppress(*_ENDED), open(f"/proc/{path}/status", "rb") as file:
+        with _unless_ended(path), open(f"/proc/{path}/status", "rb") as file:
             _, found, rest = file.read().partition(b"VmPTE:")
             total += int(rest.split(maxsplit=1)[0]) * 1024 if found else 0
     return total
 
 
-def mapped_bytes(paths: list[str]) -> int:
-    """Return the memory of processes in bytes, with what was swapped out, and with the kernel's records of mappings.
+def hold_more(usage: Usage, allowed: int) -> bool:
+    """Tell whether the memory of processes, with what was swapped out, is more than allowed.
 
     A page that several processes share counts once, and so does an address space: a child of `vfork` has its parent's.
+    The kernel's records of mappings count, too. We read them only where they could decide: at most one for each page.
 
     Args:
-        paths: `Usage.paths` of the processes.
+        usage: The usage of the processes.
+        allowed: A number of bytes.
     """
-    total = 0
+    for used in _mapped(usage.paths):
+        allowed -= used
+        if allowed < 0:
+            return True
+    if usage.virtual // resource.getpagesize() * _MAPPING_BYTES <= allowed:
+        return False
+    for used in _records(usage.paths):
+        allowed -= used
+        if allowed < 0:
+            return True
+    return False
+
+
+def _mapped(paths: list[str]) -> Iterator[int]:
     counted: list[int] = []
     for path in paths:
         task = int(path.rpartition("/")[2])
         if any(syscalls.have_one_memory(task, other) for other in counted):
             continue
-        with contextlib.suppress(*_ENDED):
-            with open(f"/proc/{path}/smaps_rollup", "rb") as file:
-                for line in file:
-                    if line.startswith((b"Pss:", b"SwapPss:")):
-                        total += int(line.split()[1]) * 1024
-            with open(f"/proc/{path}/maps", "rb") as file:
-                while chunk := file.read(1 << 16):
-                    total += chunk.count(b"\n") * _MAPPING_BYTES
+        with _unless_ended(path), open(f"/proc/{path}/smaps_rollup", "rb") as file:
+            yield sum(int(line.split()[1]) * 1024 for line in file if line.startswith((b"Pss:", b"SwapPss:")))
             counted.append(task)
-    return total
+
+
+def _records(paths: list[str]) -> Iterator[int]:
+    for path in paths:
+        with _unless_ended(path), open(f"/proc/{path}/maps", "rb") as file:
+            while chunk := file.read(1 << 16):
+                yield chunk.count(b"\n") * _MAPPING_BYTES
