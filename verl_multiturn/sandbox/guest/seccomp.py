@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Iterator
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -30,7 +31,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
     "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
-    "open_tree_attr": (467, 467), "statmount": (457, 457), "listmount": (458, 458), "sethostname": (170, 161), "setdomainname": (171, 162),
+    "open_tree_attr": (467, 467), "statmount": (457, 457), "listmount": (458, 458),
+    "sethostname": (170, 161), "setdomainname": (171, 162),
     # files by handle, watches of whole mounts, quotas
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "acct": (163, 89), "nfsservctl": (180, 42),
@@ -122,30 +124,37 @@ def program(machine: str) -> bytes:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(errno.EPERM))]
     for call in _DOES_NOTHING:
         code += [(_EQUAL, 0, 1, call[column]), (_RETURN, 0, 0, _refuse(0))]
+    code += [step for block in _argument_checks(column) for step in block]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+
+
+def _argument_checks(column: int) -> Iterator[list[Instruction]]:
+    """Yield the parts of the filter for calls that are refused with some arguments only; column 0 is x86_64."""
     # A filter cannot see the flags of clone3. Told that it does not exist, the C library falls back to clone.
-    code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
-    code += _by_argument(_CLONE[column], 0, [
+    yield [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
+    yield _by_argument(_CLONE[column], 0, [
         (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _refuse(errno.EPERM)),
         (_ANY_BIT, 0, 2, _CLONE_THREAD), (_ANY_BIT, 1, 0, _CLONE_FILES), (_RETURN, 0, 0, _refuse(errno.EPERM)),
     ])  # fmt: skip
     unshares = [(_ANY_BIT, 0, 1, _CLOSE_RANGE_UNSHARE), (_RETURN, 0, 0, _refuse(errno.EPERM))]
-    code += _by_argument(_CLOSE_RANGE[column], 2, unshares)
-    code += _by_argument(_IOCTL[column], 1, _when_equal((*_TERMINAL_INPUT, *_NAMES_OF_A_DISK), _refuse(errno.EPERM)))
+    yield _by_argument(_CLOSE_RANGE[column], 2, unshares)
+    yield _by_argument(_IOCTL[column], 1, _when_equal((*_TERMINAL_INPUT, *_NAMES_OF_A_DISK), _refuse(errno.EPERM)))
     families = [*_when_equal(_SOCKET_FAMILIES, _ALLOW), (_RETURN, 0, 0, _refuse(errno.EAFNOSUPPORT))]
-    code += _by_argument(_SOCKET[column], 0, families)
+    yield _by_argument(_SOCKET[column], 0, families)
     personalities = [*_when_equal(_PERSONALITIES, _ALLOW), (_RETURN, 0, 0, _refuse(errno.EPERM))]
-    code += _by_argument(_PERSONALITY[column], 0, personalities)
-    code += _by_argument(_MMAP[column], 3, [
+    yield _by_argument(_PERSONALITY[column], 0, personalities)
+    yield _by_argument(_MMAP[column], 3, [
         (_ANY_BIT, 0, 1, _MAP_HUGETLB), (_RETURN, 0, 0, _refuse(errno.EPERM)),
         (_ANY_BIT, 0, 2, _MAP_ANONYMOUS), (_ANY_BIT, 0, 1, _MAP_SHARED), (_RETURN, 0, 0, _refuse(errno.EPERM)),
     ])  # fmt: skip
-    code += _by_argument(_FCNTL[column], 1, _when_equal(_FILE_COMMANDS, _refuse(errno.EPERM)))
-    code += _by_argument(_PRCTL[column], 0, _when_equal((_CORE_SCHEDULING,), _refuse(errno.EPERM)))
+    yield _by_argument(_FCNTL[column], 1, _when_equal(_FILE_COMMANDS, _refuse(errno.EPERM)))
+    yield _by_argument(_PRCTL[column], 0, _when_equal((_CORE_SCHEDULING,), _refuse(errno.EPERM)))
     sizes = [(_EQUAL, 1, 0, _SOL_SOCKET), (_RETURN, 0, 0, _ALLOW), (_LOAD, 0, 0, _ARGUMENTS + 16)]
     sizes += _when_equal(_BUFFER_SIZES, _refuse(errno.EPERM))
-    code += _by_argument(_SETSOCKOPT[column], 1, sizes)
-    code += _by_argument(_SETRLIMIT[column], 0, _when_equal((_RLIMIT_CORE,), _refuse(0)))
-    code += _by_argument(_PRLIMIT[column], 0, [
+    yield _by_argument(_SETSOCKOPT[column], 1, sizes)
+    yield _by_argument(_SETRLIMIT[column], 0, _when_equal((_RLIMIT_CORE,), _refuse(0)))
+    yield _by_argument(_PRLIMIT[column], 0, [
         *_when_equal((_SUPERVISOR,), _refuse(errno.EPERM)),
         (_LOAD, 0, 0, _ARGUMENTS + 8), (_EQUAL, 1, 0, _RLIMIT_CORE), (_RETURN, 0, 0, _ALLOW),
         # Where the third argument, the new limit, is null in both halves, the caller only asks for the limit. A new
@@ -154,7 +163,7 @@ def program(machine: str) -> bytes:
         (_LOAD, 0, 0, _ARGUMENTS + 24), *_when_equal((0,), _refuse(0)), (_RETURN, 0, 0, _refuse(errno.EPERM)),
     ])  # fmt: skip
     for process_call in _ON_A_PROCESS:
-        code += _by_argument(process_call[column], 0, _when_equal((_SUPERVISOR,), _refuse(errno.EPERM)))
+        yield _by_argument(process_call[column], 0, _when_equal((_SUPERVISOR,), _refuse(errno.EPERM)))
     for target_call, a_process in _ON_A_TARGET:
         checks = [
             (_EQUAL, 1, 0, a_process),
@@ -162,9 +171,7 @@ def program(machine: str) -> bytes:
             (_LOAD, 0, 0, _ARGUMENTS + 8),
             *_when_equal((_SUPERVISOR,), _refuse(errno.EPERM)),
         ]
-        code += _by_argument(target_call[column], 0, checks)
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+        yield _by_argument(target_call[column], 0, checks)
 
 
 def _when_equal(values: tuple[int, ...], verdict: int) -> list[Instruction]:

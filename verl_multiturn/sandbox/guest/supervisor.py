@@ -103,7 +103,7 @@ def _isolate(spec: dict[str, Any]) -> int:
     inodes = max(1024, spec["disk"] // 2**20 * _INODES_PER_MB)
     syscalls.mount("tmpfs", spec["home"], "tmpfs", secure, f"size={spec['disk']},nr_inodes={inodes},mode=1777")
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    # In the copy /proc is read-only, so that the code cannot set `oom_score_adj`. In ours the worker writes its identity.
+    # In the copy /proc is read-only: the code cannot set `oom_score_adj`. In ours the worker writes its identity.
     again = syscalls.MS_REMOUNT | syscalls.MS_BIND | secure | syscalls.MS_NOEXEC
     syscalls.mount("proc", "/proc", "", again | syscalls.MS_RDONLY, "")
     root = syscalls.copy_mounts()
