@@ -216,6 +216,14 @@ for _ in range(22):
     if os.fork() == 0: wait()
 time.sleep(2.5)
 won('300 MB')
+### epoll_watches
+import select
+files, polls = [os.pipe()[0] for _ in range(40)], [select.epoll() for _ in range(60)]
+for poll in polls:
+    for file in files:
+        for fd in range(160, 250): poll.register(os.dup2(file, fd), 1)
+time.sleep(1)
+won('40 MB')
 ### memory_of_the_undumpable
 libc.prctl(4, 0, 0, 0, 0)
 for _ in range(8):

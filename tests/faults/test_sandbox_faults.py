@@ -127,13 +127,19 @@ async def pool() -> AsyncIterator[SandboxPool]:
             "for _ in range(23):\n    if os.fork() == 0: break\ntime.sleep(600)",
             "more than 128 MB of memory",
         ),
+        (  # the watch of a closed descriptor stays while the file is open
+            "import os, select, time\nfiles, poll = [os.pipe()[0] for _ in range(40)], select.epoll()\n"
+            "for file in files:\n    for fd in range(100, 160): poll.register(os.dup2(file, fd), 1)\ntime.sleep(600)",
+            "watched more than 2048 files",
+        ),
         ("import os; os._exit(7)", "exit code 7"),
         ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV"),
         ("import os; os.closerange(0, 99)", "exit code 1"),
     ],
     ids=["cpu", "cpu of many", "cpu of the dead", "memory of many", "flood", "pipes", "cpu of ignored children",
          "cpu without zombies", "unaccepted", "in flight", "datagrams", "memory of dead leaders",
-         "files of dead leaders", "page tables", "mappings", "exit", "crash", "closed"],
+         "files of dead leaders", "page tables", "mappings",
+         "watches", "exit", "crash", "closed"],
 )  # fmt: skip
 async def test_what_ends_a_sandbox_is_said(pool: SandboxPool, code: str, stopped: str) -> None:
     result = await (await pool.acquire()).run(code)

@@ -113,6 +113,14 @@ keep = subprocess.run(["sh", "-c", f"echo a >&{second}"], pass_fds=[second]), os
 lose = subprocess.run(["sh", "-c", f"echo a >&{second}"], close_fds=True, stderr=subprocess.DEVNULL)
 keep[0].returncode, keep[1], lose.returncode != 0, os.closerange(3 + second, 10 ** 6)
 """,
+    "epoll": """
+import os, select
+poll, pipes = select.epoll(), [os.pipe() for _ in range(100)]
+for first, second in pipes: poll.register(first, select.EPOLLIN), os.write(second, b"x")
+found = len(poll.poll())
+if os.fork() == 0: os._exit(len(poll.poll()))
+found, os.waitstatus_to_exitcode(os.wait()[1])
+""",
     "core limit": """
 import resource
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -134,6 +142,7 @@ ANSWERS = {
     "vfork of a large process": "0",
     "main thread ends first": "(1, 7)",
     "descriptors of children": "(0, b'a\\n', True, None)",
+    "epoll": "(100, 100)",
     "core limit": "(1, 1)",
     "zeros": "b'\\x00\\x00\\x00'",
 }

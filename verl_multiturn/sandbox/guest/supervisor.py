@@ -31,6 +31,8 @@ DONE = b"done"
 """Packet to the parent: the sandbox is ready, or its cell is over."""
 MAX_OPEN_FILES = 512
 """Largest number of open descriptors, of all processes of a sandbox together."""
+MAX_WATCHES = 2048
+"""Largest number of files that the epoll descriptors of a sandbox watch, counted at each of these descriptors."""
 _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _FAILED = b"!"
@@ -270,9 +272,11 @@ class _Supervisor:
         sampled_s = self._sampled.seconds - self._sampled_before_s
         if not self._group_fds and sampled_s > SampledTime.limit_s(limit_s):
             self._end("cpu")
-        files = open_files(usage.paths)
+        files, watches = open_files(usage.paths)
         if files > MAX_OPEN_FILES:
             self._end("files")
+        if watches > MAX_WATCHES:
+            self._end("watches")
         if self._holds_too_much(usage, files):
             self._end("memory")
         if self._nonce is None and not self._closed and usage.tasks <= 1:

@@ -206,13 +206,25 @@ def field(fd: int, name: bytes) -> int:
     return int(words[words.index(name) + 1])
 
 
-def open_files(paths: list[str]) -> int:
-    """Return the number of open descriptors of processes, given by `Usage.paths`."""
-    count = 0
+def open_files(paths: list[str]) -> tuple[int, int]:
+    """Return the number of open descriptors of processes, and of files that their epoll descriptors watch.
+
+    A file counts once for each descriptor by which it is watched, also if that one was closed: the kernel keeps those.
+
+    Args:
+        paths: `Usage.paths` of the processes.
+    """
+    count = watches = 0
     for path in paths:
         with _unless_ended(path):
-            count += len(os.listdir(f"/proc/{path}/fd"))
-    return count
+            descriptors = os.listdir(f"/proc/{path}/fd")
+            count += len(descriptors)
+            for fd in descriptors:
+                with contextlib.suppress(*_ENDED):  # it may have been closed
+                    if os.readlink(f"/proc/{path}/fd/{fd}") == "anon_inode:[eventpoll]":
+                        with open(f"/proc/{path}/fdinfo/{fd}", "rb") as file:
+                            watches += file.read().count(b"tfd:")
+    return count, watches
 
 
 def sockets() -> int:
