@@ -258,7 +258,7 @@ for name in [name for name in dir(resource) if name.startswith('RLIMIT_')]:
     kind = getattr(resource, name)
     hard = resource.getrlimit(kind)[1]
     for wanted in [hard + 1, resource.RLIM_INFINITY] if hard != resource.RLIM_INFINITY else []:
-        attempt(lambda: (resource.setrlimit(kind, (wanted, wanted)), won(name)))
+        attempt(lambda: (resource.setrlimit(kind, (wanted, wanted)), resource.getrlimit(kind)[1] != hard and won(name)))
 if resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY: won('address space')
 ### core_limit
 before = resource.getrlimit(resource.RLIMIT_CORE)
