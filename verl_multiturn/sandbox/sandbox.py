@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.sandbox.control_groups import Group
 from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES, PLAIN, VALUE_BYTES, WITH_VALUE
-from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES
+from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES, MAX_WATCHES
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -257,6 +257,8 @@ class Sandbox:
             return f"the code was stopped: it started more than {settings.processes} processes and threads"
         if kind == "files":
             return f"the code was stopped: it had more than {MAX_OPEN_FILES} files, pipes and sockets open"
+        if kind == "watches":
+            return f"the code was stopped: it watched more than {MAX_WATCHES} files by epoll"
         if kind == "cpu":
             return f"the code was stopped after {settings.cpu_s} s of CPU time"
         if kind == "exit":
