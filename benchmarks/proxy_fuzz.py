@@ -5,7 +5,9 @@
 Agents at random speak HTTP, in all three protocols, to the real server: they rewrite and fork histories, repeat
 requests, ask for the same at once, leave at any moment and come back, send turns back in other words, and put hostile
 texts everywhere. The engine says random turns with each family's own template. Rows, receipts and the certificate are
-the real ones; they are compared with what the engine logged and what the clients received.
+the real ones; they are compared with what the engine logged and what the clients received. Clients close their sending
+side at times, and ask once more after the agent's return. Commands end badly, and strangers crowd an endpoint that may
+open few files (`ends`, `strangers`).
 
 - `violations`: the certificate, answers, usage, histories that the model was not shown, turns that were not continued;
 - `trained_twice`: generations that are trained in two rows, or twice in one;
@@ -38,6 +40,7 @@ from benchmarks.families import family as made_family
 from benchmarks.families import names
 from benchmarks.proxy_fuzz_agents import Fuzzed
 from benchmarks.proxy_fuzz_checks import KINDS, Checked, Findings
+from benchmarks.proxy_fuzz_ends import ask_late, play_ends, play_strangers
 from benchmarks.proxy_fuzz_faults import FAULTS
 from benchmarks.proxy_fuzz_http import Clients
 from benchmarks.proxy_fuzz_model import Family, FuzzEngine, Recorder, attacks_on
@@ -162,9 +165,10 @@ class World:
         else:
             await asyncio.wait(playing)
         played.closing = True
-        session.end()
+        session.returned()
         await session.closed()
         await asyncio.gather(*playing)
+        await ask_late(played, clients, self._findings)
         await server.close_session(address)
         clients.close()
         outcome = session.outcome(StopReason.ENGINE_ERROR if session.failed else StopReason.FINISHED)
@@ -197,7 +201,9 @@ def _code(error: str) -> str:
     return str(said.get("code") or said["message"])[:60]
 
 
-def measure(chosen: Sequence[Family], requests: int, seed: int, console: Console | None = None) -> dict[str, int]:
+def measure(
+    chosen: Sequence[Family], requests: int, seed: int, console: Console | None = None, with_ends: bool = True
+) -> dict[str, int]:
     """Play all families, and return the figures.
 
     Args:
@@ -205,6 +211,7 @@ def measure(chosen: Sequence[Family], requests: int, seed: int, console: Console
         requests: Number of requests, over all families.
         seed: Decides what is drawn; what happens at the same time is up to the machine.
         console: Where a table and examples are written; None writes none.
+        with_ends: Whether commands that end badly and strangers are played, too.
     """
     findings = Findings()
     table = Table("family", "sessions", "requests", "answered", "generations", "rows", "in no row", "found", "s")
@@ -220,13 +227,15 @@ def measure(chosen: Sequence[Family], requests: int, seed: int, console: Console
         figures = [world.sessions, world.requests, world.answered, world.generations, world.rows, left]
         seconds = f"{time.perf_counter() - started:.1f}"
         table.add_row(family.name, *map(str, figures), str(findings.count.total() - before), seconds)
+    ends = asyncio.run(play_ends(findings)) if with_ends else 0
+    strangers = asyncio.run(play_strangers(seed, findings)) if with_ends else 0
     if console is not None:
         console.print(table)
         console.print("refused:", dict(refusals.most_common(12)), markup=False, highlight=False)
         for kind in KINDS:
             for example in findings.examples[kind]:
                 console.print(f"{kind}: {example}"[:1500], markup=False, highlight=False)
-    return {"requests": total, "sessions": sessions, "families": len(chosen)} | {
+    return {"requests": total, "sessions": sessions, "families": len(chosen), "ends": ends, "strangers": strangers} | {
         kind: findings.count[kind] for kind in KINDS
     }
 
@@ -239,7 +248,7 @@ def control(family: Family, requests: int, seed: int, console: Console | None = 
         with ExitStack() as stack:
             for each in fault.patched():
                 stack.enter_context(each)
-            figures = measure([family], requests, seed)
+            figures = measure([family], requests, seed, with_ends=False)
         seen += figures[fault.seen_by] > 0
         table.add_row(fault.what, fault.seen_by, *(str(figures[kind]) for kind in KINDS))
     if console is not None:

@@ -357,7 +357,7 @@ class Fuzzed:
 
     async def _post(self, path: str, body: bytes, key: str | None = None) -> Reply | None:
         try:
-            return await self._clients.post(path, body, key)
+            return await self._clients.post(path, body, key, half=self._random.random() < 0.1)
         except (ConnectionError, TimeoutError) as error:
             if not self.closing:
                 self.wrong.append(f"{path}: {type(error).__name__} {error}")

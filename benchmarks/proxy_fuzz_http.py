@@ -16,6 +16,8 @@ _CHUNK = 1 << 16
 _BUFFER = 1 << 20
 _AT_ONCE = struct.pack("ii", 1, 0)
 _PATIENCE_S = 60.0
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What a client that has closed its sending side may get first, once."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Clients:
             connection.close()
         self._idle.clear()
 
-    async def post(self, path: str, body: bytes, key: str | None = None, head: str = "") -> Reply:
-        """Send a request, and wait for the whole answer.
+    async def post(self, path: str, body: bytes, key: str | None = None, head: str = "", half: bool = False) -> Reply:
+        """Send a request, close the sending side if it is `half`, and wait for the whole answer.
 
         Raises:
             ConnectionError: The server closed the connection before the answer's end.
@@ -62,6 +64,8 @@ class Clients:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await loop.sock_sendall(connection, self._written(path, body, key or self.key, head))
+                if half:
+                    connection.shutdown(socket.SHUT_WR)
                 while not (reply := _reply(seen)).whole:
                     piece = await loop.sock_recv(connection, _CHUNK)
                     if not piece:
@@ -70,7 +74,7 @@ class Clients:
         except BaseException:
             connection.close()
             raise
-        if reply.status == 200 and not head:
+        if reply.status == 200 and not head and not half:
             self._idle.append(connection)
         else:
             connection.close()
@@ -126,7 +130,7 @@ class Clients:
 
 def _reply(seen: bytearray) -> Reply:
     """Return the answer in the bytes that a client saw."""
-    head, found, rest = bytes(seen).partition(b"\r\n\r\n")
+    head, found, rest = bytes(seen).removeprefix(_INTERIM).partition(b"\r\n\r\n")
     if not found:
         return Reply(0, b"", False)
     lines = head.decode().lower().split("\r\n")

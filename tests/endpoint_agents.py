@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,3 +70,29 @@ def dreamer(row: dict[str, Any], session: Any) -> dict[str, Any]:
 
 def tell_tale(row: Any, session: Any) -> None:
     raise RuntimeError(f"cannot reach {session.anthropic_base_url}/s/{session.api_key}/v1")
+
+
+def asks_late(row: dict[str, Any], session: Any) -> None:
+    """Ask, and write down how that was answered."""
+    answered = httpx.post(
+        f"{session.base_url}/chat/completions",
+        json={"model": "m", "messages": [{"role": "user", "content": "One more."}]},
+        headers={"authorization": f"Bearer {session.api_key}"},
+        timeout=30.0,
+    )
+    Path(row["extra_info"]["late"]).write_text(f"{answered.status_code} {answered.text}")
+
+
+async def asks_after_its_return(row: dict[str, Any], session: Any) -> float:
+    """Ask, and leave a task that asks once more when it is ended, which is after the return."""
+    ask(session, *row["messages"])
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            asks_late(row, session)
+
+    row["kept"] = asyncio.ensure_future(linger())
+    await asyncio.sleep(0)
+    return 1.0

@@ -13,7 +13,7 @@ from tests.proxy_clients import HELLO, FakeSession, answer, connect, post, servi
 from verl_multiturn.proxy import bodies, clients
 from verl_multiturn.proxy import server as server_module
 from verl_multiturn.proxy.bodies import MOST_BYTES
-from verl_multiturn.proxy.clients import has_left, was_reset
+from verl_multiturn.proxy.clients import has_ended, was_reset
 from verl_multiturn.proxy.requests import RefusedError
 from verl_multiturn.proxy.server import ProxyServer
 
@@ -45,7 +45,7 @@ def test_what_the_system_knows_of_the_other_side(how: str, breaks: bool) -> None
         client = socket.create_connection(listening.getsockname())
         held, _ = listening.accept()
     transport: Any = Held(held)
-    assert (has_left(transport), was_reset(transport)) == (False, False)
+    assert (has_ended(transport), was_reset(transport)) == (False, False)
     if how == "half":
         client.shutdown(socket.SHUT_WR)
     elif how == "close":
@@ -53,20 +53,20 @@ def test_what_the_system_knows_of_the_other_side(how: str, breaks: bool) -> None
     elif how == "reset":
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    assert (has_left(transport), was_reset(transport)) == (how != "reads", how == "reset")
+    assert (has_ended(transport), was_reset(transport)) == (how != "reads", how == "reset")
     if how != "reset":
         held.send(b"answer")
     if how == "reads":
         client.recv(100)
         client.close()  # who has read everything breaks nothing
-        assert has_left(transport)
+        assert has_ended(transport)
     assert was_reset(transport) == breaks
     client.close()
     held.close()
-    assert (has_left(transport), was_reset(transport), has_left(None)) == (True, True, True)
+    assert (has_ended(transport), was_reset(transport), has_ended(None)) == (True, True, True)
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("body", [HELLO, STREAMED])
 async def test_a_client_that_leaves_while_it_runs_gets_nothing_and_stops_nothing(how: str, body: Any) -> None:
     session = FakeSession(open_gate=False)
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_while_it_runs_gets_nothing_and_stops_nothing
         await until(lambda: session.asked)
         if body is STREAMED:
             await reader.readuntil(b"ping")
-        {"close": writer.close, "reset": lambda: reset(writer), "half": writer.write_eof}[how]()
+        {"close": writer.close, "reset": lambda: reset(writer)}[how]()
         await until(lambda: session.fates)
         assert session.fates == ["undelivered"]  # at once: the next identical request takes over
         writer.close()

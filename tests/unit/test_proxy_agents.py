@@ -362,7 +362,11 @@ async def test_commands() -> None:
         write.format('"1"'): "returned '1', expected a number",
         write.format("1" * 5_000_000): "has more than 4 MiB",
         "import os; os.mkfifo(sys.argv[2])": "is no plain file; write JSON to it",
-        "import os; os.symlink('/etc/passwd', sys.argv[2])": "cannot be read",
+        "import os; os.symlink('/etc/passwd', sys.argv[2])": "is no plain file; write JSON to it",
+        "import os; os.mkdir(sys.argv[2])": "is no plain file; write JSON to it",
+        "import socket; socket.socket(socket.AF_UNIX).bind(sys.argv[2])": "is no plain file; write JSON to it",
+        "open(sys.argv[2], 'w').truncate(2**40)": "has more than 4 MiB",
+        "import os, shutil; d = os.path.dirname(sys.argv[2]); shutil.rmtree(d); open(d, 'w')": "cannot be read",
     }
     for script, said in wrong.items():
         with pytest.raises(AgentContractError, match=re.escape(said)):

@@ -124,6 +124,18 @@ async def test_the_end_cancels_what_is_under_way_and_refuses_the_rest() -> None:
     assert not outcome.valid
 
 
+async def test_what_is_delivered_after_the_agents_return_counts_for_nothing() -> None:
+    agent = Agent(make_run(turns("a", "b", "c")))
+    first = await agent.ask(HELLO)
+    lost = await agent.ask([user("y")], lost=True)
+    delivery = await agent.session.complete(ChatRequest([*HELLO, echo(first), user("y")]))
+    agent.session.returned()
+    delivery.delivered()  # its client reads after the return
+    assert (await refused(agent, [user("y"), echo(lost), user("z")])).code == "session_over"
+    outcome, _ = await agent.close()
+    assert outcome.generation_rows == [0, "undelivered", "undelivered"]
+
+
 async def test_the_engine_gets_a_second_chance_and_no_third() -> None:
     class Failing:
         left = 1

@@ -70,17 +70,48 @@ def test_an_agent_that_fails_ends_with_1(program: str, said: str) -> None:
         (["--script", "nowhere.txt"], "'nowhere.txt' cannot be read"),
         (["--agent", "nowhere:run"], "nowhere"),
         (["--", "no-such-program"], "'no-such-program'"),
-        (["--agent", "os:getcwd", "--", "true"], "both"),
-        (["--host", "0.0.0.0"], "stands for all interfaces"),
-        (["--agent", ""], "proxy.agent: String should have at least 1 character"),
+        (["--agent", "os:getcwd", "--", "true"], "--agent, COMMAND: one of them is the agent; leave one out"),
+        (["--host", "0.0.0.0"], "--host='0.0.0.0' stands for all interfaces"),
+        (["--host", "203.0.113.1"], "--host='203.0.113.1': cannot listen there"),
+        (["--host", ""], "--host='' stands for all interfaces"),
+        (["--agent", "os:getcwd"], "--agent: 'os:getcwd' takes no data row; write it as f(row, session)"),
+        (["--agent", "broken_agent:run"], "--agent: cannot import 'broken_agent' (ValueError: not today)"),
+        (["--agent", "threads:run"], "--agent: importing 'threads:run' starts threads (early), which a forked"),
+        (["--select", "nowhere"], "--select='nowhere' is no function"),
+        (["--turn", "x", "--agent", "asks:run", "--select", "asks:none"], "--select=asks:none returned None, expected"),
+        (["--", "./not-executable"], "COMMAND: './not-executable' is no program that can be started"),
+        (["--", "true", "{rows}"], "COMMAND: nothing takes the place of '{rows}'"),
+        (["--agent", ""], "--agent: String should have at least 1 character"),
         (["--row", "row.json"], "--row 'row.json' is for an agent that is run here; give --agent or -- COMMAND, too"),
     ],
 )
 def test_what_cannot_be_served(options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "not-executable").touch()
+    (tmp_path / "broken_agent.py").write_text("raise ValueError('not today')")
+    (tmp_path / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='early', daemon=True).start()\n"
+        "def run(row): return 0.0\n"
+    )
+    (tmp_path / "asks.py").write_text(SELECTS + "\n\ndef run(row, session):\n    ask(session, 'x')\n\n\n"
+                                      "def none(completions):\n    return None\n")  # fmt: skip
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert done.exit_code == 2, done.output
-    assert said in done.output
+    assert said in " ".join(done.output.split())
+    assert "actor_rollout_ref" not in done.output  # it is no key that was written here
+    assert "proxy." not in done.output
+
+
+def test_a_network_proxy_before_an_agent_is_named_with_what_can_be_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    done = CliRunner().invoke(cli.app, ["serve", "--agent", "tests.endpoint_agents:idle", "--host", "127.0.0.2"])
+    assert done.exit_code == 2, done.output
+    assert "which cannot reach 127.0.0.2; add 127.0.0.2 to NO_PROXY, or run it as a command" in (
+        " ".join(done.output.split())
+    )
 
 
 def test_an_agent_that_is_started_elsewhere_is_over_at_ctrl_c() -> None:

@@ -78,11 +78,13 @@ async def test_secret_is_taken_from(how: str) -> None:
 async def test_no_session_opens_without_its_secret(headers: dict[str, str]) -> None:
     session = FakeSession()
     async with serving(session) as (_, access):
-        for path in ("/v1/chat/completions", "/v1/models", "/s/wrong/v1/responses", "/nowhere"):
-            encoded = {key: value.encode("latin-1") for key, value in headers.items()}
+        encoded = {key: value.encode("latin-1") for key, value in headers.items()}
+        for path in ("/v1/chat/completions", "/v1/messages/count_tokens", "/s/wrong/v1/responses"):
             refused = await ask(access, path, headers=encoded)
             assert refused.status_code == 401
             assert "key" in refused.json()["error"]["message"]
+        async with httpx.AsyncClient(base_url=access.anthropic_base_url) as client:
+            assert (await client.get("/v1/models", headers=encoded)).status_code == 401
     assert not session.asked
 
 
@@ -133,6 +135,29 @@ async def test_tokens_are_counted() -> None:
     async with serving(FakeSession()) as (_, access):
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
         assert (await ask(access, "/v1/messages/count_tokens", json=body)).json() == {"input_tokens": 17}
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"])
+async def test_an_unknown_path_is_named_before_the_key_is_looked_at(method: str) -> None:
+    """Gemini's clients send their key in a header that is not read here."""
+    session = FakeSession()
+    async with serving(session) as (server, access), httpx.AsyncClient(base_url=access.anthropic_base_url) as client:
+        for headers in ({}, {"x-goog-api-key": access.api_key}, {"authorization": "Bearer wrong"}):
+            for path in ("/v1beta/models/policy:generateContent", "/nowhere", "/s/wrong/v1/embeddings"):
+                lost = await client.request(method, path, headers=headers, content=b"x" * 100)
+                assert lost.status_code == 404
+                if method != "HEAD":
+                    said = lost.json()["error"]["message"]
+                    assert said.startswith("nothing is served at this path; use one of ['/v1/chat/completions'")
+        wrong = await client.post("/v1/models/policy:generateContent", headers={"x-goog-api-key": access.api_key})
+        assert (wrong.status_code, "expected GET for /v1/models/" in wrong.text) == (405, True)
+        reader, writer = await connect(access)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: h\r\ncontent-length: 9000000000\r\n\r\n")
+        status, answered, _ = await answer(reader)
+        assert (status, answered["connection"]) == (404, "close")  # the body is not read
+        writer.close()
+        assert all(not guest.connections for guest in server._guests.values())  # all of them stay strangers
+    assert session.asked == []
 
 
 async def test_unknown_paths_and_methods() -> None:

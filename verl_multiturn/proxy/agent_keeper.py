@@ -6,16 +6,21 @@ The keeper reads what the agent writes, so that a flood reaches neither a disk, 
 It is the parent of all orphans below it. So it finds processes that left the agent's group, too.
 
 The worker sends one line of JSON, the request. `stop` asks the agent to end (SIGTERM to its group). When the worker
-shuts the socket down, or has gone, everything is killed. The keeper sends one line of JSON at the end:
+shuts the socket down, or has gone, everything is killed.
+
+As soon as the agent has returned, raised or ended, the keeper sends a space. The worker then closes the session and
+says `noted`; until then a function's process waits, so that nothing that it does after its return reaches the model.
+
+The keeper sends one line of JSON at the end:
 - `output`: what the agent wrote, its middle left out where that is long;
 - `status`: the agent's exit status, negative for a signal;
 - `report`: what the agent's process said of itself: `result` (as `AgentResult` has it), `wrong_type`, `raised`,
   `missing` (there is no such command) or `failed`; null if it said nothing.
 
 A command's row is in a file, and it may write its result, as JSON, to another file. Both are in a folder of the
-session's own, which is removed at the end. `{row}` and `{result}` in its arguments become their paths, and so do the
-environment variables `VERL_MULTITURN_ROW` and `VERL_MULTITURN_RESULT`. Nothing is read from what it prints: an agent
-that answers "42" has not earned 42.
+session's own (`agent_folder`), which is removed at the end. `{row}` and `{result}` in its arguments become their paths,
+and so do the environment variables `VERL_MULTITURN_ROW` and `VERL_MULTITURN_RESULT`. Nothing is read from what it
+prints: an agent that answers "42" has not earned 42.
 
 Limits: a process that another service starts for the agent (a container, a unit of systemd) belongs to that service and
 is not found. Processes that fork faster than they are killed, each in a session of its own, are not all ended. An agent
@@ -29,12 +34,9 @@ import dataclasses
 import json
 import os
 import select
-import shutil
 import signal
 import socket
-import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -43,15 +45,17 @@ from typing import Any, NoReturn, TextIO
 
 from verl_multiturn.errors import AgentContractError, ConfigError
 from verl_multiturn.proxy.agent import Agent, SessionAddress, load_agent
-from verl_multiturn.proxy.agent_end import AgentResult, read_result
+from verl_multiturn.proxy.agent_end import read_result
+from verl_multiturn.proxy.agent_folder import read_result_file, remove_folder
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.workers.fork_zygote import WATCH, end_children, end_with_parent, problem_of, seed_process
 
+ENDED, NOTED = b" ", b"noted\n"
+"""The keeper's word that the agent has returned or ended, and the worker's that the session is closed."""
 ROW, RESULT = "VERL_MULTITURN_ROW", "VERL_MULTITURN_RESULT"
 """Environment variables of a command: the paths of the files of its row and of its result."""
 _OUTPUT_CHARACTERS = 3_000
 _FLOOD_BYTES = 2**20
-_RESULT_BYTES = 2**22
 _REPORT_BYTES = 2**22
 _LEAVING_S = 2.0
 """Seconds for the process of an agent that has returned to end tasks that it left."""
@@ -90,22 +94,21 @@ def serve(served: socket.socket, agent: Agent | None) -> None:
         if not (line := stream.readline()):
             return
     request = json.loads(line)
-    folder: Path | None = None
+    folder = None if agent is not None else Path(request["folder"])
     try:
-        if agent is None:
-            folder = Path(tempfile.mkdtemp(prefix="verl-multiturn-agent-"))
+        if folder is not None:
             (folder / "row.json").write_text(json.dumps(request["row"]), encoding="ascii")
             _name_files(request, folder)
         answer = _Kept(served, request, agent).watch()
         if folder is not None and answer["status"] == 0 and answer["report"] is None:
-            answer["report"] = _read_result_file(folder / "result.json")
+            answer["report"] = read_result_file(folder / "result.json")
     except OSError as error:
         answer = {"output": "", "status": 0, "report": {"failed": str(error)}}
     finally:
         end_children()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-    served.sendall(json.dumps(answer).encode() + b"\n")
+            remove_folder(str(folder))
+    served.sendall(ENDED + json.dumps(answer).encode() + b"\n")
 
 
 def _name_files(request: dict[str, Any], folder: Path) -> None:
@@ -125,6 +128,7 @@ class _Kept:
         self._output_fd, output_end = os.pipe()
         # Unlike a pipe, a socket cannot be opened through /proc by a program that the agent starts.
         self._report_fd, report_end = (each.detach() for each in socket.socketpair())
+        self._has_told = False
         keeper = os.getpid()
         self._process = os.fork()
         if self._process == 0:
@@ -154,6 +158,8 @@ class _Kept:
                 elif fd != agent_fd and not self._read(fd):
                     poll.unregister(fd)
             must_end |= agent_fd in ready or not ready
+            if must_end or self._leaves_at is not None:
+                self._tell()
         # Before the wait, as long as nobody else can have this number. An agent that has just begun has no group yet.
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
@@ -166,9 +172,19 @@ class _Kept:
         report = json.loads(self._report) if self._report.endswith(b"\n") else None
         return {"output": self._output.take().strip(), "status": status, "report": report}
 
+    def _tell(self) -> None:
+        """Tell the worker, once, that the agent has returned or ended."""
+        if not self._has_told:
+            self._has_told = True
+            with contextlib.suppress(OSError):
+                self._served.send(ENDED)
+
     def _obey(self) -> bool:
         """Do what the worker says; return False when everything has to end at once."""
         said = self._served.recv(64)
+        if NOTED in said:
+            with contextlib.suppress(OSError):
+                os.write(self._report_fd, NOTED)
         if b"stop" in said:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process, signal.SIGTERM)
@@ -178,7 +194,7 @@ class _Kept:
         """Read what is there, and return whether there may be more."""
         try:
             chunk = os.read(fd, 2**16)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # reset: it did not read that its return was noted
             return False
         if fd == self._output_fd:
             self._output.add(chunk)
@@ -201,6 +217,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
         line = json.dumps(said).encode() + b"\n"
         while line:
             line = line[os.write(report_fd, line) :]
+        os.read(report_fd, len(NOTED))  # what this process does from now on comes after the end of the session
 
     status = 1
     try:
@@ -246,30 +263,3 @@ def _text(fd: int) -> TextIO:
 
 def _become_command(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], list(command), dict(environment))
-
-
-def _read_result_file(path: Path) -> dict[str, Any] | None:
-    """Return the report of a command that ended well, from its result file; None where there is none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return {"wrong_type": f"the agent's result file cannot be read: {error}"}
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return {"wrong_type": "the agent's result file is no plain file; write JSON to it"}
-        text = file.read(_RESULT_BYTES + 1)
-    if len(text) > _RESULT_BYTES:
-        return {
-            "wrong_type": f"the agent's result file has more than {_RESULT_BYTES >> 20} MiB; write the rewards alone"
-        }
-    if not text.strip():
-        return None
-    try:
-        result: AgentResult = read_result(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        return {"wrong_type": f"the agent's result file has no JSON ({error}): {text[:100]!r}; write its reward there"}
-    except AgentContractError as error:
-        return {"wrong_type": str(error)}
-    return {"result": dataclasses.asdict(result)}

@@ -2,7 +2,9 @@
 
 Invariants:
 - nothing that a client sent is logged or repeated in an error: it may hold a secret;
-- a connection that shows no key within `STRANGER_S` is closed, so that neither idle nor dripping ones pile up.
+- a connection that shows no key within `STRANGER_S` is closed, so that neither idle nor dripping ones pile up. There
+  are at most `MOST_STRANGERS`, and they take at most a quarter of what the process may open;
+- a client that has closed its sending side gets the answers to what it has sent, as HTTP allows.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ class Connection(web.RequestHandler):
         """Done when the connection is over."""
         self.owner: object = None
         """The session that was the last to use it; None before."""
-        self.requests = 0
-        """Requests under way."""
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when the client sends nothing more, but may read what it has asked for."""
+        self.request: web.BaseRequest | None = None
+        """The request under way; those that came with it wait for it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. Writing then waits until the kernel has taken everything, which tells what was delivered."""
@@ -54,6 +58,40 @@ class Connection(web.RequestHandler):
         self._strangers.remove(self)
         if not self.lost.done():
             self.lost.set_result(None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for the next request."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio closes the connection unless it is True
+        """Stay open while a whole request of the client has no answer."""
+        content = self._messages[-1][1] if self._messages else self.request.content if self.request else None
+        if self.is_idle or (content is not None and not content.is_eof()):
+            return False
+        if not self.ended.done():  # uvloop tells it again when reading goes on
+            self.ended.set_result(None)
+            self._close_after_last()
+        return True
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """Note that a request is under way.
+
+        Raises:
+            ConnectionError: Its body will never be whole.
+        """
+        self.request = request
+        if self.ended.done() and not request.content.is_eof():
+            raise ConnectionResetError("the client has gone")
+
+    def end(self) -> None:
+        """Note that the request is over."""
+        self.request = None
+        self._close_after_last()
+
+    def _close_after_last(self) -> None:
+        if self.ended.done() and not self._messages:
+            self.close()  # when the answer under way is written
 
     def known(self) -> None:
         """Note that the client has shown a key."""
@@ -86,16 +124,30 @@ class Connection(web.RequestHandler):
 
 
 class Strangers:
-    """The connections that have shown no key yet, the oldest first."""
+    """The connections that have shown no key yet, the oldest first.
 
-    def __init__(self) -> None:
+    Args:
+        files: How many files the process may open.
+    """
+
+    def __init__(self, files: int) -> None:
+        self._most = max(1, min(MOST_STRANGERS, files // 4))
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     def add(self, connection: Connection) -> None:
         """Add a connection. If there are too many, the oldest is closed."""
-        if len(self._timers) >= MOST_STRANGERS:
-            next(iter(self._timers)).abort()
+        if len(self._timers) >= self._most:
+            self.push_out()
         self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, connection.abort)
+
+    def push_out(self) -> bool:
+        """Close the oldest connection, and tell whether there was one."""
+        oldest = next(iter(self._timers), None)
+        if oldest is None:
+            return False
+        self.remove(oldest)
+        oldest.abort()
+        return True
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection, if it is there."""
@@ -103,8 +155,8 @@ class Strangers:
             timer.cancel()
 
 
-def has_left(transport: asyncio.Transport | None) -> bool:
-    """Tell whether the client has closed its side."""
+def has_ended(transport: asyncio.Transport | None) -> bool:
+    """Tell whether the client sends nothing more. It may have gone, or still read."""
     return _is(transport, _PEER_CLOSED | select.POLLERR | select.POLLHUP)
 
 

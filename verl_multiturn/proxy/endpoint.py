@@ -8,8 +8,8 @@ One endpoint serves all sessions of a process. It raises only for a mistake of a
 Invariants:
 - when `run` returns or raises, the agent has ended (or its thread is abandoned), the session's secret is dead, and no
   generation of it is under way;
-- what the agent got counts as delivered also if it ends at that moment: answers that are being written are finished
-  before the session is judged.
+- what was delivered until the agent's return or end was known counts, and nothing later: processes, threads and tasks
+  that it leaves get no completion, and train none.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Endpoint:
                 session = AgentSession(name, self._run, sampling)  # it keeps the context, and so the deadline
                 until = time.monotonic() + self._wall_clock_s
                 address = replace(self._server.open(session), deadline=until)
-                agent = asyncio.ensure_future(self._agents.run(plain, address, time_up))
+                agent = asyncio.ensure_future(self._agents.run(plain, address, time_up, session.returned))
                 await asyncio.wait({agent})
         except TimeoutError:
             session.end()
@@ -129,7 +129,7 @@ class Endpoint:
         async def close() -> None:
             agent.cancel()
             await asyncio.wait({agent})
-            session.end()
+            session.returned()
             await session.closed()
             await self._server.close_session(address)
 

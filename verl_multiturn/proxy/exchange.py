@@ -2,22 +2,24 @@
 
 Invariants:
 - the client's leaving stops no generation, and the session learns of it at once: the next identical request takes over;
-- a completion is delivered when the system took all of its answer, and the connection stood before and after that.
+- a completion is delivered when the system took all of its answer, and the connection stood before and after that;
+- a client that has closed its sending side alone has not left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from verl_multiturn.proxy.clients import Connection, has_left, was_reset
+from verl_multiturn.proxy.clients import Connection, has_ended, was_reset
 from verl_multiturn.proxy.protocols import Protocol
 from verl_multiturn.proxy.requests import ChatRequest, RefusedError
 
@@ -29,6 +31,9 @@ STATUS_S = 1.0
 _IN_THREAD_TOKENS = 2048
 """Answers with the log-probabilities of more tokens are written in a thread."""
 _BATCH_BYTES = 64 * 1024
+_LOOK_S = 1.0
+"""Seconds between two looks at a client that sends nothing more: the event loop does not tell when it has gone."""
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
@@ -62,6 +67,8 @@ class Exchange:
         self._ping_s = ping_s
         self._threads = threads
         self._created = int(time.time())
+        self._begun: web.StreamResponse | None = None
+        self._has_asked_client = False
         self._delivery = session.begin(asked)
         self._ready = asyncio.create_task(self._delivery.ready())
         self._ready.add_done_callback(_seen)
@@ -135,9 +142,28 @@ class Exchange:
 
     async def _begin(self, response: web.StreamResponse) -> None:
         """Write the head of the answer, if it is not written."""
-        if has_left(self._request.transport):
-            raise ConnectionResetError("the client has gone")
+        await self._check_client()
         await response.prepare(self._request)
+        self._begun = response
+
+    async def _check_client(self) -> None:
+        """Look whether the client has gone.
+
+        Who sends nothing more may have gone, or may wait for the answer. The two differ once something is written: a
+        ping of a stream, or an interim answer, which clients skip. The system of one that has gone refuses it.
+
+        Raises:
+            ConnectionError: It has gone.
+        """
+        transport = self._request.transport
+        if not self._has_asked_client and transport is not None and has_ended(transport):
+            self._has_asked_client = True
+            if self._begun is not None:
+                await self._begun.write(self._protocol.ping())
+            elif self._request.version >= HttpVersion11:
+                transport.write(_INTERIM)
+        if was_reset(transport):
+            raise ConnectionResetError("the client has gone")
 
     async def _wait(self, seconds: float | None) -> bool:
         """Wait for the completions, and tell whether they are there.
@@ -147,7 +173,17 @@ class Exchange:
         """
         connection = self._request.protocol
         assert isinstance(connection, Connection)
-        await asyncio.wait({self._ready, connection.lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        loop = asyncio.get_running_loop()
+        until = math.inf if seconds is None else loop.time() + seconds
+        while not (self._ready.done() or connection.lost.done()) and (left := until - loop.time()) > 0:
+            awaited = {self._ready, connection.lost}
+            if connection.ended.done():
+                left = min(left, _LOOK_S)
+            else:
+                awaited.add(connection.ended)
+            await asyncio.wait(awaited, timeout=None if left == math.inf else left, return_when=asyncio.FIRST_COMPLETED)
+            if connection.ended.done() and not connection.lost.done():
+                await self._check_client()
         if connection.lost.done():
             raise ConnectionResetError("the client has gone")
         return self._ready.done()

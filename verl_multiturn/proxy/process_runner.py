@@ -14,18 +14,23 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from verl_multiturn.errors import AgentContractError, ConfigError
 from verl_multiturn.proxy.agent import SessionAddress
 from verl_multiturn.proxy.agent_end import AgentEnd, AgentResult
+from verl_multiturn.proxy.agent_folder import make_folder, remove_folder
+from verl_multiturn.proxy.agent_keeper import ENDED, NOTED
 from verl_multiturn.tasks import finish
 from verl_multiturn.workers.forks import Fork, ForkError, Forks, read
+
+logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 """Seconds for an agent to end by itself after SIGTERM."""
@@ -53,7 +58,13 @@ class ProcessRunner:
         self._where = where
         self._forks = Forks("verl_multiturn.proxy.agent_keeper", {"agent": agent, "where": where}, "agent")
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Run the agent for one session, and return how it ended.
 
         When the call is cancelled, the process is killed at once.
@@ -62,6 +73,7 @@ class ProcessRunner:
             row: The data row, as `agent_row` returns it.
             address: Where the agent finds the model.
             time_up: Set when the session's time is up. The agent is asked to end, and later killed.
+            returned: Is called as soon as the agent has returned or ended, which may be before its process is gone.
 
         Raises:
             AgentContractError: The agent returned something that is no reward.
@@ -71,21 +83,28 @@ class ProcessRunner:
             fork = await self._forks.fork()
         except ForkError as error:
             return AgentEnd("failed", problem=str(error))
+        folder = None
         try:
+            if self._command is not None:
+                try:
+                    folder = make_folder()
+                except OSError as error:
+                    return AgentEnd("failed", problem=f"no folder for the agent: {error}")
             request = {
                 "row": row,
                 "address": dataclasses.asdict(address),
                 "environment": environment_of(address),
                 "command": self._command,
+                "folder": folder,
             }
-            asking = asyncio.ensure_future(_ask(fork, request))
+            asking = asyncio.ensure_future(_ask(fork, request, returned))
             try:
                 return await self._wait(fork, asking, time_up)
             finally:
                 asking.cancel()
                 await asyncio.wait({asking})
         finally:
-            await finish(asyncio.ensure_future(_end(fork)))
+            await finish(asyncio.ensure_future(_end(fork, folder)))
 
     async def aclose(self) -> None:
         """End the zygote, and with it all processes that are left."""
@@ -132,10 +151,16 @@ class ProcessRunner:
         return AgentEnd("exited", problem=_with_output(f"the agent ended with {_status(answer['status'])}", answer))
 
 
-async def _ask(fork: Fork, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the keeper's answer; None if it has ended without one."""
+async def _ask(fork: Fork, request: Mapping[str, Any], returned: Callable[[], None] | None) -> dict[str, Any] | None:
+    """Return the keeper's answer; None if it has ended without one. Call `returned` when the agent has returned."""
+    loop = asyncio.get_running_loop()
     try:
-        await asyncio.get_running_loop().sock_sendall(fork.connection, json.dumps(request).encode() + b"\n")
+        await loop.sock_sendall(fork.connection, json.dumps(request).encode() + b"\n")
+        if await loop.sock_recv(fork.connection, len(ENDED)) == ENDED:
+            if returned is not None:
+                returned()
+            with contextlib.suppress(OSError):
+                fork.connection.send(NOTED)
         return await read(fork.connection)
     except (OSError, EOFError):
         return None
@@ -147,14 +172,17 @@ def _kill(fork: Fork) -> None:
         fork.connection.shutdown(socket.SHUT_WR)
 
 
-async def _end(fork: Fork) -> None:
-    """End the keeper, and with it all that it keeps, and wait for that."""
+async def _end(fork: Fork, folder: str | None) -> None:
+    """End the keeper, and with it all that it keeps, wait for that, and remove the folder if the keeper did not."""
     try:
         _kill(fork)
-        if not await fork.ended(_KILLED_S):
+        if not await fork.ended(_KILLED_S):  # its agent may have stopped it
             fork.kill()
+            await fork.ended(_KILLED_S)
     finally:
         fork.close()
+    if folder is not None and not await asyncio.to_thread(remove_folder, folder):
+        logger.warning("the folder %s of an agent cannot be removed; remove it, its row may hold the answer", folder)
 
 
 def _with_output(problem: str, answer: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -31,7 +31,13 @@ class AgentRunner(Protocol):
     def stuck(self) -> int:
         """Number of threads that were abandoned and still run."""
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Run the agent for one session, and return how it ended.
 
         When the call is cancelled, the agent's process is killed or its thread abandoned, at once.
@@ -41,6 +47,8 @@ class AgentRunner(Protocol):
             address: Where the agent finds the model.
             time_up: Set when the session's time is up and nothing is answered any more. The call then returns within
                 9 seconds.
+            returned: Is called as soon as the agent has returned or ended, which may be before all that it started is
+                gone. Nothing that is asked from then on counts.
 
         Raises:
             AgentContractError: The agent returned something that is no reward.

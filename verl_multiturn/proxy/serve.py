@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +49,16 @@ from verl_multiturn.rollout.stop_texts import StopTexts
 
 OVER = "The script has no more turns."
 """Text of the model when all turns were said. Most agents end at such a text."""
+_OPTIONS = {
+    "'agent' or 'command' is the agent, and both are set; set one of them": "one of them is the agent; leave one out",
+    f"or set {PATH}.proxy.runner: process": "or run it as a command",
+    f"{PATH}.proxy.agent": "--agent",
+    f"{PATH}.proxy.command": "COMMAND",
+    f"{PATH}.proxy:": "--agent, COMMAND:",
+    "proxy.host=": "--host=",
+    "proxy.select=": "--select=",
+}
+"""What errors call the settings of a run, and what stands for it on this command line."""
 _LONGEST_S = 24 * 3600.0
 _FAR = 1_000_000
 _SHOWN = 60
@@ -80,7 +90,7 @@ def serve(
 ) -> None:
     """Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown."""
     try:
-        runner = _Interruptible(_runner(agent, command) or _Waiting())
+        runner = _Interruptible(_runner(agent, command, host) or _Waiting())
         if row is not None and runner.waits:
             raise ConfigError(f"--row {str(row)!r} is for an agent that is run here; give --agent or -- COMMAND, too")
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
@@ -89,7 +99,7 @@ def serve(
         run = scripted_run(said, limits, load_select(select, "--select"))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:
-        typer.echo(f"verl-multiturn: {error}", err=True)
+        typer.echo(f"verl-multiturn: {_with_options(str(error))}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -153,7 +163,13 @@ class _Waiting:
 
     stuck = 0
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Print the address, and wait."""
         for name, value in (
             ("OPENAI_BASE_URL", address.base_url),
@@ -187,7 +203,13 @@ class _Interruptible:
         """Return the number of agents that could not be ended."""
         return self._runner.stuck
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Run the agent until it ends or is interrupted."""
         loop = asyncio.get_running_loop()
 
@@ -199,7 +221,7 @@ class _Interruptible:
         for each in signals:
             loop.add_signal_handler(each, interrupt)
         try:
-            return await self._runner.run(row, address, time_up)
+            return await self._runner.run(row, address, time_up, returned)
         finally:
             for each in signals:
                 loop.remove_signal_handler(each)
@@ -209,7 +231,7 @@ class _Interruptible:
         await self._runner.aclose()
 
 
-def _runner(agent: str | None, command: Sequence[str] | None) -> AgentRunner | None:
+def _runner(agent: str | None, command: Sequence[str] | None, host: str) -> AgentRunner | None:
     """Return what runs the agent; None: somebody starts it elsewhere.
 
     Raises:
@@ -217,10 +239,17 @@ def _runner(agent: str | None, command: Sequence[str] | None) -> AgentRunner | N
     """
     if agent is None and not command:
         return None
-    given = {"agent": agent, "command": list(command) if command else None}
+    given = {"agent": agent, "command": list(command) if command else None, "host": host or None}
     settings = read_model(ProxySettings, given, f"{PATH}.proxy")
     check_agent(settings)
     return build_runner(settings)
+
+
+def _with_options(problem: str) -> str:
+    """Return an error with the options that were written here in the place of a run's settings."""
+    for setting, option in _OPTIONS.items():
+        problem = problem.replace(setting, option)
+    return problem
 
 
 def _turns(turns: Sequence[str], script: Path | None) -> list[str]:

@@ -40,6 +40,8 @@ from verl_multiturn.proxy.bodies import Allowance, check_head, inflated, parse_b
 from verl_multiturn.proxy.clients import Connection, Strangers
 from verl_multiturn.proxy.exchange import Exchange
 from verl_multiturn.proxy.histories import Histories, Known, known_from
+from verl_multiturn.proxy.listener import Listener, raise_open_files
+from verl_multiturn.proxy.paths import COUNT_TOKENS, check_served, is_models, protocol_of, split_path
 from verl_multiturn.proxy.protocols import PROTOCOLS, Protocol, model
 from verl_multiturn.proxy.protocols import models as all_models
 from verl_multiturn.proxy.protocols.anthropic_messages import token_count
@@ -57,7 +59,8 @@ _IDLE_S = 20.0
 _IN_THREAD_BYTES = 128 * 1024
 """Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
 _MOST_CONNECTIONS = 256
-"""Connections of one session. Beyond it those are closed that were idle longest."""
+"""Connections of one session, and at most a quarter of what the process may open. Beyond it those are closed that were
+idle longest."""
 _BACKLOG = 1024
 _HEADER_BYTES = 64 * 1024
 _OPTIONS: Mapping[str, Any] = {
@@ -69,7 +72,6 @@ _OPTIONS: Mapping[str, Any] = {
     "max_field_size": _HEADER_BYTES,
 }
 _APPENDING = PROTOCOLS["/v1/chat/completions"]
-_METHODS = {"models": ("GET", "HEAD"), "": ("GET", "HEAD")}
 
 
 @dataclass(eq=False)
@@ -77,6 +79,8 @@ class _Guest:
     """A session on this server."""
 
     session: AgentSession
+    most: int
+    """The most connections."""
     bodies: Allowance = field(default_factory=Allowance)
     handlers: dict[asyncio.Task[Any], Connection] = field(default_factory=dict)
     """The tasks that answer its requests."""
@@ -89,15 +93,22 @@ class _Guest:
         """Note that a request came by a connection."""
         connection.known()
         if isinstance(connection.owner, _Guest):
-            del connection.owner.connections[connection]
+            connection.owner.connections.pop(connection, None)
         else:
             connection.lost.add_done_callback(lambda _: _let_go(connection))
         connection.owner = self
         self.connections[connection] = None
-        if len(self.connections) > _MOST_CONNECTIONS:
-            idle = (each for each in self.connections if not each.requests and each is not connection)
-            if (oldest := next(idle, None)) is not None:
-                oldest.abort()
+        if len(self.connections) > self.most:
+            self.push_out()
+
+    def push_out(self) -> bool:
+        """Close the connection that was idle longest, and tell whether there was one."""
+        oldest = next((each for each in self.connections if each.is_idle), None)
+        if oldest is None:
+            return False
+        del self.connections[oldest]
+        oldest.abort()
+        return True
 
     async def leave(self) -> None:
         """End what is under way, after `_ENDING_S` by force.
@@ -156,8 +167,9 @@ class ProxyServer:
         self._ping_s = ping_s
         self._model = model
         self._guests: dict[bytes, _Guest] = {}
-        self._strangers = Strangers()
-        self._listener: asyncio.Server | None = None
+        self._files = 0
+        """How many files this process may open."""
+        self._listener: Listener | None = None
         self._http: web.Server | None = None
         self._handlers: set[asyncio.Task[Any]] = set()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="proxy-body")
@@ -179,9 +191,13 @@ class ProxyServer:
             raise ConfigError(
                 f"proxy.host={self._host!r}: cannot listen there ({error}); name an address of this machine"
             ) from None
+        self._files = raise_open_files()
+        strangers = Strangers(self._files)
         http = self._http = web.Server(self._handle)
-        self._listener = await loop.create_server(
-            lambda: Connection(self._strangers, http, loop, **_OPTIONS), sock=listening, backlog=_BACKLOG
+        self._listener = Listener(
+            listening,
+            lambda: Connection(strangers, http, loop, **_OPTIONS),
+            lambda: strangers.push_out() or self._push_out_idle(),
         )
         host, port = listening.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if family == socket.AF_INET6 else f"http://{host}:{port}"
@@ -189,7 +205,7 @@ class ProxyServer:
     async def aclose(self) -> None:
         """Stop listening, end all requests and close all connections."""
         if self._listener is not None:
-            self._listener.close()
+            await self._listener.aclose()
         self._guests.clear()
         ending = list(self._handlers)
         for task in ending:
@@ -219,7 +235,7 @@ class ProxyServer:
         if not self.address:
             raise RuntimeError("the server was not started; call `start` first")
         secret = secrets.token_urlsafe(32)
-        self._guests[_digest(secret)] = _Guest(session)
+        self._guests[_digest(secret)] = _Guest(session, max(1, min(_MOST_CONNECTIONS, self._files // 4)))
         return SessionAddress(f"{self.address}/v1", secret, self.address, session.id)
 
     async def close_session(self, address: SessionAddress) -> None:
@@ -228,19 +244,25 @@ class ProxyServer:
         if guest is not None:
             await guest.leave()
 
+    def _push_out_idle(self) -> bool:
+        """Close an idle connection of the session that has most, and tell whether there was one."""
+        guests = sorted(self._guests.values(), key=lambda guest: len(guest.connections), reverse=True)
+        return any(guest.push_out() for guest in guests)
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
-        secret, route = _place(request.path)
-        protocol = _protocol_of(route, request)
+        secret, route = split_path(request.path)
+        protocol = protocol_of(route, request)
         guest = None
         connection = request.protocol
         assert isinstance(connection, Connection)
-        connection.requests += 1
         try:
-            if route == "" and request.method in _METHODS[""]:
+            connection.begin(request)
+            check_served(route, request.method)
+            if route == "":
                 return web.json_response({"status": "ok"})
             guest = self._guest(secret, request)
             guest.handlers[task] = connection
@@ -257,7 +279,7 @@ class ProxyServer:
                 connection.abort()
             return answer
         finally:
-            connection.requests -= 1
+            connection.end()
             self._handlers.discard(task)
             if guest is not None:
                 guest.handlers.pop(task, None)
@@ -285,15 +307,9 @@ class ProxyServer:
         """Answer a request of a known session.
 
         Raises:
-            RefusedError: There is no such thing here, or the request cannot be answered.
+            RefusedError: The request cannot be answered.
         """
-        models = route == "models" or route.startswith("models/")
-        if not models and route != "messages/count_tokens" and f"/v1/{route}" not in PROTOCOLS:
-            raise RefusedError(404, "not_found", f"nothing is served at this path; {_SERVED}")
-        allowed = _METHODS["models"] if models else ("POST",)
-        if request.method not in allowed:
-            raise RefusedError(405, "method_not_allowed", f"expected {allowed[0]} for /v1/{route}; use that")
-        if models:
+        if is_models(route):
             name = route.removeprefix("models").strip("/")
             return web.json_response(model(name) if name else all_models(self._model))
         held = check_head(request)
@@ -302,7 +318,7 @@ class ProxyServer:
             asked, length = await self._read(request, protocol, guest)
             guest.bodies.give(held - length)  # of a body whose length the head did not tell
             held = length
-            if route == "messages/count_tokens":
+            if route == COUNT_TOKENS:
                 return web.json_response(token_count(await guest.session.count_tokens(asked)))
             failed = partial(self._failed, guest)
             return await Exchange(request, protocol, asked, guest.session, failed, self._ping_s, self._threads).run()
@@ -347,31 +363,9 @@ class ProxyServer:
         )
 
 
-_SERVED = f"use one of {[*PROTOCOLS, '/v1/messages/count_tokens', '/v1/models']}"
-
-
 def _digest(secret: str) -> bytes:
     """Return what a secret is compared by: how long that takes says nothing about the secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-
-
-def _place(path: str) -> tuple[str | None, str]:
-    """Return the secret in a path, if there is one, and what follows `/v1/`, however often that is there."""
-    parts = [part for part in path.split("/") if part]
-    secret = None
-    if parts[:1] == ["s"] and len(parts) > 1:
-        secret, parts = parts[1], parts[2:]
-    while parts[:1] == ["v1"]:
-        del parts[0]
-    return secret, "/".join(parts)
-
-
-def _protocol_of(route: str, request: web.BaseRequest) -> Protocol:
-    """Return the protocol whose errors a client reads."""
-    if f"/v1/{route}" in PROTOCOLS:
-        return PROTOCOLS[f"/v1/{route}"]
-    anthropic = route.startswith("messages") or "anthropic-version" in request.headers
-    return PROTOCOLS["/v1/messages" if anthropic else "/v1/chat/completions"]
 
 
 def _refusal(protocol: Protocol, refused: RefusedError, request: web.BaseRequest) -> web.Response:

@@ -6,7 +6,8 @@
 Invariants:
 - what the engine sampled is never rendered again;
 - each generation that the engine returned is in the ledger, and so has a row or a cause in the end;
-- a completion that nobody got is kept for the next identical request. Two that both wait get two samples.
+- a completion that nobody got is kept for the next identical request. Two that both wait get two samples;
+- no completion becomes a delivered one after the agent's return.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class Delivery:
         self.task.result()
 
     def delivered(self) -> None:
-        """Note that the client has the whole answer."""
+        """Note that the client has the whole answer. After the agent's return that counts for nothing."""
+        if self.session.has_returned:
+            self.undelivered()
+            return
         for sample in self.samples:
             self.session.forest.note(sample.task.result(), returned=True, delivered=True)
         self.samples = []
@@ -106,6 +110,8 @@ class AgentSession:
         """How often requests had fields that change nothing."""
         self._run = run
         self._sampler = Sampler(name, run, self.forest, sampling)
+        self.has_returned = False
+        """Whether the agent has returned or ended."""
         self._over = False
         self._asked = 0
         self._selected: set[CompletionNode] | None = None
@@ -167,6 +173,15 @@ class AgentSession:
         self._over = True
         for task in self._tasks:
             task.cancel()
+
+    def returned(self) -> None:
+        """Note that the agent has returned or ended: nothing that reaches a client from now on counts.
+
+        An answer that the agent has read is noted as delivered by then, although the task that writes it may run some
+        steps of the event loop after the last byte has gone: the agent's return takes as many steps, and begins later.
+        """
+        self.has_returned = True
+        self.end()
 
     async def closed(self) -> None:
         """Wait until no generation is under way."""
@@ -334,7 +349,7 @@ class AgentSession:
         return prompt
 
     def _seen(self, node: CompletionNode) -> None:
-        if not node.delivered:
+        if not node.delivered and not self.has_returned:
             self.forest.note(node, returned=True, delivered=True)
 
     def _tools_key(self, tools: Sequence[dict[str, Any]]) -> str:

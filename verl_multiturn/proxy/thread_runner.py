@@ -18,7 +18,7 @@ import ctypes
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_multiturn.errors import AgentContractError
@@ -50,7 +50,13 @@ class ThreadRunner:
         """Number of threads that were abandoned and still run."""
         return sum(thread.is_abandoned for thread in self._running if thread.is_alive())
 
-    async def run(self, row: Mapping[str, Any], address: SessionAddress, time_up: asyncio.Event) -> AgentEnd:
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
         """Run the agent for one session, and return how it ended.
 
         When the call is cancelled, the thread is abandoned at once.
@@ -59,6 +65,7 @@ class ThreadRunner:
             row: The data row, as `agent_row` returns it.
             address: Where the agent finds the model.
             time_up: Set when the session's time is up and nothing is answered any more. The call returns soon after.
+            returned: Is called as soon as the agent has returned or raised. Its thread may still end tasks of it.
 
         Raises:
             AgentContractError: The agent returned something that is no reward.
@@ -77,6 +84,8 @@ class ThreadRunner:
             awaited: set[asyncio.Future[Any]] = {waiting, thread.done}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if thread.done.done():
+                if returned is not None:
+                    returned()
                 return thread.ending()
             thread.cancel()
             await asyncio.wait({thread.done}, timeout=_GRACE_S)
