@@ -282,9 +282,9 @@ class AgentSession:
         if match.parent is not None:  # its client sent it back, so the client has it
             self._seen(match.parent)
         if prompt is None:
-            prompt = PromptNode(match.parent, request.messages[match.new :], request.tools)
+            prompt = PromptNode(match.parent, match.messages[match.new :], request.tools)
             self.forest.grow(prompt, request.messages, tools, match)
-            prompt.rendering = self._start(self._render(prompt, request.messages, tools))
+            prompt.rendering = self._start(self._render(prompt, match.messages, tools))
         if prompt.rendering is not None and not prompt.rendering.done():
             await asyncio.wait({prompt.rendering})
         if prompt.rendering is not None:
