@@ -74,7 +74,7 @@ async def test_an_item_in_another_place_is_shown_there() -> None:
 async def test_an_id_that_names_no_item_of_the_session_is_refused(prefix: str) -> None:
     async with serve(tiny_template(), says(SAID, "no")) as other, serve(tiny_template(), says(SAID, "a")) as served:
         theirs, ours = await ask(other, [USER]), await ask(served, [USER])
-        foreign = next((item["id"] for item in theirs["output"] if item["id"].startswith(prefix)))
+        foreign = next(item["id"] for item in theirs["output"] if item["id"].startswith(prefix))
         own = ours["output"][2]["id"].partition("_")[2]
         wrong = {"msg_": f"msg_{own}", "ctc_": f"ctc_{ours['output'][1]['id'].partition('_')[2]}"}
         for name in (foreign, wrong.get(prefix, f"{prefix}unknown")):

@@ -83,7 +83,6 @@ Sent = Callable[[str], Completion | None]
 
 def nothing_sent(id_: str) -> None:
     """Return None, as a session that has no completions does."""
-    return None
 
 
 class RefusedError(Exception):

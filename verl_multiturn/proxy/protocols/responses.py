@@ -1,7 +1,7 @@
 """`POST /v1/responses`: OpenAI's Responses, without a store.
 
-https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. What refers to an earlier response by
-its id is refused. An item of an earlier answer may be named by its id, as long as the session lasts.
+https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. What refers to an earlier response
+by its id is refused. An item of an earlier answer may be named by its id, as long as the session lasts.
 """
 
 from __future__ import annotations
