@@ -19,6 +19,8 @@ def read_file(name: str) -> str:
 
 
 if __name__ == "__main__":
-    agent = Agent(OpenAIModel(model_id="policy"), tools=[read_file], system_prompt="Use the tool.", callback_handler=None)
+    agent = Agent(
+        OpenAIModel(model_id="policy"), tools=[read_file], system_prompt="Use the tool.", callback_handler=None
+    )
     print("first:", agent("Which lot is in lot.txt?"))
     print("second:", agent("Say it again."))
