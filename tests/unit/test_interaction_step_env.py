@@ -331,12 +331,26 @@ def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
+async def test_an_id_that_a_module_registers_at_import() -> None:
+    async with world("tests.registered_world:RegisteredWorld-v0") as env:
+        first, one, two = await play(env, "a", "1", "1")
+        assert [reply.text for reply in (first, one, two)] == ["0", "1", "2"]
+        assert (two.reward, two.done) == (1.0, True)
+        assert (await play(env, "b", "1", env_kwargs={"target": 1}))[1].done
+        for name in "ab":
+            await env.close(name)
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         ("tests.worlds:Mace", "'tests.worlds' has no 'Mace'; did you mean 'Maze'"),
         ("tests.worlds:not_callable", "is 3, expected a function or a class"),
-        ("NoSuchLake-v1", "name an id of Gymnasium, or 'package.module:factory'"),
+        ("NoSuchLake-v1", r"write 'package\.module:NoSuchLake-v1' if a package registers it when it is imported"),
+        ("RegisteredWorld-v0", r"write 'package\.module:RegisteredWorld-v0' if a package registers it"),
+        ("FrozenLake-v9", "Environment version `v9` for environment `FrozenLake` doesn't exist"),
+        ("tests.registered_world:NoSuchLake-v1", "'tests.registered_world' registers no 'NoSuchLake-v1'"),
+        ("tests.no_such:NoSuchLake-v1", "env: cannot import 'tests.no_such'"),
         ("tests.no_such:Maze", "cannot import 'tests.no_such'"),
     ],
 )
@@ -353,6 +367,7 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
     [
         ({}, "env: Field required, got nothing"),
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
+        ({"env": "world_of_nobody:World-v0"}, "needs the package 'world_of_nobody', which is not installed"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
         ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),
