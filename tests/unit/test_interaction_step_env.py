@@ -303,6 +303,40 @@ async def test_a_zygote_that_dies_is_started_again() -> None:
             await env.close(name)
 
 
+async def test_a_zygote_that_was_stopped_goes_on() -> None:
+    async with world("Odd") as env:
+        await play(env, "a")
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        assert (await play(env, "b", "go"))[1].text == "did go"
+        assert (await env.reply("a", said("go"))).text == "did go"  # its process lived on
+        assert psutil.Process().children() == [zygote]
+        for name in "ab":
+            await env.close(name)
+
+
+async def test_a_zygote_that_is_stopped_again_and_again_is_replaced() -> None:
+    async with world("Odd") as env:
+        await play(env, "a", "go", env_kwargs={"what": "stops its zygote"})
+        (zygote,) = psutil.Process().children()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        for name in "bcd":
+            assert (await play(env, name, "go"))[1].text == "did go"
+            await env.close(name)
+        await env.close("a")
+
+
+async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path) -> None:
+    async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
+        await play(env, "a", "go", env_kwargs={"what": "child"})
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        await env.close("a")
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
+
+
 def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
