@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -119,6 +120,8 @@ class Odd:
                 child = subprocess.Popen(["sleep", "3600"])
                 with open(os.path.join(self._folder, "child"), "w") as file:
                     file.write(str(child.pid))
+            case "stops its zygote":
+                threading.Thread(target=_stop, args=[os.getppid()], daemon=True).start()
             case "fork":
                 os.fork()  # and the child, which should do its work and end, returns, too
             case "none":
@@ -142,6 +145,11 @@ class Odd:
             case "huge":
                 return ("x" * 80_000_000, *observed[1:])
         return None
+
+
+def _stop(process: int) -> None:
+    while True:
+        os.kill(process, signal.SIGSTOP)
 
 
 def where(env: Any, observation: Any, info: Any) -> Any:

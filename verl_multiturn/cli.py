@@ -28,6 +28,7 @@ from verl_multiturn.interactions.check.interaction_contract import (
     interactions_to_check,
     read_actions,
 )
+from verl_multiturn.interactions.check.tool_world import load_world
 from verl_multiturn.interactions.registry import interaction_of_row, load_interactions
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe, shown_command
@@ -184,6 +185,11 @@ def check_tools(
     ] = None,
     create_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
     execute_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    interaction: Annotated[
+        str | None,
+        typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
+    ] = None,
+    interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call counts as hanging.")] = 10.0,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
@@ -196,7 +202,8 @@ def check_tools(
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
-            findings = examine(tool, arguments=example, timeout_s=timeout_s, **kwargs)
+            world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None
+            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, **kwargs)
             problems += _show_findings(f"tool {tool.name}", findings)
     except MultiTurnError as error:
         _refuse(error)

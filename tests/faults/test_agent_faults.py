@@ -187,6 +187,18 @@ async def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_process_left")
+async def test_a_stopped_zygote_goes_on(tmp_path: Path) -> None:
+    runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
+    for _ in range(2):
+        end = await runner.run({"do": "nothing", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
+        assert end == AgentEnd("returned", AgentResult(0.0))
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await until(lambda process=zygote: process.status() == psutil.STATUS_STOPPED, 60)
+    await runner.aclose()
+
+
+@pytest.mark.usefixtures("no_process_left")
 async def test_a_wrong_result_raises(tmp_path: Path) -> None:
     runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
     with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is no finite number"):

@@ -312,6 +312,40 @@ async def test_a_zygote_that_dies_is_started_again() -> None:
             await env.close(name)
 
 
+async def test_a_zygote_that_was_stopped_goes_on() -> None:
+    async with world("Odd") as env:
+        await play(env, "a")
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        assert (await play(env, "b", "go"))[1].text == "did go"
+        assert (await env.reply("a", said("go"))).text == "did go"  # its process lived on
+        assert psutil.Process().children() == [zygote]
+        for name in "ab":
+            await env.close(name)
+
+
+async def test_a_zygote_that_is_stopped_again_and_again_is_replaced() -> None:
+    async with world("Odd") as env:
+        await play(env, "a", "go", env_kwargs={"what": "stops its zygote"})
+        (zygote,) = psutil.Process().children()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        for name in "bcd":
+            assert (await play(env, name, "go"))[1].text == "did go"
+            await env.close(name)
+        await env.close("a")
+
+
+async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path) -> None:
+    async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
+        await play(env, "a", "go", env_kwargs={"what": "child"})
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        await env.close("a")
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
+
+
 def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
@@ -340,12 +374,26 @@ def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
+async def test_an_id_that_a_module_registers_at_import() -> None:
+    async with world("tests.registered_world:RegisteredWorld-v0") as env:
+        first, one, two = await play(env, "a", "1", "1")
+        assert [reply.text for reply in (first, one, two)] == ["0", "1", "2"]
+        assert (two.reward, two.done) == (1.0, True)
+        assert (await play(env, "b", "1", env_kwargs={"target": 1}))[1].done
+        for name in "ab":
+            await env.close(name)
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         ("tests.worlds:Mace", "'tests.worlds' has no 'Mace'; did you mean 'Maze'"),
         ("tests.worlds:not_callable", "is 3, expected a function or a class"),
-        ("NoSuchLake-v1", "name an id of Gymnasium, or 'package.module:factory'"),
+        ("NoSuchLake-v1", r"write 'package\.module:NoSuchLake-v1' if a package registers it when it is imported"),
+        ("RegisteredWorld-v0", r"write 'package\.module:RegisteredWorld-v0' if a package registers it"),
+        ("FrozenLake-v9", "Environment version `v9` for environment `FrozenLake` doesn't exist"),
+        ("tests.registered_world:NoSuchLake-v1", "'tests.registered_world' registers no 'NoSuchLake-v1'"),
+        ("tests.no_such:NoSuchLake-v1", "env: cannot import 'tests.no_such'"),
         ("tests.no_such:Maze", "cannot import 'tests.no_such'"),
     ],
 )
@@ -362,6 +410,7 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
     [
         ({}, "env: Field required, got nothing"),
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
+        ({"env": "world_of_nobody:World-v0"}, "needs the package 'world_of_nobody', which is not installed"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
         ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),

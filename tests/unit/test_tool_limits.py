@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import EchoTool
@@ -406,4 +407,23 @@ async def test_a_worker_process_is_not_late_because_another_one_held_up_the_loop
     await pool.ask({})  # it has started
     asyncio.get_running_loop().call_later(0.01, hold_up, 0.6)
     assert await pool.ask({}) == {"a": 1}
+    await pool.close()
+
+
+async def test_a_worker_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "answers.py"
+    script.write_text(
+        "import os, socket\n"
+        "lines = socket.socket(fileno=0).makefile('rw')\n"
+        "print('{}', file=lines, flush=True)\n"
+        "for line in lines:\n"
+        "    print('{\"process\": %d}' % os.getpid(), file=lines, flush=True)\n"
+    )
+    pool = WorkerPool(script, {}, timeout_s=60.0, processes=1)
+    first = await pool.ask({})
+    worker = psutil.Process(first["process"])
+    worker.suspend()
+    while worker.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the state of a process knows no event
+        await asyncio.sleep(0.001)
+    assert await pool.ask({}) == first
     await pool.close()

@@ -42,7 +42,10 @@ class StepEnvSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: str = Field(min_length=1)
-    """The environment: `package.module:factory`, which is called with `env_kwargs`, or an id of Gymnasium."""
+    """The environment: `package.module:factory`, which is called with `env_kwargs`, or an id of Gymnasium.
+
+    An id that a package registers when it is imported stands behind its module: `minigrid:MiniGrid-Empty-5x5-v0`.
+    """
 
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the factory; a row's `env_kwargs` are added to them."""
@@ -236,13 +239,15 @@ def _check_installed(env: str) -> None:
         raise ConfigError(
             f"config of StepEnv: env: {env!r} is no id of Gymnasium; write a factory as '{module}:{name}'"
         )
-    package = "gymnasium" if is_gymnasium_id(env) else env.partition(":")[0].partition(".")[0]
-    try:
-        is_there = importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a spec, such as `__main__`
-        is_there = True
-    if not is_there:
-        raise ConfigError(
-            f"config of StepEnv: env: {env!r} needs the package {package!r}, which is not installed; "
-            f"pip install {_INSTALLS.get(package, package)}, or set PYTHONPATH to the folder where it lies"
-        )
+    packages = ["gymnasium"] if is_gymnasium_id(env) else []
+    packages += [env.partition(":")[0].partition(".")[0]] if ":" in env else []
+    for package in packages:
+        try:
+            is_there = importlib.util.find_spec(package) is not None
+        except ValueError:  # a module without a spec, such as `__main__`; or no name at all
+            is_there = True
+        if not is_there:
+            raise ConfigError(
+                f"config of StepEnv: env: {env!r} needs the package {package!r}, which is not installed; "
+                f"pip install {_INSTALLS.get(package, package)}, or set PYTHONPATH to the folder where it lies"
+            )
