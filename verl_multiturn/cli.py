@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.certificate.verification import verify_file
+from verl_multiturn.certificate.verification import verify_files
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.interaction_contract import (
@@ -355,25 +355,26 @@ def copy(
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` or the quickstart wrote (JSONL).")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")
+    ],
 ) -> None:
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = 0
-    for path in files:
-        try:
-            for line, verdict in verify_file(path):
-                if verdict is None:
-                    torn += 1
-                    note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
-                    console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
-                    continue
-                records += 1
-                tokens += verdict.sampled_tokens
-                violations += len(verdict.violations)
-                for violation in verdict.violations:
-                    console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
-        except MultiTurnError as error:
-            _refuse(error)
+    try:
+        for path, line, verdict in verify_files(files):
+            if verdict is None:
+                torn += 1
+                note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
+                console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
+                continue
+            records += 1
+            tokens += verdict.sampled_tokens
+            violations += len(verdict.violations)
+            for violation in verdict.violations:
+                console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
+    except MultiTurnError as error:
+        _refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
     summary += f", {torn} torn lines" if torn else ""
     console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
