@@ -56,13 +56,17 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
             from verl_multiturn.verl_bridge.slots import RaySlots
 
             self.slots = RaySlots()
+            self.met = False
 
-        async def call(self, wait_s: float = 30) -> int:
-            lease = await self.slots.acquire("t", 3, wait_s, 60)
+        async def call(self, wait_s: float = 200) -> int:
+            lease = await self.slots.acquire("t", 3, wait_s, 200)
             if lease is None:
                 return 0
-            await asyncio.sleep(0.05)
             taken: int = await self.slots._keeper().taken.remote("t")
+            while not self.met and taken < 3:  # eight calls of this worker alone want a slot
+                await asyncio.sleep(0.01)
+                taken = await self.slots._keeper().taken.remote("t")
+            self.met = True
             await self.slots.release("t", lease)
             return taken
 

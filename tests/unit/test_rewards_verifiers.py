@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import math_verify
+import psutil
 import pytest
 import pytest_asyncio
 import reasoning_gym
 
+from tests.conftest import until
 from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
@@ -151,7 +153,7 @@ async def test_many_at_once_share_few_processes(alone: None) -> None:
     watching = asyncio.create_task(watch())
     assert await asyncio.gather(*scores) == [RIGHT if i % 2 == 0 else WRONG for i in range(100)]
     watching.cancel()
-    assert most == 2
+    assert most <= 2
     assert len(children(WORKER)) == 2, "they are kept"
     assert len(large) == 1300 * 2**20
 
@@ -160,8 +162,9 @@ async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog
     options = {"math": {"processes": 1, "timeout_s": 60.0, "format_weight": 0.5}}
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
-    await asyncio.sleep(0.3)
     (process,) = children(WORKER)
+    used_s = sum(psutil.Process(process).cpu_times()[:2])
+    await until(lambda: sum(psutil.Process(process).cpu_times()[:2]) > used_s + 0.1)  # it is at work
     os.kill(process, signal.SIGKILL)
     assert await scoring == FAILED
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
@@ -171,8 +174,7 @@ async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog
 async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
     options = {"math": {"processes": 1, "timeout_s": 60.0}}
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
-    await asyncio.sleep(0.1)
-    assert children(WORKER)
+    await until(lambda: children(WORKER))
     scoring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await scoring
