@@ -334,7 +334,7 @@ WITHOUT_ROOT = ("out_of_memory", "leases", "shared_memory_of", "sockets_in", "wr
 @pytest.mark.parametrize("name", WITHOUT_ROOT)
 def test_attacks_are_blocked_for_a_user_without_rights(name: str) -> None:
     command = [sys.executable, "-m", "benchmarks.sandbox_attacks", "--without-root", "--packages", "--only", name]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=550)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["blocked"] == last["attacks"] > 0, done.stdout

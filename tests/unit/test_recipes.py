@@ -350,7 +350,7 @@ def test_a_closed_terminal_ends_what_was_started_unless_told_otherwise(tmp_path:
         launcher.send_signal(signal.SIGHUP)
         if how == "nohup":
             (tmp_path / "log.end").touch()  # else nothing but the signal ends it
-        assert (launcher.wait(250) != 0) == bool(status)
+        assert (launcher.wait(550) != 0) == bool(status)
     grandchild = int(log.read_text())
     assert not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))
 

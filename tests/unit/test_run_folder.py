@@ -318,7 +318,7 @@ def test_a_display_that_fails_ends_no_training(
         assert run.stdout is not None
         run.stdout.readline()
         run.stdout.close()
-        assert run.wait(250) == 0
+        assert run.wait(550) == 0
     assert len((tmp_path / "closed" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -349,7 +349,7 @@ def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) 
             )
             for rank in "01"
         ]
-        assert [node.wait(250) for node in nodes] == [0, 0]
+        assert [node.wait(550) for node in nodes] == [0, 0]
         told = [node.stdout.read().decode() for node in nodes if node.stdout is not None]
     assert sorted("those of an earlier start" in each for each in told) == [False, True]
 
@@ -361,7 +361,7 @@ def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path
         while not (tmp_path / "out" / "data" / "train.parquet").is_file():
             time.sleep(0.05)
         run.terminate()
-        assert run.wait(250) == 130
+        assert run.wait(550) == 130
     assert subprocess.run(["pgrep", "-f", str(tmp_path / "out")], check=False).returncode == 1
     assert (tmp_path / "out" / "data" / ".preparing").is_file()
 

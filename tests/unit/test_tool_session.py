@@ -151,7 +151,7 @@ async def test_a_synchronous_tool_does_not_hold_up_the_loop() -> None:
     class Slow(EchoTool):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
             begun.set()
-            return str(ticked.wait(250))
+            return str(ticked.wait(550))
 
     async def tick() -> None:
         while not begun.is_set():  # noqa: ASYNC110  # a thread sets it
