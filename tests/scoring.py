@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from tests.idle_loop import hold_up
 from verl_multiturn.rewards import compute_score
 
 KEYS = ("score", "acc", "format", "answered", "timed_out", "failed")
@@ -30,6 +33,15 @@ async def score(data_source: str, text: str, ground_truth: Any, extra: Any = Non
     assert list(found) == list(KEYS)
     assert all(type(value) is float for value in found.values())
     return tuple(found.values())
+
+
+async def late(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
+    """Await the score of an answer that takes for ever: its time is up, again and again."""
+    scoring = asyncio.ensure_future(awaited)
+    while not scoring.done():
+        hold_up(200)
+        await asyncio.wait({scoring}, timeout=0.05)
+    return scoring.result()
 
 
 def children(command: str) -> set[int]:

@@ -282,7 +282,8 @@ async def test_100_continue() -> None:
 
 
 @pytest.mark.parametrize("body", [HELLO, STREAMED])
-async def test_the_end_of_a_session_ends_its_requests_and_no_others(body: Any) -> None:
+async def test_the_end_of_a_session_ends_its_requests_and_no_others(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_IDLE_S", 0.05)  # then its connection is closed, and read to its end
     session, other = FakeSession(open_gate=False), FakeSession(open_gate=False)
     async with serving(session, ping_s=0.01) as (server, access):
         beside = server.open(other)
