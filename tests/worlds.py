@@ -97,15 +97,22 @@ class Odd:
             with open(os.path.join(self._folder, f"closed-{os.getpid()}"), "w"):
                 pass
 
+    def _note_hang(self) -> None:
+        if self._folder:
+            with open(os.path.join(self._folder, f"hangs-{os.getpid()}"), "w"):
+                pass
+
     def _at(self, where: str) -> Any:
         if where != self._where:
             return None
         observed = ("seen", 1.0, False, False, {}) if where == "step" else ("seen", {})
         match self._what:
             case "hang":
+                self._note_hang()
                 time.sleep(3600)
             case "deaf":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                self._note_hang()
                 while True:
                     pass
             case "raise":

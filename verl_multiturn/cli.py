@@ -355,9 +355,7 @@ def copy(
 
 @app.command()
 def verify(
-    files: Annotated[
-        list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")],
 ) -> None:
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = 0

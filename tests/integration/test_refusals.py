@@ -37,7 +37,7 @@ def run(tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=550,
         env={**os.environ, "VERL_PLATFORM": "cpu"},
         cwd=tmp_path,
     )

@@ -53,7 +53,7 @@ def install(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=550,
         env={**os.environ, **variables},
     )
 

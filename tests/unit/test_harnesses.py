@@ -141,7 +141,7 @@ async def test_a_program_runs_its_tool_and_is_accounted_for() -> None:
     report = await run_program(program(AGENT), tiny_template(), 60.0)
     seconds = report.pop("seconds")
     assert report == {**GOOD, "completions": 2, "generations": 2, "untrained": {}}
-    assert seconds < 60
+    assert seconds > 0
 
 
 async def test_a_program_that_makes_up_its_answer_ran_no_tool() -> None:

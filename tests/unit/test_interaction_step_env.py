@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import psutil
 import pytest
 
 from benchmarks import interaction_envs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 from tests.forger import forger
+from tests.idle_loop import hold_up
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply
@@ -176,9 +178,9 @@ FAILED = [
     ("killed", "step", r"ended in the middle of step\(\)"),
     ("nan", "step", "the reward is nan, expected a finite number from"),
     ("far", "step", r"the reward is 1e\+39, expected a finite number from"),
-    ("hang", "make", r"start did not return within 4 s"),
-    ("hang", "step", r"reply did not return within 4 s"),
-    ("deaf", "step", r"reply did not return within 4 s"),
+    ("hang", "make", r"start did not return within 60 s"),
+    ("hang", "step", r"reply did not return within 60 s"),
+    ("deaf", "step", r"reply did not return within 60 s"),
 ]
 WRONG = [
     ("none", "step", r"step\(\) returned 5, expected \(observation, reward, terminated, truncated, info\)"),
@@ -188,7 +190,7 @@ WRONG = [
 ]
 
 
-async def test_faults_of_an_environment() -> None:
+async def test_faults_of_an_environment(tmp_path: Path) -> None:
     """Each ends its own conversation in time, is told, and leaves no process; the others go on."""
 
     async def ended(env: StepEnv, index: int, what: str, where: str) -> str:
@@ -201,16 +203,20 @@ async def test_faults_of_an_environment() -> None:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    async with world("Odd") as env:
+    async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
         env.name = "odd"
-        await play(env, "warm", "go")  # the import does not count
-        gate = InteractionGate(env, 4.0)  # sixteen processes begin at once
+        gate = InteractionGate(env, 60.0)
         faults = [*FAILED, *WRONG, ("", "", "")]
-        found = await asyncio.gather(*[ended(env, i, what, where) for i, (what, where, _) in enumerate(faults)])
+        ending = [asyncio.ensure_future(ended(env, i, what, where)) for i, (what, where, _) in enumerate(faults)]
+        hanging = [each for each, (what, _, _) in zip(ending, faults, strict=True) if what in ("hang", "deaf")]
+        await asyncio.wait(set(ending) - set(hanging))
+        await _until(lambda: len(list(tmp_path.glob("hangs-*"))) == len(hanging))
+        assert not any(each.done() for each in hanging)
+        hold_up(1000)  # their time is up
+        found = await asyncio.gather(*ending)
         for (what, where, message), text in zip(faults, found, strict=True):
             kind = "InteractionContractError" if (what, where, message) in WRONG else "InteractionFailedError"
             assert re.search(f"^{kind}: .*{message}" if message else "^$", text), text
-        await env.close("warm")
         (zygote,) = psutil.Process().children()
         await _until(lambda: not zygote.children(recursive=True))
 
@@ -262,8 +268,11 @@ async def test_a_cancelled_session_leaves_no_process(tmp_path: Path) -> None:
         await play(env, "warm")
         for where in ("reset", "step"):
             name = f"hangs in {where}"
-            playing = asyncio.ensure_future(play(env, name, "go", env_kwargs={"what": "hang", "where": where}))
-            await asyncio.sleep(0.2)
+            folder = tmp_path / where
+            folder.mkdir()
+            kwargs = {"what": "hang", "where": where, "folder": str(folder)}
+            playing = asyncio.ensure_future(play(env, name, "go", env_kwargs=kwargs))
+            await _until(lambda: any(folder.iterdir()))  # noqa: B023 - awaited here
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await playing
@@ -349,20 +358,22 @@ async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path) -> Non
 def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
         "from verl_multiturn.interactions.step_env import StepEnv\n"
         "async def main():\n"
-        "    env = StepEnv({'env': 'tests.worlds:Odd'})\n"
+        "    env = StepEnv({'env': 'tests.worlds:Odd', 'env_kwargs': {'folder': sys.argv[1]}})\n"
         "    await env.start('a')\n"
         "    await env.start('b')\n"
         "    asyncio.get_running_loop().create_task(env.reply('b', [{'content': 'x'}]))\n"
         "    hanging = env.start('c', env_kwargs={'what': 'deaf', 'where': 'reset'})\n"
         "    asyncio.get_running_loop().create_task(hanging)\n"
-        "    await asyncio.sleep(0.3)\n"
+        "    while not any(Path(sys.argv[1]).iterdir()):\n"
+        "        await asyncio.sleep(0.01)\n"
         "    print('ready', flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
-    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)
+    worker = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
     assert worker.stdout is not None
     with worker.stdout as output:
         assert output.readline() == b"ready\n"
@@ -370,8 +381,8 @@ def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
         assert len(family) == 4  # the zygote and three episodes
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    _, left = psutil.wait_procs(family, timeout=5)
-    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    while not all(map(has_ended, family)):
+        time.sleep(0.01)
 
 
 async def test_an_id_that_a_module_registers_at_import() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
+from tests.conftest import names_of_children
+from tests.idle_loop import hold_up
 from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, block, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
@@ -142,10 +144,25 @@ async def test_imports_that_a_program_forgot() -> None:
     )
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(99)"])
+ENDLESS = "import ctypes; ctypes.CDLL(None).prctl(15, b'endless')"
+"""Code that tells the test by the name of its process that it runs."""
+PATIENT = {"timeout_s": 60.0, "total_timeout_s": 1e6}
+
+
+async def hurried(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
+    """Await a score, and let the time be up for each program that runs for ever: then, and only then."""
+    scoring = asyncio.ensure_future(awaited)
+    while not scoring.done():
+        if "endless" in names_of_children():
+            hold_up(PATIENT["timeout_s"])
+        await asyncio.wait({scoring}, timeout=0.01)
+    return scoring.result()
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(1e6)"])
 async def test_a_program_that_takes_for_ever_is_counted(program: str) -> None:
-    options = {"code": {"timeout_s": 0.5, "format_weight": 0.5}}
-    found = await score("taco", block(program), SUMS, **options)
+    options = {"code": {**PATIENT, "format_weight": 0.5}}
+    found = await hurried(score("taco", block(f"{ENDLESS}\n{program}"), SUMS, **options))
     assert found == (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
 
 
@@ -161,13 +178,13 @@ async def test_all_tests_have_a_clock_too() -> None:
 
 
 async def test_partial_credit() -> None:
-    options = {"code": {"partial_credit": True, "timeout_s": 4.0}}
-    program = "n = open(0).read()\nwhile n == '': pass\nprint(3)"
+    options = {"code": {**PATIENT, "partial_credit": True}}
+    program = f"n = open(0).read()\nif n == '': {ENDLESS}\nwhile n == '': pass\nprint(3)"
     tests = {"inputs": ["1 2\n", "3 4 5", "", "3"], "outputs": ["3\n", "12", "0", "3"]}
-    assert await score("taco", block(program), tests, **options) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    assert await hurried(score("taco", block(program), tests, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
     asserts = {"assert_case": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 0", "assert g(1)"]}
-    program = "def f(x):\n    while x == 3: pass\n    return x + 1"
-    assert await score("mbpp", block(program), asserts, **options) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    program = f"def f(x):\n    if x == 3: {ENDLESS}\n    while x == 3: pass\n    return x + 1"
+    assert await hurried(score("mbpp", block(program), asserts, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
 
 
 ASSERTS = [

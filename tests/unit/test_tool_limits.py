@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import EchoTool
+from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tasks import Alarms, done_within
@@ -115,7 +116,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_it_ends() -> None:
     class Stuck(EchoTool):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
             self.counts["execute"] += 1
-            may_end.wait(20)
+            may_end.wait()
             return "ended"
 
     tool = limited(Stuck(), concurrency=1, timeout_s=0.05, queue_timeout_s=0.05)
@@ -281,7 +282,8 @@ async def test_a_forked_child_does_not_go_on_with_the_conversation() -> None:
 async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Blocks(EchoTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            time.sleep(2)  # noqa: ASYNC251  # the fault under test
+            while not watch.found:  # the fault under test
+                time.sleep(0.01)  # noqa: ASYNC251
             return "x"
 
     with caplog.at_level(logging.ERROR), LoopWatch(blocked_s=0.2) as watch:
@@ -290,20 +292,13 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
         await asyncio.sleep(0.3)
     assert set(watch.found) == {"tool 'echo': execute"}
     assert "tool 'echo': execute has held up the event loop" in caplog.text
-    assert "time.sleep(2)" in caplog.text
+    assert "test_tool_limits.py:" in caplog.text
 
 
 async def test_a_contract_error_of_the_tool_itself_raises() -> None:
     async with session(Gates(5), EchoTool({"execute": ToolContractError("wrong")})) as opened:
         with pytest.raises(ToolContractError, match="wrong"):
             await opened.execute([HI])
-
-
-def hold_up(seconds: float) -> None:
-    """Block, as a tool does that lets nothing else run meanwhile."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pass
 
 
 class InSteps(EchoTool):
@@ -323,7 +318,7 @@ class InSteps(EchoTool):
 
 
 async def test_a_call_is_not_late_because_another_one_held_up_the_loop() -> None:
-    tool = limited(InSteps(0.9), timeout_s=0.6)
+    tool = limited(InSteps(90), timeout_s=60)
     async with session(Gates(60), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text) == (CallStatus.OK, "in time")
@@ -386,7 +381,7 @@ def test_a_loop_that_stood_still_once_makes_no_call_late_however_long(held_s: fl
 
 
 async def test_the_queue_is_not_left_because_another_one_held_up_the_loop() -> None:
-    tool = limited(InSteps(0.6), concurrency=1, queue_timeout_s=0.4)
+    tool = limited(InSteps(60), concurrency=1, queue_timeout_s=40)
     gates = Gates(60)
     async with session(gates, tool, "a") as first, session(gates, tool, "b") as second:
         (one,), (two,) = await asyncio.gather(first.execute([HI]), second.execute([HI]))
@@ -403,9 +398,9 @@ async def test_a_worker_process_is_not_late_because_another_one_held_up_the_loop
         "    time.sleep(0.1)\n"
         "    print('{\"a\": 1}', file=lines, flush=True)\n"
     )
-    pool = WorkerPool(script, {}, timeout_s=0.4, processes=1)
+    pool = WorkerPool(script, {}, timeout_s=60, processes=1)
     await pool.ask({})  # it has started
-    asyncio.get_running_loop().call_later(0.01, hold_up, 0.6)
+    asyncio.get_running_loop().call_later(0.01, hold_up, 90)
     assert await pool.ask({}) == {"a": 1}
     await pool.close()
 
