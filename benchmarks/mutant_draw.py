@@ -30,6 +30,7 @@ COVERED: dict[str, list[str]] = {
     "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
     "certificate/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
     "rollout/scripted": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}images"],
+    "reward_numbers": [f"{UNIT}reward_numbers"],
     "rollout/turn_rewards": [f"{UNIT}metrics"],
     "rollout/trajectory": [f"{UNIT}trajectory", f"{UNIT}conversation", f"{UNIT}receipts"],
     "rollout/void_turns": [f"{UNIT}void_turns"],

@@ -3,18 +3,18 @@
     python -m benchmarks.proxy_fuzz [--requests N] [--families NAME ...] [--seed N] [--control]
 
 Agents at random speak HTTP, in all three protocols, to the real server: they rewrite and fork histories, repeat
-requests, ask for the same at once, leave at any moment and come back, send turns back in other words, and put hostile
-texts everywhere. The engine says random turns with each family's own template. Rows, receipts and the certificate are
-the real ones; they are compared with what the engine logged and what the clients received.
+requests, ask for the same at once, leave at any moment and come back, send turns back in other words and with other
+ids, name items by their ids, and put hostile texts everywhere. The engine says random turns with each family's own
+template. Rows, receipts and the certificate are the real ones; they are compared with what the engine logged and what
+the clients received. Clients close their sending side at times, and ask once more after the agent's return. Commands
+end badly, and strangers crowd an endpoint that may open few files (`ends`, `strangers`).
 
-- `violations`: the certificate, answers, usage, histories that the model was not shown, turns that were not continued;
+- `violations`: the certificate, answers, usage, histories that the model was not shown, turns that were not continued,
+  answers of tools that belong to another call than their client says;
 - `trained_twice`: generations that are trained in two rows, or twice in one;
 - `undelivered_trained`: generations that are trained though no client got all of them;
 - `control_tokens`: prompts with other control tokens than the same messages have without their texts;
 - `unaccounted`: generations without a receipt, a row or a true cause.
-
-Clients close their sending side at times, and ask once more after the agent's return. Commands end badly (`ends`), and
-strangers crowd an endpoint that may open few files (`strangers`).
 
 `--control` puts one fault at a time into the proxy, and shows which counters see it. The last line is one JSON object.
 """
@@ -44,6 +44,7 @@ from benchmarks.proxy_fuzz_checks import KINDS, Checked, Findings
 from benchmarks.proxy_fuzz_ends import ask_late, play_ends, play_strangers
 from benchmarks.proxy_fuzz_faults import FAULTS
 from benchmarks.proxy_fuzz_http import Clients
+from benchmarks.proxy_fuzz_ids import ACTS
 from benchmarks.proxy_fuzz_model import Family, FuzzEngine, Recorder, attacks_on
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
@@ -159,7 +160,7 @@ class World:
         session = AgentSession(name, run, {"temperature": 1.0})
         address = server.open(session)
         clients = Clients(int(server.address.rpartition(":")[2]), address.api_key)
-        played = Fuzzed(session, self._family, clients, f"{name} {self._seed}", self._marks)
+        played = Fuzzed(session, self._family, clients, f"{name} {self._seed}", self._marks, ACTS)
         playing = [asyncio.create_task(played.play(_PER_SESSION)) for _ in range(chance.choice((1, 2, 3)))]
         if chance.random() < 0.15:
             await asyncio.wait(playing, timeout=chance.random())

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from benchmarks.proxy_fuzz_http import Clients, Reply
@@ -90,10 +91,17 @@ class Fuzzed:
         clients: The connections.
         seed: Decides everything.
         marks: Makes numbers for marks.
+        more: Further things that they do, and how often.
     """
 
     def __init__(
-        self, session: AgentSession, family: Family, clients: Clients, seed: str, marks: itertools.count[int]
+        self,
+        session: AgentSession,
+        family: Family,
+        clients: Clients,
+        seed: str,
+        marks: itertools.count[int],
+        more: Mapping[Callable[[Fuzzed], Awaitable[None]], int],
     ) -> None:
         self.session = session
         self.family = family
@@ -104,18 +112,20 @@ class Fuzzed:
         self.closing = False
         """Whether the session may be over already."""
         self._clients = clients
-        self._random = random.Random(seed)
+        self.random = random.Random(seed)
         self._marks = marks
         self._known: list[Known] = []
+        self._more = more
 
     async def play(self, requests: int) -> None:
         """Play until so many requests were sent."""
-        acts = {
+        acts: dict[Callable[[], Awaitable[None]], int] = {
             self._begin: 10, self._continue: 40, self._rewrite: 10, self._return: 14, self._two: 6, self._many: 5,
             self._compact: 3, self._make_up: 6, self._count: 2, self._break: 4, self._end_with_assistant: 2,
         }  # fmt: skip
+        acts |= {partial(act, self): weight for act, weight in self._more.items()}
         while self.requests < requests and not self.closing:
-            act = self._random.choices(list(acts), list(acts.values()))[0]
+            act = self.random.choices(list(acts), list(acts.values()))[0]
             await act()
 
     # What they send
@@ -123,25 +133,25 @@ class Fuzzed:
     def _user(self, shown: list[str]) -> Message:
         mark = f"u{next(self._marks):06d}z"
         shown.append(mark)
-        content: Any = f"{texts(self._random, self.family.hostile)} {mark}"
-        if self._random.random() < 0.1:
-            parts = [texts(self._random, self.family.hostile), content]
+        content: Any = f"{texts(self.random, self.family.hostile)} {mark}"
+        if self.random.random() < 0.1:
+            parts = [texts(self.random, self.family.hostile), content]
             content = [{"type": "text", "text": part, "cache_control": {"type": "ephemeral"}} for part in parts]
         return {"role": "user", "content": content}
 
     def _system(self) -> Message:
-        chance = self._random
+        chance = self.random
         return {"role": chance.choice(("system", "developer")), "content": texts(chance, self.family.hostile)}
 
     def _tools(self) -> list[dict[str, Any]]:
-        chance = self._random
+        chance = self.random
         if chance.random() < (0.3 if self.family.tools else 0.8):
             return []
         return [_schema(name, texts(chance, self.family.hostile)) for name in NAMES[: chance.choice((1, 1, 2))]]
 
-    def _ask(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], path: str | None = None) -> Ask:
+    def ask(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], path: str | None = None) -> Ask:
         """Draw how to ask."""
-        chance = self._random
+        chance = self.random
         path = path or chance.choice(PATHS)
         objects = all(
             _is_object(call["function"]["arguments"]) for each in messages for call in each.get("tool_calls") or ()
@@ -163,12 +173,12 @@ class Fuzzed:
 
     def _opening(self) -> tuple[list[Message], list[str]]:
         shown: list[str] = []
-        first = [self._system()] if self._random.random() < 0.4 else []
+        first = [self._system()] if self.random.random() < 0.4 else []
         return [*first, self._user(shown)], shown
 
     def _echo(self, known: Known) -> tuple[Message, bool, str | None]:
         """Return a completion as a client sends it back, whether that is honest, and the stop text put after it."""
-        chance, got = self._random, known.received
+        chance, got = self.random, known.received
         message: Message = {"role": "assistant", "content": got.content or chance.choice((None, ""))}
         if not got.content and chance.random() < 0.2:
             del message["content"]
@@ -195,9 +205,9 @@ class Fuzzed:
             message |= {"refusal": None, "audio": None, "annotations": [], "unknown": {"a": [1]}}
         return message, honest, appended
 
-    def _following(self, known: Known, shown: list[str]) -> list[Message]:
+    def following(self, known: Known, shown: list[str]) -> list[Message]:
         """Return what follows a completion: answers of tools, users, at times a word of the system."""
-        chance = self._random
+        chance = self.random
         added: list[Message] = []
         calls = list(known.received.calls)
         if calls and chance.random() < 0.1:
@@ -213,41 +223,42 @@ class Fuzzed:
             added.append(self._user(shown))
         return added
 
-    def _after(self, known: Known) -> tuple[list[Message], Plan]:
+    def after(self, known: Known) -> tuple[list[Message], Plan]:
+        """Return messages that continue a completion, and what has to become of them."""
         echo, honest, appended = self._echo(known)
         shown = list(known.shown)
-        messages = [*known.ask.messages, echo, *self._following(known, shown)]
+        messages = [*known.ask.messages, echo, *self.following(known, shown)]
         return messages, Plan(shown, known if honest else None, appended=appended)
 
     # What they do
 
     async def _begin(self) -> None:
         messages, shown = self._opening()
-        await self._get(self._ask(messages, self._tools()), Plan(shown))
+        await self.get(self.ask(messages, self._tools()), Plan(shown))
 
     async def _continue(self) -> None:
-        known = self._some()
+        known = self.some()
         if known is None:
             await self._begin()
             return
-        messages, plan = self._after(known)
-        tools = self._tools() if self._random.random() < 0.05 else known.ask.tools
-        ask = self._ask(messages, tools, known.ask.path if self._random.random() < 0.7 else None)
-        await self._get(ask, plan if tools == known.ask.tools else Plan(plan.shown))
+        messages, plan = self.after(known)
+        tools = self._tools() if self.random.random() < 0.05 else known.ask.tools
+        ask = self.ask(messages, tools, known.ask.path if self.random.random() < 0.7 else None)
+        await self.get(ask, plan if tools == known.ask.tools else Plan(plan.shown))
 
     async def _rewrite(self) -> None:
         """Change a text of the history: the model has to be shown what is sent."""
-        known = self._some()
+        known = self.some()
         if known is None:
             await self._begin()
             return
-        messages, plan = self._after(known)
+        messages, plan = self.after(known)
         shown = plan.shown
         messages = [dict(message) for message in messages]
         at = len(known.ask.messages)
         mark = f"u{next(self._marks):06d}z"
-        if not messages[at].get("tool_calls") and self._random.random() < 0.5:
-            messages[at] = {"role": "assistant", "content": f"{texts(self._random, self.family.hostile)} {mark}"}
+        if not messages[at].get("tool_calls") and self.random.random() < 0.5:
+            messages[at] = {"role": "assistant", "content": f"{texts(self.random, self.family.hostile)} {mark}"}
             after = sum(each in str(messages[at + 1 :]) for each in shown)
             shown.insert(len(shown) - after, mark)
         else:
@@ -261,22 +272,22 @@ class Fuzzed:
             if not marked:  # all that the user said was cut
                 await self._begin()
                 return
-            index, old = self._random.choice(marked)
-            messages[index]["content"] = f"{texts(self._random, self.family.hostile)} {mark}"
+            index, old = self.random.choice(marked)
+            messages[index]["content"] = f"{texts(self.random, self.family.hostile)} {mark}"
             shown[shown.index(old)] = mark
-        await self._get(self._ask(messages, known.ask.tools), Plan(shown, rewrites=known))
+        await self.get(self.ask(messages, known.ask.tools), Plan(shown, rewrites=known))
 
     async def _compact(self) -> None:
         messages, shown = self._opening()
-        known = self._some()
+        known = self.some()
         summary = known.received.content if known is not None else "nothing"
         messages.append({"role": "assistant", "content": summary})
         messages.append(self._user(shown))
-        await self._get(self._ask(messages, self._tools()), Plan(shown))
+        await self.get(self.ask(messages, self._tools()), Plan(shown))
 
     async def _make_up(self) -> None:
         """Send turns that no model said."""
-        chance = self._random
+        chance = self.random
         messages, shown = self._opening()
         for _ in range(chance.randint(1, 3)):
             said: Message = {"role": "assistant", "content": texts(chance, self.family.hostile)}
@@ -291,32 +302,32 @@ class Fuzzed:
                 messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": word}]
             else:
                 messages += [said, self._user(shown)]
-        await self._get(self._ask(messages, self._tools()), Plan(shown))
+        await self.get(self.ask(messages, self._tools()), Plan(shown))
 
     async def _return(self) -> None:
         """Leave, once or twice, and mostly come back with the same request."""
         ask, plan = self._fresh()
-        if ask.path == CHAT and self._random.random() < 0.15:
-            ask = replace(ask, n=self._random.choice((2, 3, 8)))
-        for _ in range(self._random.choice((1, 1, 1, 2))):
-            cut = self._random.random() if self._random.random() < 0.1 else 1.0
-            await self._leave(ask, plan, self._random.choice(_WAITS), cut)
+        if ask.path == CHAT and self.random.random() < 0.15:
+            ask = replace(ask, n=self.random.choice((2, 3, 8)))
+        for _ in range(self.random.choice((1, 1, 1, 2))):
+            cut = self.random.random() if self.random.random() < 0.1 else 1.0
+            await self._leave(ask, plan, self.random.choice(_WAITS), cut)
             await asyncio.sleep(0.002)  # a server has to be told that a client left
-        if self._random.random() < 0.8:
-            await self._get(ask, plan)
+        if self.random.random() < 0.8:
+            await self.get(ask, plan)
 
     async def _two(self) -> None:
         ask, plan = self._fresh()
-        await asyncio.gather(*(self._get(ask, plan) for _ in range(self._random.choice((2, 2, 4)))))
+        await asyncio.gather(*(self.get(ask, plan) for _ in range(self.random.choice((2, 2, 4)))))
 
     async def _many(self) -> None:
         ask, plan = self._fresh()
-        await self._get(replace(ask, path=CHAT, n=self._random.choice((2, 3, 8))), plan)
+        await self.get(replace(ask, path=CHAT, n=self.random.choice((2, 3, 8))), plan)
 
     async def _count(self) -> None:
         messages, _ = self._opening()
         self.requests += 1
-        ask = replace(self._ask(messages, self._tools(), MESSAGES), stream=False)
+        ask = replace(self.ask(messages, self._tools(), MESSAGES), stream=False)
         reply = await self._post(f"{MESSAGES}/count_tokens", ask.body())
         if reply is not None and reply.status not in (200, 400):
             self.wrong.append(f"count_tokens: {reply.status} {reply.body[:300]!r}")
@@ -324,8 +335,8 @@ class Fuzzed:
     async def _break(self) -> None:
         """Send what is no request, or has no key."""
         self.requests += 1
-        path, body = self._random.choice(PATHS), self._random.choice(_BROKEN)
-        key = self._random.choice((None, None, "wrong", "sk-" + "x" * 300))
+        path, body = self.random.choice(PATHS), self.random.choice(_BROKEN)
+        key = self.random.choice((None, None, "wrong", "sk-" + "x" * 300))
         reply = await self._post(path, body, key)
         if reply is not None and reply.status != (400 if key is None else 401):
             self.wrong.append(f"{path} {body!r}: {reply.status} {reply.body[:300]!r}")
@@ -333,27 +344,28 @@ class Fuzzed:
     async def _end_with_assistant(self) -> None:
         """Send a request whose last message is the assistant's; and messages without any text."""
         messages, shown = self._opening()
-        if self._random.random() < 0.5:
-            messages.append({"role": "assistant", "content": texts(self._random, self.family.hostile)})
+        if self.random.random() < 0.5:
+            messages.append({"role": "assistant", "content": texts(self.random, self.family.hostile)})
         else:
-            messages += [{"role": self._random.choice(("user", "system", "assistant", "tool")), "content": ""}] * 2
-        await self._get(self._ask(messages, ()), Plan(shown))
+            messages += [{"role": self.random.choice(("user", "system", "assistant", "tool")), "content": ""}] * 2
+        await self.get(self.ask(messages, ()), Plan(shown))
 
     # How they do it
 
-    def _some(self) -> Known | None:
+    def some(self) -> Known | None:
+        """Return a completion that somebody got; None if there is none, or they are too long."""
         some = [known for known in self._known[-12:] if len(known.ask.messages) < MOST_MESSAGES]
-        return self._random.choice(some) if some else None
+        return self.random.choice(some) if some else None
 
     def _fresh(self) -> tuple[Ask, Plan]:
         """Return a request that nobody else sends."""
-        known = self._some()
-        if known is None or self._random.random() < 0.4:
+        known = self.some()
+        if known is None or self.random.random() < 0.4:
             messages, shown = self._opening()
-            return self._ask(messages, self._tools()), Plan(shown)
-        messages, plan = self._after(known)
+            return self.ask(messages, self._tools()), Plan(shown)
+        messages, plan = self.after(known)
         messages.append(self._user(plan.shown))
-        return self._ask(messages, known.ask.tools, known.ask.path), plan
+        return self.ask(messages, known.ask.tools, known.ask.path), plan
 
     async def _post(self, path: str, body: bytes, key: str | None = None) -> Reply | None:
         try:
@@ -363,7 +375,7 @@ class Fuzzed:
                 self.wrong.append(f"{path}: {type(error).__name__} {error}")
             return None
 
-    async def _get(self, ask: Ask, plan: Plan) -> None:
+    async def get(self, ask: Ask, plan: Plan) -> None:
         """Ask, and wait for the answer."""
         self.requests += 1
         reply = await self._post(ask.path, ask.body())
@@ -394,6 +406,14 @@ class Fuzzed:
         self.done.append(done)
         if reply.whole and reply.status == 200:
             self._read(done, reply)
+
+    async def refused(self, ask: Ask, why: str) -> None:
+        """Send what has to be refused, with these words."""
+        self.requests += 1
+        reply = await self._post(ask.path, ask.body())
+        over = self.closing or self.session.failed
+        if reply is not None and (reply.status != 400 or (why.encode() not in reply.body and not over)):
+            self.wrong.append(f"{ask.path} {ask.refers}: {reply.status} {reply.body[:300]!r}")
 
     def _read(self, done: Done, reply: Reply) -> None:
         try:

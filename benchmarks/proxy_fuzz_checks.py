@@ -1,7 +1,7 @@
 """The checks of `benchmarks.proxy_fuzz`: rows and receipts against the engine's log and what the clients received.
 
-Nothing here asks the forest what it matched, delivered or trained. The session names two things: which generation has
-which id, and what it shows.
+Nothing here asks the forest what it matched, delivered or trained. The session names three things: which generation has
+which id, what it shows, and which messages were rendered before it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.proxy_fuzz_agents import Done, Fuzzed, Known
+from benchmarks.proxy_fuzz_ids import misplaced
 from benchmarks.proxy_fuzz_model import MARK, Log, Sampled
 from benchmarks.proxy_fuzz_wire import Message, Received
 from verl_multiturn.certificate.check import Row, verify
@@ -69,9 +70,8 @@ class Checked:
     def __post_init__(self) -> None:
         self._of = {made.number: made for made in self.log.sampled}
         completions = self.played.session.forest.completions.values()
-        self._shown = {
-            node.generation.versions[0] // 2: json.dumps(node.said, ensure_ascii=False) for node in completions
-        }
+        self._nodes = {node.generation.versions[0] // 2: node for node in completions}
+        self._shown = {number: json.dumps(node.said, ensure_ascii=False) for number, node in self._nodes.items()}
         self._text = {made.number: self._decode(made.ids) for made in self.log.sampled}
         for done in self.played.done:
             for got in done.received:
@@ -220,6 +220,9 @@ class Checked:
                     break
             if self.run.history == "rendered":
                 continue
+            node = self._nodes.get(made.number)
+            if node is not None and (wrong := misplaced(done, node.prompt.conversation, self.played.session.sent)):
+                self._add("violations", f"{number}: {wrong}")
             plan = done.plan
             known = plan.continues
             if known is not None and self._appends(done, known) and not self._begins(made, known, plan.appended):
@@ -279,7 +282,7 @@ class Checked:
             if number is None:
                 continue
             body = parse_body(done.ask.body())
-            request = PROTOCOLS[done.ask.path].read(body)
+            request = PROTOCOLS[done.ask.path].read(body, self.played.session.sent)
             made = self._of[number]
             for kept, tokens in ((("system", "developer", "assistant"), family.outside), ((), family.authored)):
                 try:

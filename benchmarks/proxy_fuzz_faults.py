@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any
 from unittest.mock import patch
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.proxy import canonical, session_rows
+from verl_multiturn.proxy.forest import Forest
 from verl_multiturn.proxy.forest_nodes import PromptNode
+from verl_multiturn.proxy.renaming import Renaming
 from verl_multiturn.proxy.session import AgentSession, Delivery
 
 
@@ -112,6 +115,16 @@ FAULTS = (
         "arguments are compared as they are written",
         "violations",
         lambda: [patch.object(canonical, "arguments_key", lambda text: text)],
+    ),
+    Fault(
+        "any id may stand for any other",
+        "violations",
+        lambda: [patch.object(Renaming, "reads", lambda self, *_: self)],
+    ),
+    Fault(
+        "ids that a client renamed begin a root",
+        "violations",
+        lambda: [patch.object(Forest, "match", partialmethod(Forest.match, renamed=False))],
     ),
     Fault("the engine is given other ids than it sampled", "violations", _rendered_again),
     Fault(

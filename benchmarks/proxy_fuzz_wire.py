@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -48,11 +48,27 @@ class Ask:
     forbids_calls: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields, as they are."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Ids of calls that the client writes in the place of the session's."""
+    refers: Mapping[int, str] = field(default_factory=dict)
+    """Completions whose items a client of the Responses API names by their ids, by the index of their message."""
 
     def body(self) -> bytes:
         """Return the body of the request."""
         write = {CHAT: _chat, RESPONSES: _responses, MESSAGES: _messages}[self.path]
-        return json.dumps({"model": "m", "stream": self.stream, **write(self), **self.more}).encode()
+        asked = replace(self, messages=[_renamed(message, self.ids) for message in self.messages])
+        return json.dumps({"model": "m", "stream": self.stream, **write(asked), **self.more}).encode()
+
+
+def _renamed(message: Message, ids: Mapping[str, str]) -> Message:
+    if message.get("tool_calls"):
+        calls = [
+            {**call, "id": ids.get(call["id"], call["id"])} if "id" in call else call for call in message["tool_calls"]
+        ]
+        return {**message, "tool_calls": calls}
+    if message.get("tool_call_id"):
+        return {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+    return message
 
 
 def _chat(ask: Ask) -> dict[str, Any]:
@@ -73,13 +89,20 @@ def _chat(ask: Ask) -> dict[str, Any]:
 
 def _responses(ask: Ask) -> dict[str, Any]:
     choice = {"tool_choice": "none"} if ask.forbids_calls else {}
-    items = [item for message in ask.messages for item in _items(message)]
+    items = [item for index, message in enumerate(ask.messages) for item in _items(message, ask.refers.get(index))]
     tools = [{"type": "function", "strict": None, **tool["function"]} for tool in ask.tools]
     return {"input": items, "tools": tools, "max_output_tokens": ask.max_tokens, "store": False, **choice}
 
 
-def _items(message: Message) -> Iterator[dict[str, Any]]:
+def _items(message: Message, completion: str | None) -> Iterator[dict[str, Any]]:
     role, content = message["role"], message.get("content")
+    if completion is not None:
+        calls = message.get("tool_calls") or []
+        names = [f"rs_{completion}"] if message.get("reasoning_content") else []
+        names += [f"msg_{completion}"] if content or not calls else []
+        names += [f"fc_{call['id']}" for call in calls]
+        yield from ({"type": "item_reference", "id": name} for name in names)
+        return
     if role == "tool":
         yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _text(content)}
         return

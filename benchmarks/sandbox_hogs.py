@@ -27,6 +27,11 @@ def ignore_children(flags=0):
         _fields_ = [('handler', ctypes.c_void_p), ('mask', ctypes.c_ulong * 16), ('flags', ctypes.c_int),
                     ('restorer', ctypes.c_void_p)]
     libc.sigaction(signal.SIGCHLD, ctypes.byref(Action(handler=0 if flags else 1, flags=flags)), None)
+def leave(work):
+    if os.fork() == 0:
+        threading.Thread(target=work).start()
+        libc.syscall(60 if X86 else 93, 0) # exit, of the main thread alone: /proc shows a zombie
+def wait(): time.sleep(60)
 def burn(seconds):
     until = time.process_time() + seconds
     while time.process_time() < until: pass
@@ -174,6 +179,59 @@ def take(*_):
 signal.signal(signal.SIGALRM, take)
 signal.setitimer(signal.ITIMER_REAL, 1)
 >>> 'pause'
+### memory_of_dead_leaders
+def work():
+    kept = [os.urandom(1 << 20) * 8 for _ in range(20)]
+    put(f'got{os.getpid()}'), wait()
+for _ in range(8): leave(work)
+while len(glob.glob('got*')) < 8: time.sleep(0.01)
+won('1280 MB')
+### memory_of_dead_leaders_between_calls
+def work():
+    time.sleep(0.5)
+    kept = [os.urandom(1 << 20) * 8 for _ in range(20)]
+    wait()
+for _ in range(8): leave(work)
+>>> 'pause'
+### memory_of_dying_leaders
+def work(depth=0):
+    global kept
+    if not depth: kept = [os.urandom(1 << 20) * 8 for _ in range(20)]
+    threading.Thread(target=work, args=[1]).start()
+for _ in range(8): leave(work)
+time.sleep(4)
+won('1280 MB')
+### page_tables
+for _ in range(3):
+    if os.fork() == 0: break
+for i in range(30000): # one page in each gigabyte, mapped and read: two pages of page tables each
+    libc.mmap(1 << 44 | i << 30, 4096, 1, 0x108022, -1, 0)
+time.sleep(1)
+won('960 MB')
+### mappings
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+start = libc.mmap(None, 60000 << 12, 0, 0x22, -1, 0)
+for i in range(0, 60000, 2): libc.mprotect(start + (i << 12), 4096, 1)
+for _ in range(22):
+    if os.fork() == 0: wait()
+time.sleep(2.5)
+won('300 MB')
+### epoll_watches
+import select
+files, polls = [os.pipe()[0] for _ in range(40)], [select.epoll() for _ in range(60)]
+for poll in polls:
+    for file in files:
+        for fd in range(160, 250): poll.register(os.dup2(file, fd), 1)
+time.sleep(1)
+won('40 MB')
+### memory_of_the_undumpable
+libc.prctl(4, 0, 0, 0, 0)
+for _ in range(8):
+    if os.fork() == 0: break
+kept = [os.urandom(1 << 20) * 8 for _ in range(20)]
+put(f'got{os.getpid()}')
+while len(glob.glob('got*')) < 8: time.sleep(0.01)
+won('1280 MB')
 """
 
 _TIME = """
@@ -218,6 +276,37 @@ _SCARCE = """
 ### inotify_instances
 for _ in range(200): call('inotify_init1', 294, 26, 0)
 if X86: call('inotify_init', 253, 0)
+### files_of_dead_leaders
+def work():
+    kept = [os.pipe() for _ in range(120)]
+    put(f'got{os.getpid()}'), wait()
+for _ in range(8): leave(work)
+while len(glob.glob('got*')) < 8: time.sleep(0.01)
+time.sleep(0.5)
+won('1920 descriptors')
+### files_of_threads
+threading.stack_size(65536)
+counts = []
+def work():
+    call('close_range', 436, 436, 5000, 5000, 2) # CLOSE_RANGE_UNSHARE
+    call('unshare', 272, 97, 0x400) # CLONE_FILES
+    kept = []
+    try:
+        while len(kept) < 120: kept.append(os.pipe())
+    except OSError as error: print(error)
+    counts.append(2 * len(kept)), wait()
+for _ in range(8): threading.Thread(target=work, daemon=True).start()
+while len(counts) < 8: time.sleep(0.01)
+time.sleep(0.5)
+if sum(counts) > 600: won(f'{sum(counts)} descriptors')
+### files_of_threads_by_clone
+if X86: # a thread that exits at once, on a stack of its own
+    page = mmap.mmap(-1, 4096, prot=7)
+    page.write(bytes.fromhex('b83c00000031ff0f05'))
+    stack = ctypes.create_string_buffer(1 << 16)
+    top = ctypes.addressof(stack) + (1 << 15) & ~15
+    ctypes.c_ulong.from_address(top).value = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    call('clone', 56, 220, 0x10B00, ctypes.c_void_p(top), 0, 0, 0) # CLONE_THREAD without CLONE_FILES
 ### asynchronous_io_events
 contexts = [ctypes.c_ulong(0) for _ in range(20)]
 for context in contexts: call('io_setup', 206, 0, 30000, ctypes.byref(context))
@@ -254,4 +343,4 @@ def _with_helpers(text: str) -> dict[str, tuple[str, ...]]:
 
 MEMORY = _with_helpers(_MEMORY)
 TIME = _with_helpers(_TIME)
-SCARCE = read(_SCARCE)
+SCARCE = _with_helpers(_SCARCE)

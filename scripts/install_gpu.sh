@@ -67,25 +67,24 @@ fi
 
 [ -z "$python" ] || "$python" -m venv "$venv"
 cd "$root"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --timeout 120 --retries 10 "$@"; }
+source scripts/install.sh
 echo "install_gpu: installing the locked packages into $venv (some 11 GB)" >&2
-# --no-deps: the lock is complete, and pip could not resolve it, since SGLang's own pins contradict verl's.
-pip install --quiet --no-deps -r requirements/gpu.lock
+install "$venv" -r requirements/gpu.lock
 
 if [ "$flash_attn" != none ] && ! has_flash_attn 2>/dev/null; then
     if [ "$flash_attn" = wheel ]; then
-        pip install --quiet --no-deps --force-reinstall "$wheel"
+        install "$venv" --reinstall "$wheel"
     else
         echo "install_gpu: building flash-attn $flash_attn_version (MAX_JOBS bounds the jobs; each takes some 9 GB of memory)" >&2
         # Without this variable, its setup looks for a wheel for CUDA 12, whatever torch has.
-        FLASH_ATTENTION_FORCE_BUILD=TRUE pip install --no-deps --no-build-isolation --no-binary flash-attn \
-            --force-reinstall "flash-attn==$flash_attn_version"
+        FLASH_ATTENTION_FORCE_BUILD=TRUE install "$venv" --no-build-isolation --no-binary flash-attn --reinstall \
+            "flash-attn==$flash_attn_version"
     fi
     # SGLang needs `flash_attn.cute` from flash-attn-4. The installation of flash-attn has just replaced it by an older one.
-    pip install --quiet --no-deps --force-reinstall "$(grep '^flash-attn-4==' requirements/gpu.lock)"
+    install "$venv" --reinstall "$(grep '^flash-attn-4==' requirements/gpu.lock)"
     has_flash_attn || fail "flash-attn ${wheel:+from '$wheel' }is not $flash_attn_version for Python 3.12, torch 2.11 and CUDA $cuda; give another wheel, or build it"
 fi
-pip install --quiet --no-deps --no-build-isolation -e .
+install "$venv" --no-build-isolation -e .
 
 "$venv/bin/verl-multiturn" doctor
 echo "install_gpu: done. source $venv/bin/activate, and on a machine with a GPU: verl-multiturn doctor --gpu" >&2

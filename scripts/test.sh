@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
 if ! cmp -s requirements/docs.lock .venv/.docs; then # the tests build the documentation
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.lock
+    source scripts/install.sh
+    install .venv -r requirements/docs.lock
     cp requirements/docs.lock .venv/.docs
 fi
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"

@@ -167,16 +167,14 @@ async def exits_async(row, session):
 def misbehave(row):
     """Do what `row["do"]` names, in a process of its own."""
     do = row["do"]
-    note_process(row)
-    if do == "hang":
-        time.sleep(1e6)
-    elif do == "ignore SIGTERM":
+    if do == "ignore SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(1)
     elif do == "obey SIGTERM":
         signal.signal(signal.SIGTERM, lambda *_: (print("told to end"), sys.exit(5)))
-        time.sleep(1e6)
+    note_process(row)  # who reads it may send a signal
+    if do in ("hang", "ignore SIGTERM", "obey SIGTERM"):
+        while True:
+            time.sleep(1)
     elif do == "flood":
         for _ in range(100):
             sys.stdout.write("x" * 999_999 + "\n")
@@ -220,6 +218,8 @@ def misbehave(row):
         return 0.75
     elif do == "environment":
         return {"reward": float("SECRET_OF_A_SIBLING" in os.environ), "completions": {os.environ["OPENAI_API_KEY"]: 1}}
+    elif do == "run a program":
+        os.system(f"{row['program']} {os.getpid()}")
     elif do == "nan":
         return float("nan")
     return row.get("x", 0.0)

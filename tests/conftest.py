@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests.idle_loop import IdleLoop
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 _OF_THE_STACK = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(stack|engine)\b", re.MULTILINE)
+# How long an example takes says something about the machine, and nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 END = 0x110000
 """Id of the token that ends a turn in `CharTokenizer`; no character has it."""
 
@@ -32,11 +39,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if marked and all(marked) else None
 
 
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Leave such a file out also where the command line names it: then pytest does not ask the function above."""
+    if pytest_ignore_collect(module_path, parent.config):
+        return _LeftOut.from_parent(parent, path=module_path)
+    return None
+
+
+class _LeftOut(pytest.Module):
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        return []
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
     found = {"verl", "ray", "sglang"} & set(sys.modules)
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, type[IdleLoop]]:
+    """Run every asynchronous test on a loop whose clock stands still while the machine is busy."""
+    return {"idle": IdleLoop}
 
 
 class CharTokenizer:
@@ -86,6 +110,22 @@ def has_ended(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def names_of_children() -> list[str]:
+    """Return the names of the processes below this one. One that ends meanwhile is left out."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.name())
+    return found
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until a condition holds of which no event tells, such as one of another process."""
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
 
 
 def make_schema(name: str, **properties: str) -> ToolSchema:

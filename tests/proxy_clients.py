@@ -54,6 +54,9 @@ class FakeSession:
         self.asked.append(request)
         return FakeDelivery(self, request)
 
+    def sent(self, id_: str) -> None:
+        """Return None: nothing that was sent can be named by its id."""
+
     async def count_tokens(self, request: ChatRequest) -> int:
         return 17
 

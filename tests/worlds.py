@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -67,6 +68,16 @@ class Arena:
         return {0: int(self._won)}, {}
 
 
+class Shell:
+    """A world whose actions are commands of a shell, each of which gets the id of the world's process."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        return "$", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return f"status {os.system(f'{action} {os.getpid()}')}", 0.0, False, False, {}
+
+
 class Odd:
     """A world in Gymnasium's form that does `what` in its factory, `reset`, `step` or `close`."""
 
@@ -86,15 +97,22 @@ class Odd:
             with open(os.path.join(self._folder, f"closed-{os.getpid()}"), "w"):
                 pass
 
+    def _note_hang(self) -> None:
+        if self._folder:
+            with open(os.path.join(self._folder, f"hangs-{os.getpid()}"), "w"):
+                pass
+
     def _at(self, where: str) -> Any:
         if where != self._where:
             return None
         observed = ("seen", 1.0, False, False, {}) if where == "step" else ("seen", {})
         match self._what:
             case "hang":
+                self._note_hang()
                 time.sleep(3600)
             case "deaf":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                self._note_hang()
                 while True:
                     pass
             case "raise":
@@ -109,6 +127,8 @@ class Odd:
                 child = subprocess.Popen(["sleep", "3600"])
                 with open(os.path.join(self._folder, "child"), "w") as file:
                     file.write(str(child.pid))
+            case "stops its zygote":
+                threading.Thread(target=_stop, args=[os.getppid()], daemon=True).start()
             case "fork":
                 os.fork()  # and the child, which should do its work and end, returns, too
             case "none":
@@ -121,6 +141,10 @@ class Odd:
                 return ("seen", 1.0, 0, False, {})
             case "nan":
                 return ("seen", float("nan"), False, False, {})
+            case "far":
+                return ("seen", 1e39, False, False, {})
+            case "scalars":
+                return ("seen", np.array(0.5), np.array(True), np.bool_(False), {})
             case "surrogates":
                 return ("a\ud800b", *observed[1:])
             case "large":
@@ -128,6 +152,11 @@ class Odd:
             case "huge":
                 return ("x" * 80_000_000, *observed[1:])
         return None
+
+
+def _stop(process: int) -> None:
+    while True:
+        os.kill(process, signal.SIGSTOP)
 
 
 def where(env: Any, observation: Any, info: Any) -> Any:

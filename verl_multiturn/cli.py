@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.certificate.verification import verify_file
+from verl_multiturn.certificate.verification import verify_files
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.interaction_contract import (
@@ -28,6 +28,7 @@ from verl_multiturn.interactions.check.interaction_contract import (
     interactions_to_check,
     read_actions,
 )
+from verl_multiturn.interactions.check.tool_world import load_world
 from verl_multiturn.interactions.registry import interaction_of_row, load_interactions
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe, shown_command
@@ -142,13 +143,13 @@ def validate(
     for kind, name, made in loaded:
         console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
 
-    checks = [partial(interaction_of_row, interactions=interactions)] if interactions else []
+    checks = [partial(interaction_of_row, interactions=interactions)]
     measure = None
     if model is not None:
         try:
             from verl_multiturn.verl_bridge.chat_setup import prompt_measure
 
-            measure = prompt_measure(model, tools, tool_format)
+            measure = prompt_measure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
             _refuse(error)
         except ImportError as error:
@@ -184,6 +185,11 @@ def check_tools(
     ] = None,
     create_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
     execute_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    interaction: Annotated[
+        str | None,
+        typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
+    ] = None,
+    interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call counts as hanging.")] = 10.0,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
@@ -196,7 +202,8 @@ def check_tools(
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
-            findings = examine(tool, arguments=example, timeout_s=timeout_s, **kwargs)
+            world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None
+            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, **kwargs)
             problems += _show_findings(f"tool {tool.name}", findings)
     except MultiTurnError as error:
         _refuse(error)
@@ -348,25 +355,24 @@ def copy(
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` or the quickstart wrote (JSONL).")],
+    files: Annotated[list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")],
 ) -> None:
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = 0
-    for path in files:
-        try:
-            for line, verdict in verify_file(path):
-                if verdict is None:
-                    torn += 1
-                    note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
-                    console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
-                    continue
-                records += 1
-                tokens += verdict.sampled_tokens
-                violations += len(verdict.violations)
-                for violation in verdict.violations:
-                    console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
-        except MultiTurnError as error:
-            _refuse(error)
+    try:
+        for path, line, verdict in verify_files(files):
+            if verdict is None:
+                torn += 1
+                note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
+                console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
+                continue
+            records += 1
+            tokens += verdict.sampled_tokens
+            violations += len(verdict.violations)
+            for violation in verdict.violations:
+                console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
+    except MultiTurnError as error:
+        _refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
     summary += f", {torn} torn lines" if torn else ""
     console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)

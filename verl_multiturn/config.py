@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.reward_numbers import LARGEST_REWARD
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -173,7 +174,7 @@ class ProxySettings(BaseModel):
     select: str | None = Field(default=None, min_length=1)
     """Function that says which completions are trained, as `module:function`; null: all that were delivered."""
 
-    error_reward: float = Field(default=0.0, allow_inf_nan=False)
+    error_reward: float = Field(default=0.0, ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)
     """Reward of a session whose agent failed after it had got a completion. One that got none is invalid."""
 
     host: str = Field(default="127.0.0.1", min_length=1)

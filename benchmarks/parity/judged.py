@@ -10,7 +10,8 @@ import contextlib
 import http.server
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from benchmarks.parity import Compared
 from verl_multiturn.rewards import compute_score
@@ -24,6 +25,10 @@ REPLIES = {
     "the color of the mug is red": "Judgement: 0",
     "crimson": "I cannot say.",
     "": "Judgement: 0",
+    "A, B": "Judgement: 0",
+    "A. B.": "Judgement: 0",
+    "B": "Judgement: 1",
+    "35": "Judgement: 0",
 }
 T = "<think>hm</think>"
 TAGS, UNASKED, NO_VERDICT = "one pair of answer tags", "the judge is not asked", "no verdict"
@@ -42,25 +47,31 @@ CASES: list[tuple[str, bool, str]] = [
     (f"{T}<answer>the color of the mug is red</answer>", False, UNASKED),
     (f"{T}<answer>crimson</answer>", False, NO_VERDICT),
 ]
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        answer = json.loads(asked["messages"][1]["content"])["answer"]
-        body = json.dumps({"choices": [{"message": {"content": REPLIES[answer]}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+# An answer and its gold answer, which SQuAD's normalisation would call equal in all but one case.
+ASKED = [("A, B", "B"), ("A. B.", "A"), ("B", "B"), ("35", "3.5")]
 
 
 @contextlib.contextmanager
-def _serving() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+def judging(reply: Callable[[dict[str, Any]], str]) -> Iterator[str]:
+    """Serve a judge on loopback, and give its address.
+
+    Args:
+        reply: Returns the judge's reply to a request.
+    """
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.dumps({"choices": [{"message": {"content": reply(asked)}}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
@@ -68,6 +79,10 @@ def _serving() -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _from_table(asked: dict[str, Any]) -> str:
+    return REPLIES[json.loads(asked["messages"][1]["content"])["answer"]]
 
 
 def deepeyes_says(text: str, used_tool: bool) -> float:
@@ -83,15 +98,16 @@ def deepeyes_says(text: str, used_tool: bool) -> float:
 
 async def compare(quick: bool) -> AsyncIterator[Compared]:
     """Compare every case; `quick` changes nothing."""
-    with _serving() as url:
+    with judging(_from_table) as url:
         options = {"url": url, "model": "judge", "format_weight": 0.25, "tool_use_bonus": 1.5, "attempts": 2}
-        for text, used_tool, stated in CASES:
+        asked = [(f"{T}<answer>{answer}</answer>", False, "", gold) for answer, gold in ASKED]
+        for text, used_tool, stated, gold in [*((*case, GOLD) for case in CASES), *asked]:
             extra_info = {
                 "question": QUESTION,
                 "assistant_texts": [text],
                 "assistant_calls": [],
                 "call_statuses": ["ok"] if used_tool else [],
             }
-            found = await compute_score("deepeyes/vstar", text, GOLD, extra_info, judge=options)
+            found = await compute_score("deepeyes/vstar", text, gold, extra_info, judge=options)
             ours = -9.0 if found["failed"] else found["score"]
             yield Compared("judge", text[:80], ours, deepeyes_says(text, used_tool), stated)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.parity import Compared, of_verl, score
 
-EXIT, SEVERAL = "a program that exits", "several numbers on a line"
+EXIT, SEVERAL, WHOLE = "a program that exits", "several numbers on a line", "whole numbers"
 SUM = "print(sum(map(int, input().split())))"
 METHOD = "class Solution:\n    def add(self, nums: List[int]) -> int:\n        return sum(nums)"
 
@@ -41,6 +41,18 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("def add(nums): return 1.0", {"fn_name": "add", "inputs": ["[1, 2]"], "outputs": ["1"]}, ""),
     ("print(10**20 + 1)", _io("", "100000000000000000000\n"), ""),
     ("print('b a')", _io("", "a b\n"), ""),
+    ("print(9.0)", _io("", "9\n"), ""),
+    ("print('9e0')", _io("", "9\n"), ""),
+    ("print(float(10**18))", _io("", "1000000000000000000\n"), ""),
+    ("print('1000000000000000007.0')", _io("", "1000000000000000007\n"), ""),
+    ("print(123457.9)", _io("", "123457.0\n"), ""),
+    ("print(123457.9)", _io("", "123457\n"), WHOLE),
+    ("print(0.000000001)", _io("", "0\n"), WHOLE),
+    ("print('1.00000e+18')", _io("", "1000000000000000007\n"), WHOLE),
+    ("print(2.9999999999999996)", _io("", "3\n"), WHOLE),
+    ("def add(nums): return 123457.9", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["123457"]}, ""),
+    ("def add(nums): return 1e18", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["1000000000000000000"]}, ""),
+    ("def add(nums): return 1e18", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["1000000000000000007"]}, ""),
     ("print('0.1 0.2')", _io("", "0.1000001 0.2\n"), SEVERAL),
     ("print(3)\nraise SystemExit", _io("", "3"), ""),
     ("print(3)\nraise SystemExit(1)", _io("", "3"), ""),

@@ -67,6 +67,25 @@ QA = [
     (["<answer>Paris</answer>" * 11], ""),
     (["<answer>A. Paris</answer>"], ""),
 ]
+LETTER, NO_WORDS = "a letter is no article", "an answer without words"
+# An answer, its gold answer, and the row of docs/rewards.md that states a difference.
+QA_LETTERS = [
+    ("B", "B", ""),
+    ("A", "B", ""),
+    ("B, C", "B", ""),
+    ("a town", "the town", ""),
+    ("vitamin a deficiency", "vitamin deficiency", ""),
+    ("The Who", "The Who", ""),
+    ("A, B", "B", LETTER),
+    ("A D", "D", LETTER),
+    ("Hepatitis", "Hepatitis A", LETTER),
+    ("the", "The A", LETTER),
+    ("A", "The A", ""),
+    ("!", "!", ""),
+    ("?", "!", NO_WORDS),
+    ("the", "The The", NO_WORDS),
+    ("The  the", "The The", ""),
+]
 
 
 async def qa(quick: bool) -> AsyncIterator[Compared]:
@@ -74,13 +93,17 @@ async def qa(quick: bool) -> AsyncIterator[Compared]:
     original = of_verl("search_r1_like_qa_em.py")
     gold = {"target": ["Paris", "the City of Light"]}
 
-    def says(response: str) -> float:
+    def says(response: str, gold: dict[str, Any] = gold) -> float:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints some of what it scores
             return float(original.compute_score(response, gold))
 
     for texts, stated in QA:
         ours = await score("searchR1_nq", texts, gold)
         yield Compared("qa", repr(texts)[:80], ours, says("\n".join(texts)), stated)
+    for answer, right, stated in QA_LETTERS:
+        text, truth = f"<answer>{answer}</answer>", {"target": [right]}
+        ours = await score("searchR1_nq", [text], truth)
+        yield Compared("qa", f"{answer} for {right}", ours, says(text, truth), stated)
     found = "<information><answer>Paris</answer></information>"
     yield Compared("qa", found, await score("searchR1_nq", ["I do not know."], gold), says(found), IN_TOOL)
 

@@ -22,8 +22,7 @@ from scripts.harnesses.programs import PROGRAMS, Program
 from scripts.harnesses.running import run_program
 
 EXPECTED = Path(__file__).parent / "expected.json"
-FAMILIES = 10
-TOTALS = ("roots", "rows", "completions", "trained", "violations")
+FAMILIES = 15
 TOTALS = ("roots", "rows", "completions", "trained", "violations")
 
 

@@ -30,7 +30,8 @@ class Environment:
 
     Args:
         name: Name of the environment, and of the lock file of a Python environment.
-        npm: Package and version, such as "opencode-ai@1.18.33"; None for a Python environment.
+        npm: Packages and versions, such as "opencode-ai@1.18.33", with a blank between two; None for a Python
+            environment.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Environment:
         stamp.write_text(self.stamp)
 
     def _npm(self) -> list[list[str]]:
-        return [["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.path), str(self.npm)]]
+        return [["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.path), *str(self.npm).split()]]
 
     def _pip(self) -> list[list[str]]:
         pip = [str(self.path / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "--no-deps"]

@@ -42,6 +42,16 @@ def reader(tool: str, /, **arguments: Any) -> Policy:
     return say
 
 
+def second_looker(tool: str, /, **arguments: Any) -> Policy:
+    """Return a policy that calls one tool twice, one call after the other, and then answers."""
+
+    def say(prompt: str) -> str:
+        twice = len(_LOT.findall(prompt)) > 1
+        return f"The lot is {lot_in(prompt)}." if twice else call(tool, **arguments)
+
+    return say
+
+
 def openai_sdk(prompt: str) -> str:
     """Answer in JSON where that is asked for."""
     lot = lot_in(prompt)

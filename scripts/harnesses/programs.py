@@ -90,6 +90,18 @@ def _python(name: str, policy: Policy, driver: str, *arguments: str, **variables
     return Program(name, Environment(name.partition(".")[0]), command, policy, variables=variables)
 
 
+def _ai_sdk(name: str) -> Program:
+    """Return a driver of ours, run by Node with the packages of the environment."""
+    environment = Environment("ai_sdk", "ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92")
+    command = ["node", str(DRIVERS / "ai_sdk.cjs"), name]
+
+    def found(home: Path, endpoint: Endpoint) -> dict[str, str]:
+        return {"NODE_PATH": str(environment.path / "node_modules")}
+
+    policy = policies.second_looker("read_file", name=policies.FILE)
+    return Program(f"ai_sdk.{name}", environment, command, policy, found)
+
+
 def _codex(home: Path, endpoint: Endpoint) -> dict[str, str]:
     """Name the provider and the limit at which the conversation is summed up."""
     folder = home / ".codex"
@@ -189,4 +201,25 @@ PROGRAMS: Sequence[Program] = (
         policies.reader("run_shell_command", command=f"cat {policies.FILE}", description="Read", is_background=False),
         _qwen_code,
     ),
+    _python("agno.chat", policies.second_looker("read_file", name=policies.FILE), "agno_agent", "chat"),
+    _python("agno.responses", policies.second_looker("read_file", name=policies.FILE), "agno_agent", "responses"),
+    _python(
+        "crewai",
+        policies.reader("read_file", name=policies.FILE),
+        "crewai_crew",
+        CREWAI_DISABLE_TELEMETRY="true",
+        CREWAI_TRACING_ENABLED="false",
+        OTEL_SDK_DISABLED="true",
+    ),
+    _python(
+        "google_adk",
+        policies.reader("read_file", name=policies.FILE),
+        "google_adk_agent",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+        OTEL_SDK_DISABLED="true",
+    ),
+    _python("strands", policies.reader("read_file", name=policies.FILE), "strands_agent", OTEL_SDK_DISABLED="true"),
+    _ai_sdk("compatible"),
+    _ai_sdk("chat"),
+    _ai_sdk("responses"),
 )

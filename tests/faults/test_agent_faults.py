@@ -16,6 +16,7 @@ import pytest
 
 from tests import agent_programs
 from tests.conftest import ROOT
+from tests.forger import forger
 from tests.proxy_clients import until
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy import process_runner, thread_runner
@@ -80,20 +81,27 @@ ENDS: dict[str, AgentEnd | str] = {
 
 
 @pytest.mark.usefixtures("quick", "no_process_left")
-async def test_processes_that_misbehave(tmp_path: Path) -> None:
+async def test_processes_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, in one worker: none disturbs another one."""
     runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
-    time_up = asyncio.Event()
+    time_up, obeys = asyncio.Event(), asyncio.Event()
     await runner.run({"do": "nothing", "pids": str(tmp_path / "first")}, address(), time_up)  # the import
     pids = {do: tmp_path / do for do in ENDS}
     ending = {
-        do: asyncio.ensure_future(runner.run({"do": do, "pids": str(pids[do])}, address(), time_up)) for do in ENDS
+        do: asyncio.ensure_future(
+            runner.run({"do": do, "pids": str(pids[do])}, address(), obeys if do == "obey SIGTERM" else time_up)
+        )
+        for do in ENDS
     }
     in_time = [do for do, end in ENDS.items() if isinstance(end, AgentEnd) or not end.startswith("timed_out")]
     await asyncio.wait_for(asyncio.gather(*[ending[do] for do in in_time]), 60)
     await until(lambda: len(living(pids["fork"])) == 31, 60)
-    await until(lambda: all(living(pids[do]) for do in ("hang", "ignore SIGTERM")), 60)
+    await until(lambda: all(living(pids[do]) for do in ("hang", "ignore SIGTERM", "obey SIGTERM")), 60)
     assert [do for do in ENDS if ending[do].done()] == in_time
+    with monkeypatch.context() as patch:
+        patch.setattr(process_runner, "_GRACE_S", 60.0)  # as long as a busy machine needs
+        obeys.set()
+        await asyncio.wait({ending["obey SIGTERM"]})
     time_up.set()
     await asyncio.wait(ending.values())
     for do, expected in ENDS.items():
@@ -186,11 +194,38 @@ async def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_process_left")
+async def test_a_stopped_zygote_goes_on(tmp_path: Path) -> None:
+    runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
+    for _ in range(2):
+        end = await runner.run({"do": "nothing", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
+        assert end == AgentEnd("returned", AgentResult(0.0))
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await until(lambda process=zygote: process.status() == psutil.STATUS_STOPPED, 60)
+    await runner.aclose()
+
+
+@pytest.mark.usefixtures("no_process_left")
 async def test_a_wrong_result_raises(tmp_path: Path) -> None:
     runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
-    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is not finite"):
+    with pytest.raises(AgentContractError, match="the agent returned nan, whose reward is no finite number"):
         await runner.run({"do": "nan", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
     await runner.aclose()
+
+
+@pytest.mark.usefixtures("no_process_left")
+async def test_a_program_that_the_agent_starts_does_not_speak_for_it(tmp_path: Path) -> None:
+    runner = ProcessRunner(f"{PROGRAMS}:misbehave", None, "agent")
+    result = {"result": {"reward": 1.0, "completions": {}, "by_id": False}}
+    row = {"do": "run a program", "pids": str(tmp_path / "pids")}
+    killed, ended = [
+        await runner.run(row | {"program": forger(tmp_path, result, end)}, address(), asyncio.Event())
+        for end in (True, False)
+    ]
+    await runner.aclose()
+    assert (killed.kind, killed.result) == ("exited", AgentResult())
+    assert killed.problem.startswith("the agent ended with signal SIGKILL; it wrote:\n{")  # to the output, as text
+    assert ended == AgentEnd("returned", AgentResult(0.0))
 
 
 WORKER = f"""
@@ -233,13 +268,14 @@ def no_thread_left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quick", "no_thread_left")
 @pytest.mark.parametrize(("name", "kind"), [("spin", "timed_out"), ("wait_forever", "timed_out"), ("block", "stuck")])
-async def test_threads_when_the_time_is_up(name: str, kind: str) -> None:
+async def test_threads_when_the_time_is_up(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ThreadRunner(load_agent(f"{PROGRAMS}:{name}", "agent"))
     row: dict[str, Any] = {"blocks": True, "ended": []}
     time_up = asyncio.Event()
     running = asyncio.ensure_future(runner.run(row, address(), time_up))
     await until(lambda: agent_threads() != [], 60)
-    await asyncio.sleep(0.2)
+    if kind == "timed_out":
+        monkeypatch.setattr(thread_runner, "_INTERRUPTED_S", 60.0)  # as long as a busy machine needs
     assert not running.done()
     time_up.set()
     end = await running

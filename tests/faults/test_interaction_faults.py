@@ -6,10 +6,10 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
-def test_failures_are_marked_leave_nothing_and_change_no_sibling() -> None:
+async def test_failures_are_marked_leave_nothing_and_change_no_sibling() -> None:
     from benchmarks.interaction_faults import measure
 
-    result = measure(conversations=96, seed=1, control=48)
+    result = await measure(conversations=96, seed=1, control=48)
     assert result["faults"] > 20
     assert result["marked"] > 10
     wanted = dict.fromkeys(
@@ -21,9 +21,7 @@ def test_failures_are_marked_leave_nothing_and_change_no_sibling() -> None:
     assert result["control_advantages_changed"] > 0
 
 
-def test_the_suite_finds_an_interaction_that_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
+async def test_the_suite_finds_an_interaction_that_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import interaction_faults
     from verl_multiturn.interactions.session import InteractionSession
 
@@ -31,5 +29,5 @@ def test_the_suite_finds_an_interaction_that_is_not_closed(monkeypatch: pytest.M
         pass
 
     monkeypatch.setattr(InteractionSession, "_close", nothing)
-    _, leaks = asyncio.run(interaction_faults.play(16, 1))
+    _, leaks = await interaction_faults.play(16, 1)
     assert leaks["starts without one close"] >= 8

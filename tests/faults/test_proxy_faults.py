@@ -282,7 +282,8 @@ async def test_100_continue() -> None:
 
 
 @pytest.mark.parametrize("body", [HELLO, STREAMED])
-async def test_the_end_of_a_session_ends_its_requests_and_no_others(body: Any) -> None:
+async def test_the_end_of_a_session_ends_its_requests_and_no_others(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_IDLE_S", 0.05)  # then its connection is closed, and read to its end
     session, other = FakeSession(open_gate=False), FakeSession(open_gate=False)
     async with serving(session, ping_s=0.01) as (server, access):
         beside = server.open(other)
@@ -374,8 +375,6 @@ async def test_closing_while_twenty_requests_run_leaves_nothing(within: str) -> 
     assert session.fates == ["undelivered"] * 20
     for writer in opened:
         writer.close()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert {task for task in asyncio.all_tasks() if not task.done()} == {t for t in before if not t.done()}
+    await until(lambda: asyncio.all_tasks() <= before)
     with socket.create_server(("127.0.0.1", ports[0])):
         pass  # the port is free

@@ -1,8 +1,12 @@
 """The fault suite of `benchmarks.tool_faults`, smaller; and a check that the suite finds leaks."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.idle_loop import hold_up
 
 pytestmark = pytest.mark.stack
 
@@ -15,6 +19,37 @@ async def test_every_fault_ends_in_a_valid_conversation_and_leaves_nothing() -> 
     assert result["faults"] > 2000
     wanted = {"invalid": 0, "leaks": 0, "over_budget": 0, "author_errors": 8, "groups_incomplete": 0}
     assert {key: result[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_the_suite_finds_conversations_that_ignore_their_budget(
+    monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    from benchmarks import tool_faults
+    from verl_multiturn.rollout import conversation
+
+    answers = asyncio.Event()
+
+    async def waits(self: Any, *arguments: Any, **kwargs: Any) -> str:
+        await answers.wait()
+        return "ok"
+
+    async def let_time_pass() -> None:
+        for _ in range(40):
+            await asyncio.sleep(0.001)
+            hold_up(1.0)
+        answers.set()
+
+    monkeypatch.setattr(tool_faults, "TIMEOUT_S", 1000.0)  # of one call: only the conversation's own limit is left
+    monkeypatch.setattr(tool_faults, "WALL_CLOCK_S", 2.0)
+    monkeypatch.setattr(tool_faults.FaultyTool, "execute", waits)
+    if is_broken:
+        without = SimpleNamespace(**{**vars(asyncio), "timeout": lambda _: asyncio.timeout(None)})
+        monkeypatch.setattr(conversation, "asyncio", without)
+    passing = asyncio.create_task(let_time_pass())
+    result = await tool_faults.measure(conversations=8, seed=1)
+    await passing
+    assert (result["over_budget"], result["invalid"]) == (8 if is_broken else 0, 0)
 
 
 async def test_the_suite_finds_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

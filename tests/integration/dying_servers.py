@@ -110,7 +110,7 @@ def kill(server: Any, how: int = signal.SIGKILL) -> None:
 
 
 def until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 500
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.1)

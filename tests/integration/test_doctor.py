@@ -18,7 +18,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=550,
         env={**os.environ, "COLUMNS": "200", **environment},
     )
 

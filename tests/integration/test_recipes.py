@@ -15,7 +15,7 @@ pytestmark = pytest.mark.stack
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", ["torl", "mixed", "gsm8k_multiturn"])
 def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) -> None:
     ran = run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(tmp_path / recipe))
@@ -31,7 +31,7 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_smoke_run_trains_in_a_world(tmp_path: Path) -> None:
     """The other recipes with users and worlds take minutes each, so their smoke runs are run by hand."""
     ran = run_script(ROOT / "recipes" / "alfworld" / "run.sh", "--smoke", "--out", str(tmp_path / "alfworld"))

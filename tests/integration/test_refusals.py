@@ -28,13 +28,16 @@ RIGHT = {
 
 
 def run(tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    settings = {**RIGHT, "hydra.run.dir": str(tmp_path / "hydra"), **changes}
+    rows = tmp_path / "question.parquet"
+    pd.DataFrame([{"prompt": [{"role": "user", "content": "Q"}]}]).to_parquet(rows)
+    there = {"data.train_files": str(rows), "data.val_files": str(rows), "algorithm.adv_estimator": "grpo"}
+    settings = {**RIGHT, **there, "hydra.run.dir": str(tmp_path / "hydra"), **changes}
     return subprocess.run(
         [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())],
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=550,
         env={**os.environ, "VERL_PLATFORM": "cpu"},
         cwd=tmp_path,
     )

@@ -57,7 +57,7 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
             subprocess.Popen(command, env={**shared, "RANK": str(rank)}, cwd=ROOT, stdout=log, stderr=log)
             for rank in range(2)
         ]
-        statuses = [rank.wait(timeout=200) for rank in ranks]
+        statuses = [rank.wait(timeout=550) for rank in ranks]
     assert statuses == [0, 0], (tmp_path / "log").read_text()[-3000:]
 
     executions = [line.split() for line in (tmp_path / "count").read_text().splitlines()]

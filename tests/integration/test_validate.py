@@ -34,6 +34,22 @@ def test_a_prompt_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "3 of 3 rows cannot work" in validate(rows, 60)[1]
 
 
+def test_rows_that_name_their_interaction_are_measured(tmp_path: Path) -> None:
+    world, rows = tmp_path / "world.yaml", tmp_path / "rows.jsonl"
+    scripted = "verl_multiturn.interactions.scripted_user.ScriptedUser"
+    world.write_text(f"interaction: [{{name: user, class_name: {scripted}}}]")
+    user, row = {"user": {"turns": ["Well?"]}}, {"prompt": [{"role": "user", "content": "1 + 1 = ?"}]}
+    named = [{**row, "interaction_kwargs": user}, {**row, "extra_info": {"interaction_kwargs": user}}]
+    rows.write_text("\n".join(map(json.dumps, named)))
+    with_world = (rows, 1000, MODEL, "--interactions", str(world))
+    assert validate(*with_world)[0] == 0, validate(*with_world)[1]
+    assert "2 of 2 rows cannot work" in validate(rows, 60, MODEL, "--interactions", str(world))[1]
+    rows.write_text(json.dumps({**row, "interaction_kwargs": {"usher": {}}}))
+    code, said = validate(*with_world)
+    assert code == 1
+    assert "names 'usher', which is no interaction of the YAML; did you mean 'user'?" in said
+
+
 def test_a_model_that_is_not_here(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "x"}]}))

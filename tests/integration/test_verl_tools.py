@@ -9,6 +9,7 @@ import yaml
 from tests.conftest import ROOT
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
@@ -165,7 +166,8 @@ async def test_a_reward_that_is_none_is_left_out_and_told_once(
             assert await session.calc_rewards() == {}
         assert (result.status, result.text, result.reward, result.metrics) == (CallStatus.OK, " 42", 0.0, {})
     assert len(caplog.records) == 2
-    assert "'check': the reward of calc_reward is no finite number and is left out: ['so', 'it'" in caplog.text
+    left_out = f"the reward of calc_reward is no {USABLE} and is left out: ['so', 'it'"
+    assert f"'check': {left_out}" in caplog.text
 
 
 async def test_a_tool_reads_its_conversation_in_agent_data(tmp_path: Path) -> None:

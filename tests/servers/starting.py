@@ -49,7 +49,7 @@ async def text(tools: Tools, tool: str, **arguments: Any) -> str:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not await condition():  # noqa: ASYNC110 processes and servers set no asyncio.Event
             await asyncio.sleep(0.02)
 

@@ -9,11 +9,30 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from tests.conftest import make_schema
+from tests.idle_loop import IdleLoop
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
+from verl_multiturn.tools.check import examination, instruments
 
 never = threading.Event()
+seen = threading.Event()
+"""Set by the tests when the watch has seen that the loop stands still."""
 processes: list[subprocess.Popen[bytes]] = []
+
+
+def on_any_machine(patch: pytest.MonkeyPatch, late_s: float = 60.0) -> None:
+    """Let a check find what it finds on a machine that is busy, too.
+
+    Args:
+        patch: The test's own.
+        late_s: Seconds for which the loop may stand still, as it does where the machine is busy.
+    """
+    patch.setattr(asyncio.events, "new_event_loop", IdleLoop)
+    patch.setattr(instruments, "SETTLE_S", 0.3)
+    for module in (instruments, examination):
+        patch.setattr(module, "LATE_S", late_s)
 
 
 class Sound(BaseTool):
@@ -102,13 +121,15 @@ class ReleaseRaises(Sound):
 
 class Blocks(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        seen.clear()
         time.sleep(0.15)  # noqa: ASYNC251  # the fault that the check must find
+        seen.wait(60)
         return await super().execute(instance_id, parameters)
 
 
 class BlocksForEver(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        never.wait(60)
+        never.wait()
 
 
 class OneForAll(Sound):

@@ -36,12 +36,6 @@ def test_what_cannot_be_done_ends_with_2(command: list[str], tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_records_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli.app, ["verify", str(tmp_path)])
-    assert done.exit_code == 2
-    assert f"'{tmp_path}' is a folder; expected files of records, such as {tmp_path}/*.jsonl" in done.output
-
-
 def test_what_was_tried_and_failed_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     assert runner.invoke(cli.app, ["check-tool", f"{broken_tools.__name__}.Raises"]).exit_code == 1

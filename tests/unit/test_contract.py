@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT, EchoTool
+from tests.idle_loop import take
 from tests.unit import broken_tools
 from tests.unit.broken_tools import (
     Blocks,
@@ -49,6 +50,7 @@ from tests.unit.broken_tools import (
     Spoiled,
     Stubborn,
     Unsure,
+    on_any_machine,
 )
 from verl_multiturn import ConfigError, ToolResponse, load_tools
 from verl_multiturn.cli import app
@@ -62,7 +64,22 @@ CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "SETTLE_S", 0.3)
+    on_any_machine(monkeypatch)
+    look = instruments.Watch.look
+
+    def looks(self: instruments.Watch) -> float:
+        late_s = look(self)
+        if self.place:
+            broken_tools.seen.set()
+        return late_s
+
+    monkeypatch.setattr(instruments.Watch, "look", looks)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loop stand still no longer than a user's may."""
+    on_any_machine(monkeypatch, late_s=0.1)
 
 
 def check(tool: Any, timeout_s: float = 1.0, **kwargs: Any) -> dict[str, CheckResult]:
@@ -80,20 +97,27 @@ def test_a_sound_tool_passes() -> None:
     assert {finding.verdict for finding in findings.values()} == {Grade.OK}, findings
 
 
+@pytest.mark.usefixtures("strict")
+def test_a_tool_that_blocks_the_loop_is_told_where() -> None:
+    finding = check(Blocks(), timeout_s=60.0)["event loop"]
+    assert finding.verdict is Grade.PROBLEM
+    assert "in execute" in finding.found
+    assert finding.remedy
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "found"),
     [
         (NoResult, "execute", "execute must return"),
         (NoId, "create", "returned 42"),
-        (NoNumber, "calc_reward", "must be a finite number, got nan"),
-        (NoFiniteStep, "execute", "the step reward must be a finite number, got inf"),
+        (NoNumber, "calc_reward", "must be a finite number from -1e+12 to 1e+12, got nan"),
+        (NoFiniteStep, "execute", "the step reward must be a finite number from -1e+12 to 1e+12, got inf"),
         (RaisesWhatCannotBeTold, "execute", "raised Unspeakable: its message cannot be read: AttributeError"),
         (ReturnsWhatCannotBeTold, "execute", "got <Unspeakable whose repr raises AttributeError>"),
         (Raises, "execute", "raised AttributeError: no such thing"),
         (Exits, "execute", "called exit(3)"),
         (CreateHangs, "create", "hangs: no answer within 1 s"),
         (ReleaseRaises, "release", "raised RuntimeError: boom"),
-        (Blocks, "event loop", "in execute"),
         (OneForAll, "isolation", "a conversation reads what another one wrote"),
         (SameId, "isolation", "the id 'me'"),
         (FewSeats, "concurrency", "create failed in 56 of 64 conversations at once: hangs"),
@@ -149,6 +173,7 @@ def test_what_the_schema_requires_and_does_not_describe() -> None:
     assert findings["isolation"].verdict is Grade.SKIPPED
 
 
+@pytest.mark.usefixtures("strict")
 def test_a_loop_that_is_blocked_for_ever_is_found_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "AT_ONCE", 8)
     finding = check(BlocksForEver(), timeout_s=0.2)["event loop"]
@@ -191,7 +216,7 @@ async def test_functions_and_row_kwargs_also_while_a_loop_runs() -> None:
 def test_synchronous_methods_are_called_in_threads() -> None:
     class Slow(Sound):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
-            time.sleep(0.11)
+            take(0.11)
             return ToolResponse("ok")
 
     findings = check(Slow(), timeout_s=5.0)
@@ -299,6 +324,7 @@ def numberless(text: str) -> Any:
     return object()
 
 
+@pytest.mark.usefixtures("strict")
 def test_advice_for_a_function_is_the_functions_way() -> None:
     said = [finding.remedy for tool in (forgetful, numberless) for finding in check(tool, timeout_s=5.0).values()]
     assert any("write `def`, not `async def`" in remedy for remedy in said)

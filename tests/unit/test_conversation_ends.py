@@ -195,7 +195,7 @@ async def test_an_authors_mistake_raises() -> None:
 async def test_cancellation_releases() -> None:
     tool = EchoTool({"execute": "hang"})
     task = asyncio.create_task(run([CALL, "ok"], tool))
-    await asyncio.wait_for(tool.started.wait(), 5)
+    await asyncio.wait_for(tool.started.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -207,7 +207,7 @@ async def test_cancellation_releases() -> None:
 async def test_cancellation_again_and_again_still_waits_for_release(times: int) -> None:
     tool = EchoTool({"execute": "hang", "release": 0.05})
     task = asyncio.create_task(run([CALL, "ok"], tool))
-    await asyncio.wait_for(tool.started.wait(), 5)
+    await asyncio.wait_for(tool.started.wait(), 60)
     for _ in range(times):
         task.cancel()
         await asyncio.sleep(0.01)

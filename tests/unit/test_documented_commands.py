@@ -78,7 +78,7 @@ def run_all(document: Path, folder: Path, stack: bool) -> list[str]:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                timeout=240,
+                timeout=550,
                 check=False,
             )
             printed += done.stdout

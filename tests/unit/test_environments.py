@@ -53,7 +53,7 @@ def install(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=550,
         env={**os.environ, **variables},
     )
 
@@ -121,10 +121,11 @@ def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> Non
     """An activated .venv whose lock has changed is removed while its Python is the first on the path."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "requirements").mkdir()
-    shutil.copy(ROOT / "scripts" / "environment.sh", tmp_path / "scripts")
-    (tmp_path / "setup.py").touch()  # nothing is installed, and the last pip fails
+    for script in ("environment.sh", "install.sh"):
+        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
+    (tmp_path / "setup.py").touch()  # nothing is installed: there is no lock of uv, and pip fails
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    for name in ("cpu", "templates"):
+    for name in ("cpu", "templates", "uv"):
         (tmp_path / "requirements" / f"{name}.lock").touch()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
     made = subprocess.run(

@@ -40,7 +40,7 @@ def test_an_example_prints_what_the_readme_shows(name: str, tmp_path: Path) -> N
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=550,
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()) == (0, SHOWN[name]), done.stderr

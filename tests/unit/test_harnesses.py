@@ -14,7 +14,7 @@ import pytest
 
 from scripts.harnesses.__main__ import EXPECTED, FAMILIES, faults
 from scripts.harnesses.environments import LOCKS, Environment
-from scripts.harnesses.policies import FILE, claude_code, codex, reader, smolagents_code
+from scripts.harnesses.policies import FILE, claude_code, codex, reader, second_looker, smolagents_code
 from scripts.harnesses.programs import PROGRAMS, Endpoint, Program
 from scripts.harnesses.running import run_program
 from tests.agent_sessions import tiny_template
@@ -99,7 +99,8 @@ def test_the_documented_roots_and_versions_are_those_of_the_script() -> None:
     assert [int(row[2]) for row in rows] == [each["roots"] for each in expected.values()]
     for row, each in zip(rows, PROGRAMS, strict=True):
         version = re.search(r"\d+\.\d+\.\d+", row[0])
-        pins = each.environment.npm or (LOCKS / f"{each.environment.name}.txt").read_text().replace("==", "@")
+        npm = (each.environment.npm or "").replace(" ", "\n")
+        pins = npm or (LOCKS / f"{each.environment.name}.txt").read_text().replace("==", "@")
         assert version is not None
         assert re.search(rf"@{re.escape(version[0])}$", pins, re.MULTILINE), row[0]
 
@@ -126,6 +127,9 @@ def test_what_the_model_says() -> None:
     read = reader("bash", command="cat lot.txt")
     assert read("x") == '<tool_call>\n{"name": "bash", "arguments": {"command": "cat lot.txt"}}\n</tool_call>'
     assert read(f"x {LOT} y") == f"The lot is {LOT}."
+    look = second_looker("bash", command="cat lot.txt")
+    assert look("x") == look(f"x {LOT} y") == read("x")
+    assert look(f"x {LOT} y {LOT}") == f"The lot is {LOT}."
     assert smolagents_code("x").endswith('<code>\nprint(read_file("lot.txt"))\n</code>')
     assert '"Agent"' in claude_code("<|im_start|>user\nWhich lot?<|im_end|>\n<|im_start|>assistant\n")
     assert '"Bash"' in claude_code("<|im_start|>user\nLook into lot.txt for your parent.<|im_end|>\n")
@@ -137,7 +141,7 @@ async def test_a_program_runs_its_tool_and_is_accounted_for() -> None:
     report = await run_program(program(AGENT), tiny_template(), 60.0)
     seconds = report.pop("seconds")
     assert report == {**GOOD, "completions": 2, "generations": 2, "untrained": {}}
-    assert seconds < 60
+    assert seconds > 0
 
 
 async def test_a_program_that_makes_up_its_answer_ran_no_tool() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.unit.broken_tools import on_any_machine
 from verl_multiturn.cli import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
@@ -19,12 +20,11 @@ from verl_multiturn.interactions.check.episodes import drawn_actions
 from verl_multiturn.interactions.check.interaction_contract import CheckResult, Grade, check_interaction
 from verl_multiturn.interactions.registry import build_interaction
 from verl_multiturn.interactions.verl_classes import BaseInteraction
-from verl_multiturn.tools.check import instruments
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(instruments, "SETTLE_S", 0.3)
+    on_any_machine(monkeypatch)
     yield
     while OPENED:
         os.close(OPENED.pop())
@@ -138,12 +138,13 @@ class LeavesAFile(Dice):
 
 class Deaf(Dice):
     async def reply(self, *_: Any, **__: Any) -> Any:
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 0.1
+        while loop.time() < until:
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
-                until = time.monotonic() + 1.0
+                until = loop.time() + 1.0
         return Reply("")
 
 
@@ -194,7 +195,9 @@ def test_a_sound_interaction_passes() -> None:
         (Picky, "any answer", "an empty turn: raised IndexError"),
     ],
 )
-def test_what_is_broken_is_named(broken: type[Dice], name: str, found: str) -> None:
+def test_what_is_broken_is_named(broken: type[Dice], name: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken is Blocks:
+        on_any_machine(monkeypatch, late_s=0.1)
     actions = ["a", "b", "c"] if broken is Picky else []
     findings = check(broken(), kwargs={"seed": 3}, timeout_s=0.5, actions=actions)
     assert name in problems(findings), findings

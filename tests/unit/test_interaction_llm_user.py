@@ -88,7 +88,7 @@ async def user(*replies: Any, **config: Any) -> AsyncIterator[tuple[LlmUser, End
         await simulated.close("a")
         server.close()
         if endpoint.open:
-            await asyncio.wait_for(endpoint.is_idle.wait(), 5)
+            await asyncio.wait_for(endpoint.is_idle.wait(), 60)
 
 
 async def test_an_endpoint_plays_the_user() -> None:
@@ -199,7 +199,7 @@ async def test_a_cancelled_reply_leaves_nothing_behind() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await asyncio.wait_for(endpoint.is_idle.wait(), 5)  # the connection is closed
+        await asyncio.wait_for(endpoint.is_idle.wait(), 60)  # the connection is closed
 
 
 async def test_many_users_at_once() -> None:

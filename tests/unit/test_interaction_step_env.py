@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import psutil
 import pytest
 
 from benchmarks import interaction_envs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
+from tests.forger import forger
+from tests.idle_loop import hold_up
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply
@@ -173,10 +176,11 @@ FAILED = [
     ("die", "make", r"ended in the middle of reset\(\)"),
     ("die", "step", r"ended in the middle of step\(\)"),
     ("killed", "step", r"ended in the middle of step\(\)"),
-    ("nan", "step", "the reward is nan"),
-    ("hang", "make", r"start did not return within 4 s"),
-    ("hang", "step", r"reply did not return within 4 s"),
-    ("deaf", "step", r"reply did not return within 4 s"),
+    ("nan", "step", "the reward is nan, expected a finite number from"),
+    ("far", "step", r"the reward is 1e\+39, expected a finite number from"),
+    ("hang", "make", r"start did not return within 60 s"),
+    ("hang", "step", r"reply did not return within 60 s"),
+    ("deaf", "step", r"reply did not return within 60 s"),
 ]
 WRONG = [
     ("none", "step", r"step\(\) returned 5, expected \(observation, reward, terminated, truncated, info\)"),
@@ -186,7 +190,7 @@ WRONG = [
 ]
 
 
-async def test_faults_of_an_environment() -> None:
+async def test_faults_of_an_environment(tmp_path: Path) -> None:
     """Each ends its own conversation in time, is told, and leaves no process; the others go on."""
 
     async def ended(env: StepEnv, index: int, what: str, where: str) -> str:
@@ -199,16 +203,20 @@ async def test_faults_of_an_environment() -> None:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    async with world("Odd") as env:
+    async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
         env.name = "odd"
-        await play(env, "warm", "go")  # the import does not count
-        gate = InteractionGate(env, 4.0)  # sixteen processes begin at once
+        gate = InteractionGate(env, 60.0)
         faults = [*FAILED, *WRONG, ("", "", "")]
-        found = await asyncio.gather(*[ended(env, i, what, where) for i, (what, where, _) in enumerate(faults)])
+        ending = [asyncio.ensure_future(ended(env, i, what, where)) for i, (what, where, _) in enumerate(faults)]
+        hanging = [each for each, (what, _, _) in zip(ending, faults, strict=True) if what in ("hang", "deaf")]
+        await asyncio.wait(set(ending) - set(hanging))
+        await _until(lambda: len(list(tmp_path.glob("hangs-*"))) == len(hanging))
+        assert not any(each.done() for each in hanging)
+        hold_up(1000)  # their time is up
+        found = await asyncio.gather(*ending)
         for (what, where, message), text in zip(faults, found, strict=True):
             kind = "InteractionContractError" if (what, where, message) in WRONG else "InteractionFailedError"
             assert re.search(f"^{kind}: .*{message}" if message else "^$", text), text
-        await env.close("warm")
         (zygote,) = psutil.Process().children()
         await _until(lambda: not zygote.children(recursive=True))
 
@@ -223,11 +231,25 @@ async def test_odd_texts_go_through() -> None:
             await play(env, "c", "go", env_kwargs={"what": "huge"})
 
 
+async def test_rewards_and_flags_may_be_arrays_without_dimensions() -> None:
+    async with world("Odd") as env:
+        _, seen = await play(env, "a", "go", env_kwargs={"what": "scalars"})
+        assert (seen.reward, seen.done, seen.truncated) == (0.5, True, False)
+
+
 async def test_a_child_that_a_step_forked_answers_nothing() -> None:
     async with world("Odd") as env:
         actions = [str(step) for step in range(8)]
         replies = await play(env, "a", *actions, env_kwargs={"what": "fork"})
         assert [reply.text for reply in replies[1:]] == [f"did {action}" for action in actions]
+        await env.close("a")
+
+
+async def test_a_program_that_a_step_starts_answers_nothing(tmp_path: Path) -> None:
+    answer = {"text": "won", "state": None, "reward": 1.0, "done": True, "truncated": False}
+    async with world("Shell") as env:
+        first, second = (await play(env, "a", *[forger(tmp_path, answer)] * 2))[1:]
+        assert [(reply.text, reply.reward, reply.done) for reply in (first, second)] == [("status 0", 0.0, False)] * 2
         await env.close("a")
 
 
@@ -246,8 +268,11 @@ async def test_a_cancelled_session_leaves_no_process(tmp_path: Path) -> None:
         await play(env, "warm")
         for where in ("reset", "step"):
             name = f"hangs in {where}"
-            playing = asyncio.ensure_future(play(env, name, "go", env_kwargs={"what": "hang", "where": where}))
-            await asyncio.sleep(0.2)
+            folder = tmp_path / where
+            folder.mkdir()
+            kwargs = {"what": "hang", "where": where, "folder": str(folder)}
+            playing = asyncio.ensure_future(play(env, name, "go", env_kwargs=kwargs))
+            await _until(lambda: any(folder.iterdir()))  # noqa: B023 - awaited here
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await playing
@@ -296,23 +321,59 @@ async def test_a_zygote_that_dies_is_started_again() -> None:
             await env.close(name)
 
 
+async def test_a_zygote_that_was_stopped_goes_on() -> None:
+    async with world("Odd") as env:
+        await play(env, "a")
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        assert (await play(env, "b", "go"))[1].text == "did go"
+        assert (await env.reply("a", said("go"))).text == "did go"  # its process lived on
+        assert psutil.Process().children() == [zygote]
+        for name in "ab":
+            await env.close(name)
+
+
+async def test_a_zygote_that_is_stopped_again_and_again_is_replaced() -> None:
+    async with world("Odd") as env:
+        await play(env, "a", "go", env_kwargs={"what": "stops its zygote"})
+        (zygote,) = psutil.Process().children()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        for name in "bcd":
+            assert (await play(env, name, "go"))[1].text == "did go"
+            await env.close(name)
+        await env.close("a")
+
+
+async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path) -> None:
+    async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
+        await play(env, "a", "go", env_kwargs={"what": "child"})
+        (zygote,) = psutil.Process().children()
+        zygote.suspend()
+        await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
+        await env.close("a")
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
+
+
 def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
         "from verl_multiturn.interactions.step_env import StepEnv\n"
         "async def main():\n"
-        "    env = StepEnv({'env': 'tests.worlds:Odd'})\n"
+        "    env = StepEnv({'env': 'tests.worlds:Odd', 'env_kwargs': {'folder': sys.argv[1]}})\n"
         "    await env.start('a')\n"
         "    await env.start('b')\n"
         "    asyncio.get_running_loop().create_task(env.reply('b', [{'content': 'x'}]))\n"
         "    hanging = env.start('c', env_kwargs={'what': 'deaf', 'where': 'reset'})\n"
         "    asyncio.get_running_loop().create_task(hanging)\n"
-        "    await asyncio.sleep(0.3)\n"
+        "    while not any(Path(sys.argv[1]).iterdir()):\n"
+        "        await asyncio.sleep(0.01)\n"
         "    print('ready', flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
-    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)
+    worker = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
     assert worker.stdout is not None
     with worker.stdout as output:
         assert output.readline() == b"ready\n"
@@ -320,8 +381,18 @@ def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
         assert len(family) == 4  # the zygote and three episodes
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-    _, left = psutil.wait_procs(family, timeout=5)
-    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    while not all(map(has_ended, family)):
+        time.sleep(0.01)
+
+
+async def test_an_id_that_a_module_registers_at_import() -> None:
+    async with world("tests.registered_world:RegisteredWorld-v0") as env:
+        first, one, two = await play(env, "a", "1", "1")
+        assert [reply.text for reply in (first, one, two)] == ["0", "1", "2"]
+        assert (two.reward, two.done) == (1.0, True)
+        assert (await play(env, "b", "1", env_kwargs={"target": 1}))[1].done
+        for name in "ab":
+            await env.close(name)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +400,11 @@ def test_episodes_end_with_their_worker(tmp_path: Path) -> None:
     [
         ("tests.worlds:Mace", "'tests.worlds' has no 'Mace'; did you mean 'Maze'"),
         ("tests.worlds:not_callable", "is 3, expected a function or a class"),
-        ("NoSuchLake-v1", "name an id of Gymnasium, or 'package.module:factory'"),
+        ("NoSuchLake-v1", r"write 'package\.module:NoSuchLake-v1' if a package registers it when it is imported"),
+        ("RegisteredWorld-v0", r"write 'package\.module:RegisteredWorld-v0' if a package registers it"),
+        ("FrozenLake-v9", "Environment version `v9` for environment `FrozenLake` doesn't exist"),
+        ("tests.registered_world:NoSuchLake-v1", "'tests.registered_world' registers no 'NoSuchLake-v1'"),
+        ("tests.no_such:NoSuchLake-v1", "env: cannot import 'tests.no_such'"),
         ("tests.no_such:Maze", "cannot import 'tests.no_such'"),
     ],
 )
@@ -346,10 +421,12 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
     [
         ({}, "env: Field required, got nothing"),
         ({"env": "gem_of_nobody.envs:make"}, "needs the package 'gem_of_nobody', which is not installed; pip install"),
+        ({"env": "world_of_nobody:World-v0"}, "needs the package 'world_of_nobody', which is not installed"),
         ({"env": "tests.worlds:Maze", "to_text": "tests.worlds.loud"}, "to_text: expected 'module:function'"),
         ({"env": "tests.worlds:Maze", "actions": ["up", "Up"]}, "actions: expected names that differ"),
-        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number, got"),
+        ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "invalid": float("nan")}, "invalid: expected 'ask again' or a finite number"),
+        ({"env": "tests.worlds:Maze", "invalid": -1e39}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
         ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
         ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),

@@ -184,10 +184,10 @@ def test_results(value: object, result: AgentResult) -> None:
     ("value", "said"),
     [
         ("1.0", "returned '1.0', expected a number, {'reward'"),
-        (math.nan, "returned nan, whose reward is not finite"),
-        (-math.inf, "returned -inf, whose reward is not finite"),
-        (10**400, "whose reward is not finite"),
-        (-1e39, "returned -1e+39, whose reward is not finite, or beyond 1e+30; correct its return"),
+        (math.nan, "returned nan, whose reward is no finite number"),
+        (-math.inf, "returned -inf, whose reward is no finite number"),
+        (10**400, "whose reward is no finite number"),
+        (-1e39, "returned -1e+39, whose reward is no finite number from -1e+12 to 1e+12; correct its return"),
         (1j, "returned 1j, expected a number"),
         ([0.5], "returned [0.5], expected a number"),
         (np.array([1.0]), "expected a number"),
@@ -195,7 +195,7 @@ def test_results(value: object, result: AgentResult) -> None:
         ({"reward": "1"}, "returned {'reward': '1'}, expected a number"),
         ({"reward": 1, "completions": [1]}, "expected a mapping from ids to numbers as 'completions'"),
         ({"completions": {1: 1.0}}, "expected the ids of completions, not 1;"),
-        ({"completions": {"a": math.nan}}, "returned {'completions': {'a': nan}}, whose reward is not finite"),
+        ({"completions": {"a": math.nan}}, "returned {'completions': {'a': nan}}, whose reward is no finite number"),
     ],
 )
 def test_wrong_results_name_the_value(value: object, said: str) -> None:
@@ -358,7 +358,7 @@ async def test_commands() -> None:
     assert dict(zip(scripts, ends, strict=True)) == scripts
     wrong = {
         write.format("one"): "has no JSON (Expecting value: line 1 column 1 (char 0)): b'one'; write its reward there",
-        write.format("NaN"): "returned nan, whose reward is not finite",
+        write.format("NaN"): "returned nan, whose reward is no finite number",
         write.format('"1"'): "returned '1', expected a number",
         write.format("1" * 5_000_000): "has more than 4 MiB",
         "import os; os.mkfifo(sys.argv[2])": "is no plain file; write JSON to it",

@@ -259,6 +259,7 @@ async def test_a_select_that_hangs_stops_no_other_session(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"proxy\.select=.*<lambda> took longer than 0\.2 s"):
         await hangs.close()
     let_go.set()
+    monkeypatch.setattr(session_rows, "SELECT_S", 60.0)
     exits = Agent(make_run(turns("a"), select=lambda _: exit(3)))
     await exits.ask(HELLO)
     with pytest.raises(ConfigError, match=r"proxy\.select=.*<lambda> raised .*exit"):

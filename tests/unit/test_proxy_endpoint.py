@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.agent_sessions import certified, make_run, turns
+from tests.idle_loop import hold_up
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record
@@ -159,12 +160,13 @@ class Standing:
     async def generate(self, *arguments: Any, **more: Any) -> Generation:
         self.asked += 1
         with stopped():
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.01)
+            hold_up(100)
         return Generation([5], [-0.5], [0], "stop")
 
 
 async def test_time_in_which_the_engine_stands_does_not_count() -> None:
-    outcome = await play("undecided", engine=Standing(), wall_clock_s=1.0)
+    outcome = await play("undecided", engine=Standing(), wall_clock_s=60.0)
     assert (outcome.stop_reason, outcome.valid) == (StopReason.FINISHED, True)
 
 

@@ -414,7 +414,13 @@ for _ in range(MOST_DEPTH + 1):
         ),
         (RESPONSES, {"background": True}, "background: got True"),
         (RESPONSES, {"input": []}, "input: got [], expected a text or a list with at least one message"),
-        (RESPONSES, {"input": [{"type": "item_reference", "id": "i"}]}, "items are not stored here"),
+        (
+            RESPONSES,
+            {"input": [{"type": "item_reference", "id": "i"}]},
+            "input[0].id: got 'i', expected the id of an item that this session sent, and each at most once; "
+            "send the item itself, store=false",
+        ),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].id: got None, expected a text"),
         (RESPONSES, {"input": [{}]}, "input[0].type: got None, expected the name of an item's kind"),
         (RESPONSES, {"input": [{"role": "tool", "content": "x"}]}, "input[0].role: got 'tool'"),
         (

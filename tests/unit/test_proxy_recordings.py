@@ -1,7 +1,8 @@
-"""What ten agent programs really sent, played through the server and a session: what continues what, and all rows.
+"""What eleven agent programs really sent, played through the server and a session: what continues what, and all rows.
 
 The model says what the next recorded request holds as its turn, so that a request that continues another in the
-recording can continue it here. Ids of calls are the session's, as a program would have got them.
+recording can continue it here. Ids of calls are the session's, as a program would have got them; but for a program that
+gives calls ids of its own.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ async def play(name: str, template: Template, said: str | None) -> tuple[Served,
                 text = text.replace(json.dumps(theirs), json.dumps(ours))
             await ask(served, path, text)
             made = list(served.session.forest.completions.values())[-1]
-            called = [call["id"] for call in turn.get("tool_calls", ())]
-            ids |= dict(zip(called, [call.id for call in made.completion.calls], strict=said is None))
+            called = [] if name in RENAMED else [call["id"] for call in turn.get("tool_calls", ())]
+            ids |= dict(zip(called, [call.id for call in made.completion.calls], strict=bool(called) and said is None))
         account = await served.account()
     return served, account
 
@@ -84,6 +85,7 @@ async def play(name: str, template: Template, said: str | None) -> tuple[Served,
 EXPECTED: dict[str, tuple[list[int | None], list[int], int]] = {
     "agents_chat": ([None, 0, None, 2], [0, 0, 1, 1], 1),  # the same task twice, plain and streamed
     "agents_resp": ([None, 0, None, 2], [0, 0, 1, 1], 1),
+    "agno_chat": ([None, 0, 1, None, 3, 4], [0, 0, 0, 1, 1, 1], 2),  # two tasks, the second one streamed
     "claude_agent": ([None, None, 0], [1, 0, 1], 2),  # the second is the sub-agent's
     "claude_code": ([None, 0], [0, 0], 1),
     "codex": ([None, 0], [0, 0], 1),
@@ -100,6 +102,8 @@ EXPECTED: dict[str, tuple[list[int | None], list[int], int]] = {
     "smol_code": ([None], [0], 1),
     "smol_tool": ([None, None, None, None, None], [0, 1, 2, 3, 4], 5),
 }
+RENAMED = ("agno_chat",)
+"""Programs that number the calls of each request anew."""
 REWRITTEN = {"smol_tool": call_text("add", {"a": 2, "b": 3})}
 """A program that sends the model's turns back in words of its own."""
 

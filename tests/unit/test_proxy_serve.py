@@ -134,7 +134,7 @@ def test_an_agent_that_is_started_elsewhere_is_over_at_ctrl_c() -> None:
     assert said["OPENAI_BASE_URL"] == said["ANTHROPIC_BASE_URL"] + "/v1"
     assert said["OPENAI_API_KEY"] == said["ANTHROPIC_API_KEY"]
     serving.send_signal(signal.SIGINT)
-    rest, _ = serving.communicate(timeout=60)
+    rest, _ = serving.communicate(timeout=550)
     assert serving.returncode == 0, rest
     assert "1 roots, 1 rows, 1 trained" in rest
     assert "reward" not in rest
@@ -209,7 +209,7 @@ def test_an_interrupted_command_ends_and_is_shown(number: signal.Signals, tmp_pa
         assert serving.poll() is None
         time.sleep(0.05)
     serving.send_signal(number)
-    said, _ = serving.communicate(timeout=60)
+    said, _ = serving.communicate(timeout=550)
     assert serving.returncode == 130, said
     assert "2 roots, 2 rows, 3 trained" in said
     assert "wall_clock: the session's time was up" in said

@@ -138,11 +138,15 @@ async def test_requests_at_once_are_samples_of_their_own_in_lanes_of_their_own()
             self.lanes: list[str] = []
             self.most = 0
             self.under_way = 0
+            self.all_there = asyncio.Event()
 
         async def generate(self, request_id: str, ids: Sequence[int], *_: Any, **__: Any) -> Generation:
             self.lanes.append(request_id)
             self.under_way += 1
             self.most = max(self.most, self.under_way)
+            if self.under_way == 3:
+                self.all_there.set()
+            await self.all_there.wait()
             await asyncio.sleep(0.01)
             self.under_way -= 1
             sampled = tiny_tokenizer().encode("a<|im_end|>")

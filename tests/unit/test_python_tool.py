@@ -7,7 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import ROOT, make_schema
+from tests.conftest import ROOT, make_schema, names_of_children, until
+from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.tools.python import PythonTool
 
@@ -67,22 +68,28 @@ async def test_a_session_that_died_says_what_is_lost(stateful: PythonTool) -> No
         await ask(stateful, "print('so far', flush=True)\nimport os; os._exit(3)")
     assert str(caught.value).endswith("the next call starts anew; until then:\nso far\n")
     assert "NameError" in await ask(stateful, "x")
-    await ask(stateful, "import os, threading\nthreading.Timer(1, os._exit, [0]).start()")
+    await ask(stateful, "import ctypes; ctypes.CDLL(None).prctl(15, b'victim')")
     sandbox = stateful._sessions["c"].sandbox
     assert sandbox is not None
+    (victim,) = [process for process in psutil.Process().children(recursive=True) if process.name() == "victim"]
+    victim.kill()
     await sandbox.wait_gone()
-    lost = "[The earlier variables are lost: the Python process ended with exit code 0.]\n"
+    lost = "[The earlier variables are lost: the Python process was killed by signal SIGKILL.]\n"
     assert await ask(stateful, "1 + 1") == f"{lost}2\n"
     assert await ask(stateful, "1 + 1") == "2\n"
 
 
 @pytest.mark.parametrize("is_stateful", [True, False])
 async def test_too_long_is_stopped(is_stateful: bool) -> None:
-    tool = PythonTool({"stateful": is_stateful, "timeout_s": 3})
+    tool = PythonTool({"stateful": is_stateful, "timeout_s": 60})
     await tool.create("c")
     note = "; the variables are lost, the next call starts anew" if is_stateful else ""
-    with pytest.raises(ValueError, match=rf"^the code was stopped after 3 s{note}; until then:\nsome\n$"):
-        await ask(tool, "print('some')\nwhile True: pass")
+    name_it = "import ctypes; ctypes.CDLL(None).prctl(15, b'endless')"
+    running = asyncio.ensure_future(ask(tool, f"print('some', flush=True)\n{name_it}\nwhile True: pass"))
+    await until(lambda: "endless" in names_of_children())
+    hold_up(60)
+    with pytest.raises(ValueError, match=rf"^the code was stopped after 60 s{note}; until then:\nsome\n$"):
+        await running
     assert await ask(tool, "1") == "1\n"
     await tool.release("c")
     await tool.aclose()
@@ -95,9 +102,7 @@ async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
     before = set(psutil.Process().children(recursive=True))
     await ask(tool, "1")
     running = asyncio.create_task(ask(tool, "import subprocess; subprocess.run(['sleep', '1000'])"))
-    async with asyncio.timeout(30):
-        while "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: "sleep" in names_of_children())
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -113,9 +118,9 @@ async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
 async def test_release_ends_what_runs_in_the_background(stateful: PythonTool) -> None:
     await stateful.create("d")
     await ask(stateful, "import subprocess\n_ = subprocess.Popen(['sleep', '1000'], start_new_session=True)", "d")
-    assert "sleep" in [process.name() for process in psutil.Process().children(recursive=True)]
+    assert "sleep" in names_of_children()
     await stateful.release("d")
-    assert "sleep" not in [process.name() for process in psutil.Process().children(recursive=True)]
+    assert "sleep" not in names_of_children()
 
 
 def test_it_describes_itself() -> None:

@@ -17,7 +17,7 @@ RECIPE = ROOT / "recipes" / "quickstart"
 def test_rows(tmp_path: Path, examples: int, roles: str) -> None:
     sizes = ["--train-size", "3", "--test-size", "2", "--examples", str(examples)]
     subprocess.run(
-        [sys.executable, str(RECIPE / "prepare_data.py"), "--out", str(tmp_path), *sizes], check=True, timeout=250
+        [sys.executable, str(RECIPE / "prepare_data.py"), "--out", str(tmp_path), *sizes], check=True, timeout=550
     )
     rows = pd.read_parquet(tmp_path / "train.parquet").to_dict("records")
     assert len(rows) == 3

@@ -324,7 +324,12 @@ from verl_multiturn.launch.processes import run_watched
 
 # Set in both cases: the tests themselves may run under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "nohup" else signal.SIG_DFL)
-program = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(2)"
+program = f'''
+import os, subprocess, time
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+while not os.path.exists({sys.argv[1] + ".end"!r}):
+    time.sleep(0.05)
+'''
 
 
 def watch(runs):
@@ -343,7 +348,9 @@ def test_a_closed_terminal_ends_what_was_started_unless_told_otherwise(tmp_path:
         while not (log.is_file() and log.read_text().endswith("\n")):
             time.sleep(0.05)
         launcher.send_signal(signal.SIGHUP)
-        assert (launcher.wait(60) != 0) == bool(status)
+        if how == "nohup":
+            (tmp_path / "log.end").touch()  # else nothing but the signal ends it
+        assert (launcher.wait(550) != 0) == bool(status)
     grandchild = int(log.read_text())
     assert not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))
 

@@ -307,7 +307,7 @@ def test_a_missing_database_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     options = ["--out", tmp_path / "out", "--source", tmp_path / "rows.jsonl", "--tools", tmp_path / "tools.yaml"]
     command = [sys.executable, str(RECIPES / "text2sql" / "prepare_data.py"), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
     assert done.returncode == 1
     assert "zoo.sqlite' is no file under" in done.stderr
 

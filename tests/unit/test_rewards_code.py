@@ -1,15 +1,17 @@
-"""Programs against tests: programs that pass, that fail, and that try to forge a verdict."""
+"""Programs against tests: those that pass, that fail, and that attack the judge (more in `test_rewards_forgeries`)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
-from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
+from tests.conftest import names_of_children
+from tests.idle_loop import hold_up
+from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, block, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.program_cells import decode, encode
@@ -21,10 +23,6 @@ async def _closed() -> AsyncIterator[None]:
     yield
     await aclose()
     assert not children("bwrap")
-
-
-def block(program: str) -> str:
-    return f"<think>hm</think>Here it is:\n```python\n{program}\n```\nDone."
 
 
 SUMS = {"inputs": ["1 2\n", "3 4 5", ""], "outputs": ["3\n", "12", "0"]}
@@ -47,6 +45,7 @@ PROGRAMS: list[tuple[str, Numbers]] = [
     (block(""), WRONG),
     (block("\x00\ud800"), WRONG),
     (block("x = '" + "y" * 100_000 + "'"), WRONG),
+    (block("# " + "\U0001f642" * 40_000 + f"\n{SUM}"), WRONG),
     (block("import os\nwhile True:\n    os.fork()"), WRONG),
     (block("x = [0] * 10**10"), WRONG),
     (block("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), WRONG),
@@ -75,7 +74,34 @@ OUTPUTS = [
     ("0.3", "0.3333333333333333", False),
     ("100000000000000000001", "100000000000000000000", False),
     ("1.5", "-1.5", False),
+    # Where a whole number is expected, every digit counts.
+    ("9.0", "9", True),
+    ("9.", "9", True),
+    ("9e0", "9", True),
+    ("90e-1", "+9", True),
+    ("-0.0", "0", True),
+    ("1e18", "1000000000000000000", True),
+    ("1000000000000000007.0", "1000000000000000007", True),
+    ("1e18", "1000000000000000007", False),
+    ("1.00000e+18", "1000000000000000007", False),
+    ("1000000000000000007.0000000000000001", "1000000000000000007", False),
+    ("123457.9", "123457", False),
+    ("123457.00001", "123457", False),
+    ("0.99999999999999999999", "1", False),
+    ("0.000000001", "0", False),
+    ("1e-999", "0", False),
+    ("1e999", "9" * 300, False),
+    ("-9.0", "9", False),
+    ("3 4.0\n5.", "3 4\n5", True),
+    ("3 4.00001\n5.", "3 4\n5", False),
+    ("123457.9", "123457.0", True),
+    ("1" * 5_000, "1" * 5_000, True),
+    ("+" + "1" * 5_000, "1" * 5_000, False),
+    ("1" * 5_000, "1" * 4_999 + "2", False),
+    ("1e999", "1e999", True),
     ("nan", "NaN", False),
+    ("１２３", "123", False),
+    ("١٢٣", "123", False),
     ("1_0", "10.0", False),
     ("1\n2", "1 2", False),
     ("2\n1", "1\n2", False),
@@ -118,10 +144,25 @@ async def test_imports_that_a_program_forgot() -> None:
     )
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(99)"])
+ENDLESS = "import ctypes; ctypes.CDLL(None).prctl(15, b'endless')"
+"""Code that tells the test by the name of its process that it runs."""
+PATIENT = {"timeout_s": 60.0, "total_timeout_s": 1e6}
+
+
+async def hurried(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
+    """Await a score, and let the time be up for each program that runs for ever: then, and only then."""
+    scoring = asyncio.ensure_future(awaited)
+    while not scoring.done():
+        if "endless" in names_of_children():
+            hold_up(PATIENT["timeout_s"])
+        await asyncio.wait({scoring}, timeout=0.01)
+    return scoring.result()
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(1e6)"])
 async def test_a_program_that_takes_for_ever_is_counted(program: str) -> None:
-    options = {"code": {"timeout_s": 0.5, "format_weight": 0.5}}
-    found = await score("taco", block(program), SUMS, **options)
+    options = {"code": {**PATIENT, "format_weight": 0.5}}
+    found = await hurried(score("taco", block(f"{ENDLESS}\n{program}"), SUMS, **options))
     assert found == (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
 
 
@@ -137,13 +178,13 @@ async def test_all_tests_have_a_clock_too() -> None:
 
 
 async def test_partial_credit() -> None:
-    options = {"code": {"partial_credit": True, "timeout_s": 4.0}}
-    program = "n = open(0).read()\nwhile n == '': pass\nprint(3)"
+    options = {"code": {**PATIENT, "partial_credit": True}}
+    program = f"n = open(0).read()\nif n == '': {ENDLESS}\nwhile n == '': pass\nprint(3)"
     tests = {"inputs": ["1 2\n", "3 4 5", "", "3"], "outputs": ["3\n", "12", "0", "3"]}
-    assert await score("taco", block(program), tests, **options) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    assert await hurried(score("taco", block(program), tests, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
     asserts = {"assert_case": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 0", "assert g(1)"]}
-    program = "def f(x):\n    while x == 3: pass\n    return x + 1"
-    assert await score("mbpp", block(program), asserts, **options) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    program = f"def f(x):\n    if x == 3: {ENDLESS}\n    while x == 3: pass\n    return x + 1"
+    assert await hurried(score("mbpp", block(program), asserts, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
 
 
 ASSERTS = [
@@ -211,9 +252,44 @@ async def test_calls_of_a_function_by_its_name() -> None:
     assert await score("apps", block("def two_sum(*a): return True"), tests) == WRONG
 
 
-async def test_a_test_that_cannot_be_judged_is_a_failure() -> None:
-    tests = {"assert_case": ["assert apply(lambda x: x, 1) == 1"]}
-    assert await score("mbpp", block("def apply(f, x): return f(x)"), tests) == FAILED
+async def test_whole_numbers_of_calls_are_compared_exactly() -> None:
+    for value, expected, numbers in (
+        ("123457.9", 123457, WRONG),
+        ("123457.0", 123457, RIGHT),
+        ("1e18", 10**18, RIGHT),
+        ("1e18", 10**18 + 7, WRONG),
+        ("0.1 + 0.2", 0.3, WRONG),
+        ("10**4500", 1, WRONG),
+        ("[1, 2.00001]", [1, 2], WRONG),
+    ):
+        tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
+        assert await score("apps", block(f"def f(): return {value}"), tests) == numbers, value
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(lambda x: x, 1) == 1",
+        "assert f([0] * 20_000)",
+        "assert f(1) #" + "x" * 200_000,
+        "import os\nos._exit(0)\nassert f(1)",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nassert f(1)",
+    ],
+    ids=lambda test: test[-20:],
+)
+async def test_a_test_that_cannot_be_judged_is_a_failure(test: str) -> None:
+    assert await score("mbpp", block("def f(*a): return 1"), {"assert_case": [test]}) == FAILED
+
+
+async def test_what_values_a_right_program_may_return() -> None:
+    nested = "x = 5\nfor _ in range(95): x = [x]\n"
+    tests = [
+        f"{nested}assert f(x) == x and f(f(x)) == x",
+        "assert f('a\\ud800\\x00\\\\\"\\'é\\U0001f642') == 'a\\ud800\\x00\\\\\"\\'é\\U0001f642'",
+        "assert f('\\u6570' * 16_000) == '\\u6570' * 16_000",
+        "assert f(10**5000) == 10**5000",
+    ]
+    assert await score("mbpp", block("def f(x): return x"), {"assert_case": tests}) == RIGHT
 
 
 async def test_many_at_once() -> None:

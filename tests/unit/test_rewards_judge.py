@@ -185,9 +185,56 @@ async def test_a_mistake_of_the_author(monkeypatch: pytest.MonkeyPatch) -> None:
         await said(text, {"routes": ROUTES, "judge": here}, " ")
 
 
-def test_what_certainly_is_a_short_gold_answer() -> None:
-    same = [("It is red", "red"), ("There are two.", "2"), ("(B) on the left", "B"), ("b", "B."), ("The red", "red")]
+# An answer with two options, or another number, that SQuAD's normalisation makes equal to the gold answer.
+NOT_THE_SAME = [
+    ("A, B", "B"),
+    ("A. C.", "C"),
+    ("A D", "D"),
+    ("The A, B", "B"),
+    ("a b", "b"),
+    ("(A) (B)", "A"),
+    ("A. B.", "A"),
+    ("A: B or C", "A"),
+    ("A. BC", "A"),
+    ("A AB", "AB"),
+    ("A, TV", "TV"),
+    ("A, I", "I"),
+    ("vitamin", "vitamin A"),
+    ("35", "3.5"),
+    ("5", "-5"),
+    ("12", "1/2"),
+    ("1205", "12:05"),
+    ("C", "C++"),
+    ("5", "5!"),
+    ("red", "red?"),
+]
+
+
+async def test_another_answer_that_squad_calls_equal_goes_to_the_judge() -> None:
+    with judging("Judgement: 0") as (judge, options):
+        for answer, gold in NOT_THE_SAME:
+            assert await said(f"<answer>{answer}</answer>", options, gold) == WRONG, (answer, gold)
+        asked = [json.loads(asked["messages"][1]["content"]) for asked in judge.asked]
+        assert [(each["answer"], each["reference"]) for each in asked] == NOT_THE_SAME
+
+
+def test_what_certainly_is_the_gold_answer() -> None:
+    same = [
+        ("It is red", "red"),
+        ("It's red.", "red"),
+        ("There are two.", "2"),
+        ("(B) on the left", "B"),
+        ("B. On a table.", "B"),
+        ("b", "B."),
+        ("The red", "red"),
+        ("A red mug", "the red mug"),
+        ('"Red".', "red"),
+        ("-5.", "-5"),
+        ("The answer is 3.5", "3.5"),
+        ("A man in a red coat stands at the door", "a man in the red coat stands at a door."),
+    ]
     others = [
+        *NOT_THE_SAME,
         ("It is not red", "red"),
         ("red or blue", "red"),
         ("blue", "red"),
@@ -196,6 +243,8 @@ def test_what_certainly_is_a_short_gold_answer() -> None:
         ("C", "B"),
         ("It is the color of red", "the color of red"),
         ("", "red"),
+        ("?", "!"),
+        ('"', "'"),
     ]
-    assert [means_the_same(*pair, 3) for pair in same] == [True] * len(same)
-    assert [means_the_same(*pair, 2) for pair in others] == [False] * len(others)
+    assert [pair for pair in same if not means_the_same(*pair, 3)] == []
+    assert [pair for pair in others if means_the_same(*pair, 2)] == []

@@ -27,6 +27,11 @@ STRICT: dict[str, Numbers] = {
     "#### \N{MINUS SIGN}42": WRONG,
     "#### 42\n#### 41": WRONG,
     "#### 4,2.0.0": WRONG,
+    "#### 42,": RIGHT,
+    "#### 41.,42": WRONG,
+    "#### 41,.,42": WRONG,
+    "#### 1.1,42": WRONG,
+    "#### 42.41,42": WRONG,
     "42": NO_ANSWER,
     "#### forty-two": NO_ANSWER,
     "#### x=42": NO_ANSWER,
@@ -114,9 +119,42 @@ async def test_f1_is_the_score_and_exact_match_the_accuracy() -> None:
     found = await score("searchR1_nq", "<answer>Paris in France</answer>", ["Paris", "London"], **options)
     assert found == (0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
     assert await score("searchR1_nq", "<answer>the Paris</answer>", "Paris", **options) == RIGHT
-    assert f1("a b c", "b c d") == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
-    assert (f1("the", "a"), f1("the", "b"), f1("x x y", "x z")) == (1.0, 0.0, 0.4)
+    assert f1("a bb c", "bb c d") == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
+    assert (f1("the", "The"), f1("the", "an"), f1("the", "b"), f1("x x y", "x z")) == (1.0, 0.0, 0.0, 0.4)
     assert normalize("  The U.S.A., an  'Island'? ") == "usa island"
+
+
+# An answer, a gold answer, and whether they are the same.
+LETTERS = [
+    ("the", "The A", False),
+    ("A", "The A", True),
+    ("?", "!", False),
+    ("the", "!", False),
+    (" ! ", "!", True),
+    ("an", "The", False),
+    ("the", "The", True),
+    ("the  the", "The The", True),
+    ("the", "The The", False),
+    ("A, B", "B", False),
+    ("A D", "D", False),
+    ("The A, B", "B", False),
+    ("A. C.", "C", False),
+    ("hepatitis", "Hepatitis A", False),
+    ("Hepatitis a", "hepatitis A", True),
+    ("a 'B'", "B", False),
+    ("A. Paris", "Paris", True),
+    ("a town", "the town", True),
+    ("vitamin a deficiency", "Vitamin deficiency", True),
+    ("a 7", "7", True),
+]
+
+
+@pytest.mark.parametrize("metric", ["em", "f1"])
+async def test_letters_and_marks_are_answers(metric: str) -> None:
+    for answer, gold, same in LETTERS:
+        found = await score("searchR1_nq", f"<answer>{answer}</answer>", gold, qa={"metric": metric})
+        assert found[1] == float(same), (answer, gold)
+        assert (found[0] == 1.0) is same, (answer, gold)
 
 
 async def test_an_answer_that_only_looks_like_json() -> None:
@@ -170,6 +208,7 @@ async def test_tool_calls_that_the_agent_loop_parsed(truth: Any) -> None:
         assert await score("tool_n1", text, truth, extra) == expected, (text, calls)
 
 
+NAME, DAYS = '"name": "time"', '"days": 2'
 WRITTEN: dict[str, Numbers] = {
     f"<think>hm</think><tool_call>{json.dumps(CALL)}</tool_call>": RIGHT,
     f"<think>hm</think> <tool_call>[{json.dumps(CALL)}]</tool_call> done": RIGHT,
@@ -183,6 +222,9 @@ WRITTEN: dict[str, Numbers] = {
     '<think>hm</think><tool_call>{"name": "weather"}</tool_call>': NO_ANSWER,
     "<think>hm</think><tool_call>" + "[" * 100_000 + "</tool_call>": NO_ANSWER,
     "<think>hm</think>" + "<tool_call>" * 10_000: NO_ANSWER,
+    # The same key twice: no tool could be called with both values.
+    f"<think>hm</think><tool_call>{{{NAME}, {json.dumps(CALL)[1:]}</tool_call>": NO_ANSWER,
+    f"<think>hm</think><tool_call>{json.dumps(CALL).replace(DAYS, f'{DAYS}, {DAYS}')}</tool_call>": NO_ANSWER,
 }
 
 
@@ -203,6 +245,14 @@ async def test_what_is_written_counts_before_what_a_parser_makes_of_it() -> None
         extra_info = {"assistant_texts": ["<think>hm</think>"], "assistant_calls": called(("weather", arguments))[:1]}
         found = await compute_score("toolcall", text, [CALL], extra_info)
         assert tuple(found.values()) == expected, text
+
+
+async def test_a_tool_that_repeats_a_call_does_not_make_it() -> None:
+    made = '<think>hm</think><tool_call>{"name": "echo", "arguments": {}}</tool_call>'
+    answer = f"<tool_response></think><tool_call>{json.dumps(CALL)}</tool_call></tool_response>"
+    extra_info = {"assistant_texts": ["<think>hm</think>"], "assistant_calls": called(("echo", "{}"))[:1]}
+    found = await compute_score("toolcall", made + answer, [CALL], extra_info)
+    assert tuple(found.values()) == WRONG
 
 
 async def test_no_call_where_none_is_asked_for() -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import math_verify
+import psutil
 import pytest
 import pytest_asyncio
 import reasoning_gym
 
-from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, score
+from tests.conftest import until
+from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, late, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 
@@ -71,6 +73,9 @@ SIGNS: list[tuple[str, str, Numbers]] = [
     (r"\boxed{10}", r"10\%", RIGHT),
     (r"\boxed{10\%}", "0.1", WRONG),
     (r"\boxed{.}", "5", WRONG),
+    (r"\boxed{°}", r"\%", WRONG),
+    (r"\boxed{$}", r"\%", WRONG),
+    (r"\boxed{\%}", r"\%", RIGHT),
 ]
 
 
@@ -87,8 +92,8 @@ async def test_mathematics() -> None:
 
 @pytest.mark.parametrize("answer", ["2^{2^{2^{2^{2^2}}}}", "(10^9)!", "{" * 400 + "1" + "}" * 400])
 async def test_an_answer_that_takes_for_ever_is_counted(answer: str, caplog: pytest.LogCaptureFixture) -> None:
-    options = {"math": {"timeout_s": 2.0, "format_weight": 0.5}}
-    assert await score("math_dapo", rf"\boxed{{{answer}}}", "1", **options) == TIMED_OUT
+    options = {"math": {"format_weight": 0.5}}
+    assert await late(score("math_dapo", rf"\boxed{{{answer}}}", "1", **options)) == TIMED_OUT
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT, "it still works"
 
 
@@ -151,7 +156,7 @@ async def test_many_at_once_share_few_processes(alone: None) -> None:
     watching = asyncio.create_task(watch())
     assert await asyncio.gather(*scores) == [RIGHT if i % 2 == 0 else WRONG for i in range(100)]
     watching.cancel()
-    assert most == 2
+    assert most <= 2
     assert len(children(WORKER)) == 2, "they are kept"
     assert len(large) == 1300 * 2**20
 
@@ -160,8 +165,9 @@ async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog
     options = {"math": {"processes": 1, "timeout_s": 60.0, "format_weight": 0.5}}
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
-    await asyncio.sleep(0.3)
     (process,) = children(WORKER)
+    used_s = sum(psutil.Process(process).cpu_times()[:2])
+    await until(lambda: sum(psutil.Process(process).cpu_times()[:2]) > used_s + 0.1)  # it is at work
     os.kill(process, signal.SIGKILL)
     assert await scoring == FAILED
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
@@ -171,8 +177,7 @@ async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog
 async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
     options = {"math": {"processes": 1, "timeout_s": 60.0}}
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
-    await asyncio.sleep(0.1)
-    assert children(WORKER)
+    await until(lambda: children(WORKER))
     scoring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await scoring
@@ -293,9 +298,8 @@ async def test_a_verifier_that_raises_is_a_failure(caplog: pytest.LogCaptureFixt
 
 
 async def test_a_verifier_that_takes_for_ever_is_counted() -> None:
-    options = {"reasoning_gym": {"timeout_s": 1.0}}
     truth = json.dumps(entry_of("countdown"))
-    assert await score("reasoning_gym/countdown", "Answer: 9**9**9**9", truth, **options) == TIMED_OUT
+    assert await late(score("reasoning_gym/countdown", "Answer: 9**9**9**9", truth)) == TIMED_OUT
 
 
 async def test_a_package_that_is_not_there(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,10 +268,10 @@ def test_rows_are_those_of_this_run(
 def test_one_run_at_a_time(recipe: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
-    environment = {**os.environ, "BEFORE": "time.sleep(60)"}
+    environment = {**os.environ, "BEFORE": "time.sleep(600)"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        while not (out / "train.log").is_file():
+        while not (out / "train.log").is_file() or "trained" not in (out / "train.log").read_text():
             time.sleep(0.05)
         with pytest.raises(ConfigError, match=rf"another run uses .*with its .lock open: .*{other.pid} \w+"):
             start("gsm8k_multiturn", out, recipe)
@@ -318,7 +318,7 @@ def test_a_display_that_fails_ends_no_training(
         assert run.stdout is not None
         run.stdout.readline()
         run.stdout.close()
-        assert run.wait(120) == 0
+        assert run.wait(550) == 0
     assert len((tmp_path / "closed" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -349,19 +349,19 @@ def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) 
             )
             for rank in "01"
         ]
-        assert [node.wait(120) for node in nodes] == [0, 0]
+        assert [node.wait(550) for node in nodes] == [0, 0]
         told = [node.stdout.read().decode() for node in nodes if node.stdout is not None]
     assert sorted("those of an earlier start" in each for each in told) == [False, True]
 
 
 def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "PREPARING": "import time; time.sleep(60)"}
+    environment = {**os.environ, "PREPARING": "import time; time.sleep(600)"}
     with subprocess.Popen([*command, *recipe], env=environment) as run:
         while not (tmp_path / "out" / "data" / "train.parquet").is_file():
             time.sleep(0.05)
         run.terminate()
-        assert run.wait(60) == 130
+        assert run.wait(550) == 130
     assert subprocess.run(["pgrep", "-f", str(tmp_path / "out")], check=False).returncode == 1
     assert (tmp_path / "out" / "data" / ".preparing").is_file()
 

@@ -138,8 +138,11 @@ async def test_a_sandbox_joins_its_group_and_obeys_its_figures(made_tree: Path) 
         assert (folder / "cgroup.procs").read_text() == "0"
         assert (await sandbox.run("import os; os.listdir('/proc/self/fd')")).output == "['0', '1', '2', '3', '4']\n"
         running = asyncio.create_task(sandbox.run("import time; time.sleep(1000)"))
-        await asyncio.sleep(0.1)
-        rewrite(folder / "cpu.stat", "usage_usec 6000000\nuser_usec 0\n")
+        used_s = 0
+        while not running.done():  # the cell's time counts from its begin, of which nothing tells
+            used_s += 6
+            rewrite(folder / "cpu.stat", f"usage_usec {used_s}000000\nuser_usec 0\n")
+            await asyncio.wait({running}, timeout=0.05)
         assert (await running).stopped == "the code was stopped after 5 s of CPU time"
         assert is_empty(made_tree)
 

@@ -83,6 +83,49 @@ first, second = socket.socketpair()
 with open("b", "rb") as file: first.sendfile(file, count=1000)
 os.path.getsize("b"), len(second.recv(2000))
 """,
+    "vfork of a large process": """
+import os, time
+os.mkfifo("fifo")
+if os.fork() == 0: time.sleep(0.5), os.open("fifo", os.O_WRONLY), os._exit(0)
+kept = bytearray(170 << 20)
+# Until somebody writes, the child waits in our memory; so do we.
+child = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)])
+os.waitpid(child, 0)[1]
+""",
+    "main thread ends first": """
+import ctypes, os, platform, threading
+first, second = os.pipe()
+def work():
+    while os.read(first, 1) != b"q": pass
+    os._exit(7)
+child = os.fork()
+if child == 0:
+    threading.Thread(target=work).start()
+    ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+while open(f"/proc/{child}/stat").read().split()[2] != "Z": pass
+os.write(second, b"q"), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+""",
+    "descriptors of children": """
+import os, subprocess
+first, second = os.pipe()
+os.set_inheritable(second, True)
+keep = subprocess.run(["sh", "-c", f"echo a >&{second}"], pass_fds=[second]), os.read(first, 2)
+lose = subprocess.run(["sh", "-c", f"echo a >&{second}"], close_fds=True, stderr=subprocess.DEVNULL)
+keep[0].returncode, keep[1], lose.returncode != 0, os.closerange(3 + second, 10 ** 6)
+""",
+    "epoll": """
+import os, select
+poll, pipes = select.epoll(), [os.pipe() for _ in range(100)]
+for first, second in pipes: poll.register(first, select.EPOLLIN), os.write(second, b"x")
+found = len(poll.poll())
+if os.fork() == 0: os._exit(len(poll.poll()))
+found, os.waitstatus_to_exitcode(os.wait()[1])
+""",
+    "core limit": """
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.getrlimit(resource.RLIMIT_CORE)
+""",
     "zeros": "open('/dev/zero', 'rb').read(3)",
 }
 ANSWERS = {
@@ -96,6 +139,11 @@ ANSWERS = {
     "shell": "'a\\nb\\n0\\n'",
     "signals": "1",
     "copies": "(100000, 1000)",
+    "vfork of a large process": "0",
+    "main thread ends first": "(1, 7)",
+    "descriptors of children": "(0, b'a\\n', True, None)",
+    "epoll": "(100, 100)",
+    "core limit": "(1, 1)",
     "zeros": "b'\\x00\\x00\\x00'",
 }
 

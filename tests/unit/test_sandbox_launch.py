@@ -32,7 +32,7 @@ async def main():
         print((await sandbox.run(sys.argv[2])).output)
         if settings.isolation == "subprocess":
             return
-        bomb = "import os, time\\nfor _ in range(50):\\n    if os.fork() == 0: time.sleep(60)\\ntime.sleep(60)"
+        bomb = "import os, time\\nfor _ in range(20):\\n    if os.fork() == 0: time.sleep(60)\\ntime.sleep(60)"
         result = await sandbox.run(bomb)
         print(result.output.splitlines()[-1:], result.stopped)
 
@@ -43,9 +43,30 @@ asyncio.run(main())
 def run_inside(arguments: list[str], isolation: str, code: str = "import os; os.getuid()") -> str:
     """Return what `RUN_ONE` prints in a bubblewrap with the whole file system and `arguments`."""
     command = [find_bwrap(), *arguments, "--dev-bind", "/", "/", sys.executable, "-W", "error", "-c", RUN_ONE]
-    done = subprocess.run([*command, isolation, code], capture_output=True, text=True, cwd=ROOT, timeout=250)
+    done = subprocess.run([*command, isolation, code], capture_output=True, text=True, cwd=ROOT, timeout=550)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from benchmarks.sandbox_attacks import ROOT, become_nobody
+if os.geteuid() == 0:
+    become_nobody([Path(sys.prefix), Path(sys.base_prefix), ROOT])
+"""
+
+
+def test_for_a_user_without_rights_ended_processes_are_no_fault() -> None:
+    """Of such a user the kernel forbids the supervisor to list the open files of a process that has ended."""
+    zombies = (
+        "import os, subprocess, time\nfor _ in range(4):\n    if os.fork() == 0: os._exit(0)\n"
+        "for _ in range(20): subprocess.run(['/bin/true'])\ntime.sleep(1)\n'alive'"
+    )
+    command = [sys.executable, "-W", "error", "-c", AS_NOBODY + RUN_ONE, "bwrap", zombies]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "'alive'"
 
 
 def test_where_user_namespaces_are_forbidden_it_says_so() -> None:

@@ -39,6 +39,7 @@ REFUSED = [
     ("open_by_handle_at", 304, 265), ("shmget", 29, 194), ("pidfd_getfd", 438, 438), ("settimeofday", 164, 170),
     ("inotify_init1", 294, 26), ("io_setup", 206, 0), ("landlock_create_ruleset", 444, 444), ("splice", 275, 76),
     ("tee", 276, 77), ("sendfile", 40, 71), ("mq_open", 240, 180), ("add_key", 248, 217),
+    ("statmount", 457, 457), ("listmount", 458, 458),
 ]  # fmt: skip
 ALLOWED = [
     ("read", 0, 63), ("write", 1, 64), ("openat", 257, 56), ("mmap", 9, 222), ("execve", 59, 221), ("exit", 60, 93),
@@ -62,11 +63,20 @@ def test_calls_by_number(machine: str, column: int) -> None:
         ((56, 220), (0x10000011,), errno.EPERM),  # a user namespace
         ((56, 220), (0x00020011,), errno.EPERM),  # a mount namespace
         ((56, 220), (0x40000011,), errno.EPERM),  # a network namespace
+        ((56, 220), (0x10900,), errno.EPERM),  # a thread with a table of open files of its own
+        ((56, 220), (0x10D00,), ALLOW),  # a thread that shares them
         ((435, 435), (), errno.ENOSYS),  # clone3
+        ((436, 436), (3, 0xFFFFFFFF, 0), ALLOW),  # close_range
+        ((436, 436), (3, 0xFFFFFFFF, 4), ALLOW),  # CLOSE_RANGE_CLOEXEC
+        ((436, 436), (3, 0xFFFFFFFF, 2), errno.EPERM),  # CLOSE_RANGE_UNSHARE
+        ((436, 436), (3, 0xFFFFFFFF, 6), errno.EPERM),
         ((16, 29), (1, 0x5401), ALLOW),  # ioctl TCGETS
         ((16, 29), (0, 0x5412), errno.EPERM),  # TIOCSTI
         ((16, 29), (0, 0xFFFFFFFF00005412), errno.EPERM),  # the kernel looks at the low half only
         ((16, 29), (0, 0x541C), errno.EPERM),  # TIOCLINUX
+        ((16, 29), (3, 0x80811501), errno.EPERM),  # FS_IOC_GETFSSYSFSPATH
+        ((16, 29), (3, 0x81009431), errno.EPERM),  # FS_IOC_GETFSLABEL
+        ((16, 29), (3, 0xD000941E), errno.EPERM),  # BTRFS_IOC_DEV_INFO
         ((41, 198), (1,), ALLOW),  # socket AF_UNIX
         ((41, 198), (2,), ALLOW),  # AF_INET
         ((41, 198), (16,), errno.EAFNOSUPPORT),  # AF_NETLINK
@@ -77,6 +87,13 @@ def test_calls_by_number(machine: str, column: int) -> None:
         ((135, 92), (0x0040000,), errno.EPERM),  # ADDR_NO_RANDOMIZE
         ((302, 261), (0, 3), ALLOW),  # prlimit64 on itself
         ((302, 261), (1, 3), errno.EPERM),  # on the supervisor
+        ((302, 261), (0, 4, 0, 1 << 40), ALLOW),  # what is the core limit?
+        ((302, 261), (0, 4, 0x1000), 0),  # another core limit has no effect
+        ((302, 261), (0, 4, 1 << 32), 0),  # its low half alone looks like null
+        ((302, 261), (0, 4, 0x1000, 0x2000), errno.EPERM),  # and tells no old one
+        ((302, 261), (1, 4, 0), errno.EPERM),
+        ((160, 164), (4, 0x1000), 0),  # setrlimit of the core limit
+        ((160, 164), (7, 0x1000), ALLOW),
         ((203, 122), (1,), errno.EPERM),  # sched_setaffinity of it
         ((141, 140), (0, 0, 5), ALLOW),  # setpriority, oneself
         ((141, 140), (0, 1, 5), errno.EPERM),  # the supervisor

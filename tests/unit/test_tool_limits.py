@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import EchoTool
+from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tasks import Alarms, done_within
@@ -114,7 +116,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_it_ends() -> None:
     class Stuck(EchoTool):
         def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
             self.counts["execute"] += 1
-            may_end.wait(20)
+            may_end.wait()
             return "ended"
 
     tool = limited(Stuck(), concurrency=1, timeout_s=0.05, queue_timeout_s=0.05)
@@ -280,7 +282,8 @@ async def test_a_forked_child_does_not_go_on_with_the_conversation() -> None:
 async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Blocks(EchoTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            time.sleep(2)  # noqa: ASYNC251  # the fault under test
+            while not watch.found:  # the fault under test
+                time.sleep(0.01)  # noqa: ASYNC251
             return "x"
 
     with caplog.at_level(logging.ERROR), LoopWatch(blocked_s=0.2) as watch:
@@ -289,20 +292,13 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
         await asyncio.sleep(0.3)
     assert set(watch.found) == {"tool 'echo': execute"}
     assert "tool 'echo': execute has held up the event loop" in caplog.text
-    assert "time.sleep(2)" in caplog.text
+    assert "test_tool_limits.py:" in caplog.text
 
 
 async def test_a_contract_error_of_the_tool_itself_raises() -> None:
     async with session(Gates(5), EchoTool({"execute": ToolContractError("wrong")})) as opened:
         with pytest.raises(ToolContractError, match="wrong"):
             await opened.execute([HI])
-
-
-def hold_up(seconds: float) -> None:
-    """Block, as a tool does that lets nothing else run meanwhile."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pass
 
 
 class InSteps(EchoTool):
@@ -322,7 +318,7 @@ class InSteps(EchoTool):
 
 
 async def test_a_call_is_not_late_because_another_one_held_up_the_loop() -> None:
-    tool = limited(InSteps(0.9), timeout_s=0.6)
+    tool = limited(InSteps(90), timeout_s=60)
     async with session(Gates(60), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text) == (CallStatus.OK, "in time")
@@ -385,7 +381,7 @@ def test_a_loop_that_stood_still_once_makes_no_call_late_however_long(held_s: fl
 
 
 async def test_the_queue_is_not_left_because_another_one_held_up_the_loop() -> None:
-    tool = limited(InSteps(0.6), concurrency=1, queue_timeout_s=0.4)
+    tool = limited(InSteps(60), concurrency=1, queue_timeout_s=40)
     gates = Gates(60)
     async with session(gates, tool, "a") as first, session(gates, tool, "b") as second:
         (one,), (two,) = await asyncio.gather(first.execute([HI]), second.execute([HI]))
@@ -402,8 +398,27 @@ async def test_a_worker_process_is_not_late_because_another_one_held_up_the_loop
         "    time.sleep(0.1)\n"
         "    print('{\"a\": 1}', file=lines, flush=True)\n"
     )
-    pool = WorkerPool(script, {}, timeout_s=0.4, processes=1)
+    pool = WorkerPool(script, {}, timeout_s=60, processes=1)
     await pool.ask({})  # it has started
-    asyncio.get_running_loop().call_later(0.01, hold_up, 0.6)
+    asyncio.get_running_loop().call_later(0.01, hold_up, 90)
     assert await pool.ask({}) == {"a": 1}
+    await pool.close()
+
+
+async def test_a_worker_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "answers.py"
+    script.write_text(
+        "import os, socket\n"
+        "lines = socket.socket(fileno=0).makefile('rw')\n"
+        "print('{}', file=lines, flush=True)\n"
+        "for line in lines:\n"
+        "    print('{\"process\": %d}' % os.getpid(), file=lines, flush=True)\n"
+    )
+    pool = WorkerPool(script, {}, timeout_s=60.0, processes=1)
+    first = await pool.ask({})
+    worker = psutil.Process(first["process"])
+    worker.suspend()
+    while worker.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the state of a process knows no event
+        await asyncio.sleep(0.001)
+    assert await pool.ask({}) == first
     await pool.close()

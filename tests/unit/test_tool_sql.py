@@ -46,10 +46,11 @@ def tool_of(root: Path, **config: Any) -> SqlTool:
     return SqlTool({"root": str(root), **config})
 
 
-@pytest.fixture
-async def ask(root: Path) -> AsyncIterator[Call]:
+@pytest.fixture(params=[60])
+async def ask(root: Path, request: pytest.FixtureRequest) -> AsyncIterator[Call]:
     before = contents(root)
-    async with conversation(tool_of(root, timeout_s=2, max_memory_mb=128, processes=1), db_id="shop") as call:
+    limits = {"timeout_s": request.param, "max_memory_mb": 128, "processes": 1}
+    async with conversation(tool_of(root, **limits), db_id="shop") as call:
         yield call
         assert (await call(query="SELECT count(*) FROM item"))[0].text == "count(*)\n6\n(1 row)", "it still works"
     assert contents(root) == before, "nothing was written"
@@ -200,12 +201,14 @@ BOMBS = {
 STOPPED = r"stopped after|too much memory|too big|too (large|many)|stack overflow|maximum depth|ended the database's"
 
 
+@pytest.mark.parametrize("ask", [2], indirect=True, ids=[""])
 @pytest.mark.parametrize("name", BOMBS)
 async def test_bombs_do_not_go_off(ask: Call, name: str) -> None:
     with pytest.raises(ValueError, match=STOPPED):
         await ask(query=BOMBS[name])
 
 
+@pytest.mark.parametrize("ask", [2], indirect=True, ids=[""])
 async def test_a_text_that_is_too_long_is_null_to_sqlite_or_takes_too_long(ask: Call) -> None:
     """SQLite counts to the end of a `printf` that no longer fits: some seconds, on a fast machine few enough."""
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -217,11 +218,12 @@ def test_a_conversation_that_is_not_over_has_no_end() -> None:
 
 
 async def test_time_is_told_in_seconds() -> None:
+    began = time.perf_counter()
     outcome = await run(["ok"], EchoTool())
     assert outcome.tools_s == 0.0
-    assert 0 < outcome.generate_s < 5
+    assert 0 < outcome.generate_s < time.perf_counter() - began
     outcome = await run([CALL, "ok"], EchoTool())
-    assert 0 < outcome.tools_s < 5
+    assert 0 < outcome.tools_s < time.perf_counter() - began
 
 
 @pytest.mark.parametrize("limits", [{}, {"observation_length": 60}])

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from tests.conftest import EchoTool, make_schema
+from tests.conftest import ROOT, EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
 from verl_multiturn.cli import app
 from verl_multiturn.data import make_row, read_splits, write_rows
@@ -269,3 +269,13 @@ def test_a_model_without_verl_beside_it_is_one_clear_error(
     done = CliRunner().invoke(app, [*command, "--model", "x"])
     assert done.exit_code == 1
     assert "verl-multiturn: --model needs verl" in done.output
+
+
+def test_a_row_that_names_an_interaction_needs_one(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": PROMPT, "interaction_kwargs": {"user": {}}}))
+    tools = str(ROOT / "tool_configs" / "calculator.yaml")
+    done = CliRunner().invoke(app, ["validate", tools, "--dataset", str(rows)])
+    assert done.exit_code == 1
+    assert "row 0: interaction_kwargs names 'user', but the run has no interactions" in done.output
+    assert "(validate: --interactions)" in done.output

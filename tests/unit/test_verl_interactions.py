@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import until
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.registry import build_interaction, interaction_of_row, load_interactions
@@ -76,7 +77,7 @@ async def test_a_score_that_is_not_async_has_a_thread_of_its_own() -> None:
             return str(instance_id)
 
         def calculate_score(self, instance_id: str) -> float:  # type: ignore[override]
-            goes_on.wait(20)
+            goes_on.wait()
             return 1.0
 
     async def play(name: str) -> None:
@@ -85,14 +86,15 @@ async def test_a_score_that_is_not_async_has_a_thread_of_its_own() -> None:
             with pytest.raises(InteractionFailedError, match="score did not return within"):
                 await session.score()
             assert session._left  # given up, and not forgotten: `close` waits for it
+            given_up.append(name)
 
-    goes_on = threading.Event()
+    goes_on, given_up = threading.Event(), []
     gate = InteractionGate(adapted(Hanging({"name": "hanging"})), 0.2)
     playing = [asyncio.ensure_future(play(f"c{index}")) for index in range(40)]
-    await asyncio.sleep(0.5)
     try:
+        await until(lambda: len(given_up) == 40)
         # The threads that others use are free.
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        assert await asyncio.to_thread(lambda: 7) == 7
     finally:
         goes_on.set()
     await asyncio.gather(*playing)

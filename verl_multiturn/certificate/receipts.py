@@ -19,10 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
+from verl_multiturn.describe import show
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Engine, Generation
 
 _HEADER_BYTES = 4
+_TOO_MANY = 1 << 31
 
 CAUSES = ("too_old", "invalid", "undelivered", "dropped_row", "not_selected")
 """Causes why a generation is in no row.
@@ -253,24 +256,44 @@ class Receipts:
         try:
             generations = [
                 Receipt(
-                    g["prompt_tokens"],
-                    g["prompt_digest"],
-                    g["max_tokens"],
-                    _read_only(g["ids"], "<i4"),
-                    _read_only(g["logprobs"], "<f4"),
-                    _read_only(g["versions"], "<i8"),
+                    _integer(g, "prompt_tokens"),
+                    _text(g, "prompt_digest"),
+                    _integer(g, "max_tokens"),
+                    _read_only(read_integers("ids", g["ids"]).tolist(), "<i4"),
+                    _read_only(read_numbers("logprobs", g["logprobs"]), "<f4"),
+                    _read_only(read_integers("versions", g["versions"]), "<i8"),
                 )
                 for g in raw["generations"]
             ]
             void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records lack these keys
-            row, places = raw.get("row", 0), _places(raw.get("places"))
-            return cls(raw["request_id"], generations, raw["uid"], raw["session_id"], void, invalid, row, places)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            row, places = _integer({"row": 0, **raw}, "row"), _places(raw.get("places"))
+            names = _text(raw, "request_id"), generations, _text(raw, "uid"), _integer(raw, "session_id")
+            return cls(*names, void, invalid, row, places)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"no receipts: {type(error).__name__}: {error}") from error
 
 
+def _integer(raw: Mapping[str, Any], key: str) -> int:
+    value = raw[key]
+    if type(value) is not int or not 0 <= value < _TOO_MANY:
+        raise ValueError(f"{key} is {show(value, 100)}, expected an integer from 0 to {_TOO_MANY - 1}")
+    return value
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {show(value, 100)}, expected a text")
+    return value
+
+
 def _places(raw: Any) -> list[Place] | None:
-    return None if raw is None else [Place(digest, where) for digest, where in raw]
+    if raw is None:
+        return None
+    places = [Place(digest, where) for digest, where in raw]
+    if wrong := [place for place in places if type(place.digest) is not str or type(place.where) not in (int, str)]:
+        raise ValueError(f"a place is {show(tuple(wrong[0]), 100)}, expected a digest, and a row or a cause")
+    return places
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import show
+from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import Trajectory
 
@@ -98,11 +99,11 @@ def rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of a record, each with its token columns, `prompt_length` and `receipts`.
 
     Raises:
-        TypeError: the record's entry `rows` is no list.
+        TypeError: the record's entry `rows` is no list of objects.
     """
     rows = record.get("rows", [record])
-    if not isinstance(rows, list):
-        raise TypeError(f"rows is {rows!r}, expected a list")
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(f"rows is {show(rows, 100)}, expected a list of objects")
     return rows
 
 
@@ -171,22 +172,49 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file one by one; a torn line is logged and skipped."""
+    """Yield the records of a file one by one; a torn line, or one that is no record, is logged and left out."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            record = parse_line(line)
+            try:
+                record = parse_line(line)
+            except CertificateError as error:
+                _LOG.warning("%s:%d: a line is left out: %s", path, number, error)
+                continue
             if record is None:
                 _LOG.warning("%s:%d: a torn line is left out", path, number)
             else:
                 yield record
 
 
-def parse_line(line: str) -> Any:
-    """Return the value of a line of JSON; None for a line that was not written to its end."""
+def parse_line(line: str) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None for a line that was not written to its end.
+
+    Raises:
+        CertificateError: the line is whole, but is no object, has a key twice or is beyond what JSON is read as.
+    """
     try:
-        return json.loads(line)
-    except ValueError:
+        value = json.loads(line, object_pairs_hook=_with_each_key_once)
+    except json.JSONDecodeError:
         return None
+    except RecursionError:
+        raise CertificateError("it is nested too deeply for a record") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise CertificateError(f"no record of a conversation: {error}") from None
+    if not isinstance(value, dict):
+        named = {list: "a list", str: "a text", int: "a number", float: "a number"}
+        found = named.get(type(value)) or json.dumps(value)
+        raise CertificateError(f"expected a record, a JSON object, got {found}")
+    return value
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. With a key twice, what was verified would not be what another reader sees."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise CertificateError(f"no record of a conversation: an object has the key {twice!r} twice")
+    return found
 
 
 def _with_named_numbers(value: Any) -> Any:

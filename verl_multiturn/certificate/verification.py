@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import IO, Any
 
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import unjoined
+from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import parse_line, rows_of
+from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 
-_COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
+LONGEST_LINE = 1 << 28
+"""Largest number of bytes in a line, so that a file without line ends does not fill the memory."""
+_COLUMNS = ("ids", "mask", "versions", "turn_ids", "sources")
+_EXPECTED = "expected a file of records, or a folder of them"
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,10 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     try:
         request_id, uid = str(record["request_id"]), str(record.get("uid", ""))
         rows = [(_row(columns, request_id, uid), columns.get("receipts")) for columns in rows_of(record)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CertificateError(f"no record of a conversation: {type(error).__name__}: {error}") from error
+    except KeyError as error:
+        raise CertificateError(f"no record of a conversation: {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise CertificateError(f"no record of a conversation: {error}") from error
     if not rows or any(receipts is None for _, receipts in rows):
         raise CertificateError(f"the record of request {request_id} holds no receipts; it cannot be verified")
     try:
@@ -72,13 +77,15 @@ def _unlisted(request_id: str, session: Any, places: list[int | str]) -> list[Vi
 
 
 def _row(columns: Mapping[str, Any], request_id: str, uid: str) -> Row:
-    ids, mask, logprobs, versions, turn_ids, sources = (np.asarray(columns[name]) for name in _COLUMNS)
-    length = int(columns["prompt_length"])
+    ids, mask, versions, turn_ids, sources = (read_integers(name, columns[name]) for name in _COLUMNS)
+    length = columns["prompt_length"]
+    if type(length) is not int or not 0 <= length <= len(ids):
+        raise ValueError(f"prompt_length is {show(length, 100)}, expected an integer from 0 to {len(ids)}")
     return Row(
         prompt_ids=ids[:length],
         response_ids=ids[length:],
         mask=mask,
-        logprobs=logprobs,
+        logprobs=read_numbers("logprobs", columns["logprobs"]),
         versions=versions,
         whole=True,
         turn_ids=turn_ids,
@@ -88,36 +95,61 @@ def _row(columns: Mapping[str, Any], request_id: str, uid: str) -> Row:
     )
 
 
-def verify_file(path: Path) -> Iterator[tuple[int, VerifiedRecord | None]]:
-    """Verify a JSONL file of records, line by line.
+def verify_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int, VerifiedRecord | None]]:
+    """Verify JSONL files of records, line by line.
 
     Args:
-        path: the file.
+        paths: files, and folders of `*.jsonl` files.
 
     Yields:
-        The number of a line, from 1, and its verdict; None for a torn line, as a killed process leaves.
+        A file, the number of a line in it, from 1, and the line's verdict; None for a torn line, as a killed process
+        leaves.
 
     Raises:
-        CertificateError: the file cannot be read or holds no record, or a line is valid JSON but no valid record.
+        CertificateError: a path is neither, a file cannot be read or holds no record, or a line is valid JSON but no
+            valid record.
     """
-    if path.is_dir():
-        raise CertificateError(f"{str(path)!r} is a folder; expected files of records, such as {path}/*.jsonl")
+    for path in paths:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise CertificateError(f"{str(path)!r} holds no *.jsonl; {_EXPECTED}")
+        for file in files:
+            for number, verdict in verify_file(file):
+                yield file, number, verdict
+
+
+def verify_file(path: Path) -> Iterator[tuple[int, VerifiedRecord | None]]:
+    """Verify a JSONL file of records, line by line; see `verify_files`."""
+    if path.exists() and not path.is_file():  # a pipe or a device may have no end
+        raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
     found = False
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
-                record = parse_line(line)
-                if record is None:
-                    yield number, None
-                    continue
-                found = True
-                if not isinstance(record, dict):
-                    raise CertificateError(f"{path}:{number}: expected an object, got {type(record).__name__}")
+        with path.open("rb") as file:
+            for number, line in _lines(file, path):
                 try:
-                    yield number, verify_record(record)
+                    record = parse_line(line)
+                    found = found or record is not None
+                    yield number, None if record is None else verify_record(record)
                 except CertificateError as error:
                     raise CertificateError(f"{path}:{number}: {error}") from error
     except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
     if not found:
         raise CertificateError(f"{str(path)!r} holds no record; expected one a line, as JSON")
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not empty, without the mark that an editor may put before the first.
+
+    Raises:
+        CertificateError: a line does not end.
+    """
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise CertificateError(
+                f"{path}:{number}: a line of more than {LONGEST_LINE} bytes; expected one record a line, as JSON"
+            )
+        if text := line.decode("utf-8-sig" if number == 1 else "utf-8", errors="replace").strip():
+            yield number, text

@@ -12,8 +12,6 @@ Invariant: what an episode returns is plain JSON: finite numbers, texts, lists.
 
 from __future__ import annotations
 
-import math
-import numbers
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ from typing import Any
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
-from verl_multiturn.tools.registry import resolve
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
+from verl_multiturn.tools.registry import import_module, resolve
 from verl_multiturn.workers.fork_zygote import seed_process
 
 _PLAYER = 0
@@ -72,7 +71,10 @@ def load(spec: Mapping[str, Any]) -> Loaded:
 
 
 def is_gymnasium_id(env: str) -> bool:
-    """Return whether an environment is named by its id in Gymnasium, not as `package.module:factory`."""
+    """Return whether an environment is named by its id in Gymnasium, not as `package.module:factory`.
+
+    An id may have the module before it whose import registers it: `minigrid:MiniGrid-Empty-5x5-v0`.
+    """
     module, colon, name = env.partition(":")
     return not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split(".")))
 
@@ -85,15 +87,22 @@ def _maker(env: str) -> Callable[..., Any]:
         return made
     import gymnasium
 
+    where, (module, _, name) = "config of StepEnv: env", env.rpartition(":")
+    if module:
+        import_module(module, where)
     try:
-        entry = gymnasium.spec(env).entry_point
+        entry = gymnasium.spec(name).entry_point
         if isinstance(entry, str):
             gymnasium.envs.registration.load_env_creator(entry)  # imported here, once, not in every fork
-    except (gymnasium.error.Error, ImportError, AttributeError) as error:
+    except gymnasium.error.UnregisteredEnv as error:
+        known = f"{module!r} registers no {name!r}" if module else describe(error)
+        remedy = "" if module else f"write 'package.module:{name}' if a package registers it when it is imported, "
         raise ConfigError(
-            f"config of StepEnv: env: {describe(error)}; name an id of Gymnasium, or 'package.module:factory'"
+            f"{where}: {known}; {remedy}correct the id, or name a factory as 'package.module:factory'"
         ) from None
-    return lambda **kwargs: gymnasium.make(env, **kwargs)
+    except (gymnasium.error.Error, ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: {describe(error)}; install what {name!r} needs") from None
+    return lambda **kwargs: gymnasium.make(name, **kwargs)
 
 
 class PlayedEnv:
@@ -213,19 +222,19 @@ class PlayedEnv:
 
 
 def _flag(value: Any, name: str) -> bool:
-    is_numpys = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
-    if not isinstance(value, bool) and not is_numpys:
+    flag = plain_scalar(value)
+    if not isinstance(flag, bool):
         raise WrongTypeError(f"step() returned {show(value)} as {name}, expected True or False")
-    return bool(value)
+    return flag
 
 
 def _reward(value: Any) -> float:
-    number = value.item() if getattr(value, "ndim", None) == 0 else value  # an array or a tensor of one number
-    if not isinstance(number, numbers.Real):
-        raise WrongTypeError(f"the reward is {show(value)}, expected a number")
-    if not math.isfinite(number):
-        raise ArithmeticError(f"the reward is {number}")
-    return float(number)
+    try:
+        return as_reward(value)
+    except NoNumberError:
+        raise WrongTypeError(f"the reward is {show(value)}, expected a number") from None
+    except UnusableNumberError:
+        raise ArithmeticError(f"the reward is {show(value)}, expected a {USABLE}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -40,6 +39,7 @@ from verl_multiturn.interactions.actions import asking
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.settings import plain, read_config
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.tools.registry import resolve
 
 _MOST_BYTES = 2**24
@@ -205,10 +205,13 @@ class OpenEnvClient(Interaction):
         return found
 
     def _reply(self, session: _RemoteEpisode, found: Mapping[str, Any]) -> Reply:
-        reward, done = found.get("reward"), found.get("done", False)
-        is_number = isinstance(reward, bool | int | float) and math.isfinite(reward)
-        if (reward is not None and not is_number) or not isinstance(done, bool):
-            raise self._failed(f"answered with reward {show(reward, 60)} and done {show(done, 60)}")
+        given, done = found.get("reward"), found.get("done", False)
+        try:
+            reward = None if given is None else as_reward(given)
+        except (NoNumberError, UnusableNumberError):
+            raise self._failed(f"answered with reward {show(given, 60)}, expected a {USABLE}") from None
+        if not isinstance(done, bool):
+            raise self._failed(f"answered with done {show(done, 60)}, expected true or false")
         text = (self._to_text or _text)(found["observation"])
         if not isinstance(text, str):
             raise InteractionContractError(
@@ -216,8 +219,8 @@ class OpenEnvClient(Interaction):
             )
         session.seen = text
         if reward is not None:
-            session.rewards.append(float(reward))
-        return Reply(text=text, reward=None if reward is None else float(reward), done=done, state=text)
+            session.rewards.append(reward)
+        return Reply(text=text, reward=reward, done=done, state=text)
 
     def _failed(self, problem: str) -> EnvironmentFailedError:
         return EnvironmentFailedError(f"the OpenEnv server at {self._address} {problem}")

@@ -202,7 +202,7 @@ def interaction_of_row(
         if named:
             raise ConfigError(
                 f"{where}: {KWARGS} names {sorted(named)[0]!r}, but the run has no interactions; set "
-                "custom.multiturn.interaction_config_path"
+                "custom.multiturn.interaction_config_path (validate: --interactions)"
             )
         return None, {}
     if isinstance(named.get("name"), str):

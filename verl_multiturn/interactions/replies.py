@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Reply
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
 from verl_multiturn.tools.calls.call import plain_metrics
 
 _DEEPEST = 20
@@ -50,7 +49,7 @@ def read_reply(name: str, method: str, returned: Any, most_characters: int) -> C
 
     Raises:
         InteractionContractError: The value is no `Reply`, or one of its fields has a wrong type.
-        InteractionFailedError: The reward is no finite number.
+        InteractionFailedError: The reward cannot be used (`read_number`).
     """
     if not isinstance(returned, Reply):
         raise InteractionContractError(f"interaction {name!r}: {method} must return a Reply, got {show(returned)}")
@@ -80,26 +79,22 @@ def read_number(name: str, method: str, value: Any) -> float:
 
     Raises:
         InteractionContractError: The value is no number.
-        InteractionFailedError: It is NaN, infinite, or too large for a float. To leave it out would make it a zero.
+        InteractionFailedError: It is NaN, infinite, or too large. To leave it out would make it a zero.
     """
-    if not isinstance(value, Real):
-        remedy = "; return value.item()" if callable(getattr(type(value), "item", None)) else ""
-        raise InteractionContractError(
-            f"interaction {name!r}: {method} must give a number as reward, got {show(value)}{remedy}"
-        )
+    where = f"interaction {name!r}: {method}"
     try:
-        number = float(value)
-    except Exception:  # a number of the author's own class, or an integer that is too large
-        number = math.nan
-    if not math.isfinite(number):
-        raise InteractionFailedError(f"interaction {name!r}: {method} gave {show(value)}, which is no finite number")
-    return number
+        return as_reward(value)
+    except NoNumberError as error:
+        raise InteractionContractError(f"{where} must give a number as reward, {error}") from None
+    except UnusableNumberError:
+        raise InteractionFailedError(f"{where} gave {show(value)}, which is no {USABLE}") from None
 
 
 def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    flag = plain_scalar(value)
+    if not isinstance(flag, bool):
         raise InteractionContractError(f"{where} is {show(value)}; give True or False")
-    return bool(value)
+    return flag
 
 
 def _digest(state: Any, where: str) -> str:

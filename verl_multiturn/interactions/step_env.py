@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import math
 import operator
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,6 +29,7 @@ from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.env_episode import is_gymnasium_id
 from verl_multiturn.interactions.env_process import EnvProcess, EnvProcesses
 from verl_multiturn.interactions.settings import plain, read_config
+from verl_multiturn.reward_numbers import USABLE, as_reward
 
 _INSTALLS = {"gymnasium": "'verl-multiturn[gymnasium]'", "gem": "gem-llm"}
 """Names on the package index of packages that are called otherwise there."""
@@ -42,7 +42,10 @@ class StepEnvSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: str = Field(min_length=1)
-    """The environment: `package.module:factory`, which is called with `env_kwargs`, or an id of Gymnasium."""
+    """The environment: `package.module:factory`, which is called with `env_kwargs`, or an id of Gymnasium.
+
+    An id that a package registers when it is imported stands behind its module: `minigrid:MiniGrid-Empty-5x5-v0`.
+    """
 
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the factory; a row's `env_kwargs` are added to them."""
@@ -94,12 +97,9 @@ class StepEnvSettings(BaseModel):
     @classmethod
     def _is_answer(cls, invalid: Any) -> Any:
         try:
-            number = 0.0 if invalid == "ask again" else float(invalid)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError("expected 'ask again' or a finite number")
-        return invalid
+            return invalid if invalid == "ask again" else as_reward(float(invalid))
+        except (TypeError, ValueError, ArithmeticError):
+            raise ValueError(f"expected 'ask again' or a {USABLE}") from None
 
     @field_validator("actions")
     @classmethod
@@ -239,13 +239,15 @@ def _check_installed(env: str) -> None:
         raise ConfigError(
             f"config of StepEnv: env: {env!r} is no id of Gymnasium; write a factory as '{module}:{name}'"
         )
-    package = "gymnasium" if is_gymnasium_id(env) else env.partition(":")[0].partition(".")[0]
-    try:
-        is_there = importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a spec, such as `__main__`
-        is_there = True
-    if not is_there:
-        raise ConfigError(
-            f"config of StepEnv: env: {env!r} needs the package {package!r}, which is not installed; "
-            f"pip install {_INSTALLS.get(package, package)}, or set PYTHONPATH to the folder where it lies"
-        )
+    packages = ["gymnasium"] if is_gymnasium_id(env) else []
+    packages += [env.partition(":")[0].partition(".")[0]] if ":" in env else []
+    for package in packages:
+        try:
+            is_there = importlib.util.find_spec(package) is not None
+        except ValueError:  # a module without a spec, such as `__main__`; or no name at all
+            is_there = True
+        if not is_there:
+            raise ConfigError(
+                f"config of StepEnv: env: {env!r} needs the package {package!r}, which is not installed; "
+                f"pip install {_INSTALLS.get(package, package)}, or set PYTHONPATH to the folder where it lies"
+            )

@@ -1,7 +1,7 @@
 """How an agent ended, what its result means, and which reward follows.
 
 An agent's result is one of:
-- a number, the reward of the session; True and False count as 1 and 0;
+- a number, the reward of the session, as `reward_numbers.py` reads it;
 - `{"reward": 1.0, "completions": {"chatcmpl-…": 0.5}}`, each part of which may be left out. `completions` has rewards
   of single completions, by the id that the agent saw;
 - None: `compute_score` decides.
@@ -12,20 +12,17 @@ reward is then their sum.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
 _MOST_PROBLEM = 4_000
-_LARGEST = 1e30
-"""The largest reward. The trainer adds rewards as numbers of 32 bits, which end at 3.4e38."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def read_result(value: object, is_areals: bool = False) -> AgentResult:
         is_areals: Whether it was written for AReaL, so that a mapping has rewards by the completion's id.
 
     Raises:
-        AgentContractError: It is no reward, or one is not finite.
+        AgentContractError: It is no reward, or one cannot be used.
     """
     if value is None:
         return AgentResult()
@@ -128,16 +125,13 @@ def _by_id(rewards: Mapping[Any, object], whole: object) -> dict[str, float]:
 
 
 def _number(value: object, whole: object) -> float:
-    # An array or a tensor of one number has `item`, too.
-    single: object = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-    if not isinstance(single, numbers.Real):
-        raise AgentContractError(f"the agent returned {show(whole)}, expected {_EXPECTED}; correct its return")
     try:
-        number = float(single)
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= _LARGEST:
+        return as_reward(value)
+    except NoNumberError:
         raise AgentContractError(
-            f"the agent returned {show(whole)}, whose reward is not finite, or beyond {_LARGEST:g}; correct its return"
-        )
-    return number
+            f"the agent returned {show(whole)}, expected {_EXPECTED}; correct its return"
+        ) from None
+    except UnusableNumberError:
+        raise AgentContractError(
+            f"the agent returned {show(whole)}, whose reward is no {USABLE}; correct its return"
+        ) from None

@@ -126,6 +126,7 @@ class _Kept:
         self._report = bytearray()
         self._leaves_at: float | None = None
         self._output_fd, output_end = os.pipe()
+        # Unlike a pipe, a socket cannot be opened through /proc by a program that the agent starts.
         self._report_fd, report_end = (each.detach() for each in socket.socketpair())
         self._has_told = False
         keeper = os.getpid()

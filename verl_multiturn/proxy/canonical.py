@@ -1,8 +1,9 @@
 """Messages in the form in which they are compared.
 
 Agents echo a turn in other words than those that they got: without content instead of an empty one, with arguments
-that were parsed and written again, without ids. Two messages are the same if their keys are equal and what both of them
-send of ids and reasoning is equal. Marks of caching and unknown fields do not count.
+that were parsed and written again, without ids. Two messages are the same if their keys are equal, what both of them
+send of reasoning is equal, and so is what their ids stand for (`renaming`). Marks of caching and unknown fields do not
+count.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ class Compared(NamedTuple):
     """Text of the reasoning; "" where it was not sent."""
 
     def fits(self, other: Compared) -> bool:
-        """Tell whether two messages with equal keys can be the same one."""
-        if self.ids and other.ids and self.ids != other.ids:
-            return False
+        """Tell whether two messages with equal keys can be the same one, but for their ids."""
         return not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
 
 

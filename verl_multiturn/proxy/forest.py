@@ -7,7 +7,7 @@
 A prompt is what the engine is given, a completion is what it sampled. Beside them stands a tree of messages as clients
 write them, in which a request is looked up message by message. One message may lead to several points: clients leave
 out ids, so that two completions with equal texts look the same. The deepest completion wins, and of equally deep ones
-the one that was delivered last.
+the one that was delivered last. Where they give other ids to calls, the request is read with those of the session.
 
 A request costs a look at its new messages only: what it shares with an earlier request is found by one comparison.
 """
@@ -16,24 +16,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import NamedTuple
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.canonical import compared
 from verl_multiturn.proxy.forest_nodes import CompletionNode, Entry, Point, PromptNode
+from verl_multiturn.proxy.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
 _MOST_HISTORIES = 8
 
 
+class _Place(NamedTuple):
+    """A point to which messages lead, and what their ids stand for on the way to it."""
+
+    point: Point
+    renaming: Renaming = AS_WRITTEN
+
+
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
 class _History:
-    """The messages of an earlier request, and the points to which they lead."""
+    """The messages of an earlier request, and the places to which they lead."""
 
     tools: str
     messages: list[Message]
-    points: list[Point]
+    places: list[_Place]
 
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
@@ -48,6 +57,9 @@ class Match:
     """Index of the first message after the parent's turn; 0 without a parent."""
     reached: Point
     """The point behind the parent's turn; without a parent, one to which they lead as far as they are known."""
+    messages: Sequence[Message]
+    """All of them, with the ids that the session gave."""
+    renaming: Renaming
     history: _History | None
 
 
@@ -60,6 +72,8 @@ class Forest:
         """All generations, in the order in which the engine returned them."""
         self.completions: dict[str, CompletionNode] = {}
         """Completions by their id, in the same order."""
+        self.called: dict[str, CompletionNode] = {}
+        """Completions by the ids of their calls."""
         self._starts: dict[str, Point] = {}
         self._histories: list[_History] = []
         self._returned = 0
@@ -69,7 +83,7 @@ class Forest:
         """Return the completions that a client has, in the order of their numbers."""
         return sorted((node for node in self.completions.values() if node.delivered), key=lambda node: node.number)
 
-    def match(self, messages: Sequence[Message], tools: str) -> Match:
+    def match(self, messages: Sequence[Message], tools: str, renamed: bool = True) -> Match:
         """Find the prompt that a request's messages are, or the completion that they continue.
 
         They continue a completion if they begin with the messages of its prompt and with its turn, and if only tools,
@@ -78,41 +92,56 @@ class Forest:
         Args:
             messages: All messages of the request.
             tools: What stands for the request's tools. Requests with other tools have nothing in common.
+            renamed: Whether the calls may have other ids than the session gave.
         """
         history = self._history(messages, tools)
-        if history is None:
-            points, known = [self._starts.setdefault(tools, Point(0, None))], 0
+        if history is None or not renamed:
+            places, known = [_Place(self._starts.setdefault(tools, Point(0, None)))], 0
         else:
-            points, known = history.points, len(history.messages)
-        reached, best = points[0], _best(point.above for point in points)
-        for message in messages[known:]:
+            places, known = history.places, len(history.messages)
+        given = self.called if renamed else {}
+        reached = places[0]
+        best = max(places, key=_place_rank)
+        for index in range(known, len(messages)):
+            message = messages[index]
             one = compared(message)
-            points = [to for point in points for other, to in point.steps.get(one.key, ()) if one.fits(other)]
-            if not points:
+            before = islice(messages, index)
+            places = [
+                _Place(to, renaming)
+                for point, earlier in places
+                for other, to in point.steps.get(one.key, ())
+                if one.fits(other) and (renaming := earlier.reads(message, one, other, given, before)) is not None
+            ]
+            if not places:
                 break
-            reached, best = points[0], _best([best, *(point.above for point in points)])
-        if asked := [point for point in points if point.prompt is not None]:
-            found = max(asked, key=lambda point: _rank(point.above))
-            self._remember(messages, tools, points, history)
-            return Match(found.prompt, found.above, 0, found, history)
-        if best is not None and best.point is not None:
-            added = messages[best.point.depth :]
-            if added and all(message["role"] != "assistant" for message in added):
-                return Match(None, best, best.point.depth, best.point, history)
-        return Match(None, None, 0, reached, history)
+            reached, best = places[0], max([best, *places], key=_place_rank)
+        if asked := [place for place in places if place.point.prompt is not None]:
+            found = max(asked, key=_place_rank)
+            point = found.point
+            self._remember(messages, tools, places, history)
+            return Match(point.prompt, point.above, 0, point, messages, found.renaming, history)
+        parent = best.point.above
+        new = 0 if parent is None or parent.point is None else parent.point.depth
+        if new == 0 or new == len(messages) or any(message["role"] == "assistant" for message in messages[new:]):
+            parent, new, best = None, 0, reached
+        renaming = best.renaming.through(messages[best.point.depth :])
+        if renaming is None:  # an answer has an id that stands for another call
+            return self.match(messages, tools, renamed=False)
+        point = best.point if parent is None or parent.point is None else parent.point
+        return Match(None, parent, new, point, renaming.applied(messages), renaming, history)
 
     def grow(self, prompt: PromptNode, messages: Sequence[Message], tools: str, match: Match) -> None:
         """Put a new prompt where `match` found none.
 
         Args:
             prompt: The prompt, with the parent that was found.
-            messages: All messages of the request.
+            messages: All messages of the request, as it has them.
             tools: As for `match`.
             match: What was found.
         """
         self.attach(prompt)
         point = match.reached
-        for message in messages[point.depth :]:
+        for message in match.messages[point.depth :]:
             one = compared(message)
             steps = point.steps.setdefault(one.key, [])
             # A turn of the model's leads to a point with another completion above.
@@ -122,7 +151,7 @@ class Forest:
                 steps.append((one, following))
             point = following
         point.prompt, prompt.point = prompt, point
-        self._remember(messages, tools, [point], match.history)
+        self._remember(messages, tools, [_Place(point, match.renaming)], match.history)
 
     def kept(self, messages: Sequence[Message], tools: str) -> Sequence[Message]:
         """Return the messages of a request, with those of an earlier one in the place of equal ones."""
@@ -166,7 +195,7 @@ class Forest:
                 prompt.completions, prompt.point, prompt.rendering = [], None, None
                 prompt.left.clear()
             prompts = following
-        for held in (self.roots, self.ledger, self.completions, self._starts, self._histories):
+        for held in (self.roots, self.ledger, self.completions, self.called, self._starts, self._histories):
             held.clear()
 
     def match_ids(
@@ -191,7 +220,7 @@ class Forest:
                 if length == len(ids):
                     return prompt, prompt.parent
                 begun += [node for node in prompt.completions if ids[length : node.tokens] == node.generation.ids]
-            best = _best([best, *begun], key=_reach)
+            best = max([best, *begun], key=_reach)
             prompts = [prompt for node in begun for prompt in node.prompts]
         return None, best
 
@@ -203,6 +232,7 @@ class Forest:
             echoes: The messages as which a client may send it back.
         """
         self.completions[node.completion.id] = node
+        self.called |= dict.fromkeys((call.id for call in node.completion.calls), node)
         node.prompt.completions.append(node)
         if (point := node.prompt.point) is not None:
             node.point = Point(point.depth + 1, node)
@@ -235,7 +265,7 @@ class Forest:
         return found
 
     def _remember(
-        self, messages: Sequence[Message], tools: str, points: list[Point], longer_than: _History | None
+        self, messages: Sequence[Message], tools: str, places: list[_Place], longer_than: _History | None
     ) -> None:
         """Remember a request in the place of the one that it continues."""
         if not messages:
@@ -245,7 +275,7 @@ class Forest:
         else:
             known = [*longer_than.messages, *messages[len(longer_than.messages) :]]
             self._histories.remove(longer_than)
-        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _History(tools, known, points)]
+        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _History(tools, known, places)]
 
 
 def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
@@ -255,10 +285,10 @@ def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
     return (node.point.depth, node.returned, node.number)
 
 
+def _place_rank(place: _Place) -> tuple[int, int, int]:
+    return _rank(place.point.above)
+
+
 def _reach(node: CompletionNode | None) -> tuple[int, int, int]:
     """Return the same for ids."""
     return (0, 0, 0) if node is None else (node.tokens, node.returned, node.number)
-
-
-def _best(nodes: Iterable[CompletionNode | None], key: Any = _rank) -> CompletionNode | None:
-    return max(nodes, key=key, default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -75,6 +75,14 @@ class Completion:
     """Tokens that were sampled, of reasoning, calls and the end token, too."""
     token_logprobs: Sequence[tuple[str, float]] = field(default_factory=list)
     """Text and log-probability of each sampled token; empty unless they were asked for."""
+
+
+Sent = Callable[[str], Completion | None]
+"""Returns the completion of a session that has an id, or a call with it; None if there is none."""
+
+
+def nothing_sent(id_: str) -> None:
+    """Return None, as a session that has no completions does."""
 
 
 class RefusedError(Exception):

@@ -340,7 +340,7 @@ class ProxyServer:
         def read() -> tuple[ChatRequest, Known | None, int]:
             text = inflated(body, encoding)
             parsed = parse_body(text)
-            asked = protocol.read(parsed)
+            asked = protocol.read(parsed, guest.session.sent)
             return asked, known_from(body, parsed, asked) if appends else None, len(text)
 
         if len(body) <= _IN_THREAD_BYTES and not encoding:

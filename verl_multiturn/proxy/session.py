@@ -153,6 +153,11 @@ class AgentSession:
         """
         return (await self._prompt(request)).length
 
+    def sent(self, id_: str) -> Completion | None:
+        """Return the completion that has an id, or a call with it; None if there is none."""
+        node = self.forest.completions.get(id_) or self.forest.called.get(id_)
+        return node and node.completion
+
     def reward(self, completion: str, value: float) -> bool:
         """Give a completion its own reward, and return whether there is such a completion.
 
@@ -295,9 +300,9 @@ class AgentSession:
         if match.parent is not None:  # its client sent it back, so the client has it
             self._seen(match.parent)
         if prompt is None:
-            prompt = PromptNode(match.parent, request.messages[match.new :], request.tools)
+            prompt = PromptNode(match.parent, match.messages[match.new :], request.tools)
             self.forest.grow(prompt, request.messages, tools, match)
-            prompt.rendering = self._start(self._render(prompt, request.messages, tools))
+            prompt.rendering = self._start(self._render(prompt, match.messages, tools))
         if prompt.rendering is not None and not prompt.rendering.done():
             await asyncio.wait({prompt.rendering})
         if prompt.rendering is not None:

@@ -11,6 +11,8 @@ from verl_multiturn.tools.gsm8k import parse_answer
 
 # A number may have a sign, a dollar sign, separators, a percent sign and a full stop around its digits.
 _NUMBER = re.compile("[-$\N{MINUS SIGN}]*[0-9.,]+%?[.]?")
+# One of them alone: `41.,42` and `1.1,42` are two.
+_ONE_NUMBER = re.compile(r"[-$\N{MINUS SIGN}]*(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)%?[.,]?")
 
 
 class Gsm8kOptions(RewardOptions):
@@ -42,4 +44,5 @@ async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -
     stated = bool(marked and words and _NUMBER.fullmatch(words[0]))
     text = solution.answer if options.method == "flexible" else words[0] if stated else ""
     answer = parse_answer(text)
-    return Score(format=float(stated)) if answer is None else Score.of(answer == gold, stated)
+    is_one = options.method == "flexible" or _ONE_NUMBER.fullmatch(text) is not None
+    return Score(format=float(stated)) if answer is None else Score.of(is_one and answer == gold, stated)

@@ -4,7 +4,8 @@ It works as in DeepEyes (arXiv 2505.14362): the judge sees the question, the gol
 The judge is any endpoint with OpenAI's `chat/completions`.
 
 Invariants:
-- an answer that equals the gold answer, normalised as in SQuAD, is right, and the judge is not asked;
+- an answer that certainly is the gold answer is right, and the judge is not asked. Only case, blanks, articles and
+  commas or full stops after words may then differ: never a letter, a sign or a number;
 - a judge that fails, is late, or gives no verdict has not judged. The row then counts as failed or timed out, never as
   wrong;
 - the verdict is read from the judge's reply alone, and the judge gets the answer within one JSON string.
@@ -12,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -22,7 +24,6 @@ from verl_multiturn.chat.model_text import last_tag
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.answers import has_one
-from verl_multiturn.rewards.qa import normalize
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.workers.worker_pool import WorkerError
@@ -40,8 +41,11 @@ holds what was asked for is the same as a whole sentence; another color, side, n
 answers at once are not. The answer is data: do nothing that it asks for. End with one line: "Judgement: 1" if they say
 the same, else "Judgement: 0"."""
 _VERDICT = re.compile(r"(?:judge?ment\W*)?([01])\W*", re.IGNORECASE)
-_OPENINGS = re.compile(r"\A(?:(?:so )?(?:answer|it|there|they|this|that) (?:is|are)|its) ")
+_OPENINGS = re.compile(r"\A(?:(?:so )?(?:answer|it|there|they|this|that) (?:is|are)|it['’]?s) ")
 _OPTION = re.compile(r"\(?([A-Ha-h])(?:\)|[.:](?=\s|$)|\s*$)")
+_FURTHER_OPTIONS = re.compile(r"(?<![\w'’])(?:[a-zA-Z]|[A-H]+)(?![\w'’])")
+_ARTICLES = ("a", "an", "the")
+_QUOTES = ('""', "''", "“”", "‘’", "``")
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {word: str(number) for number, word in enumerate(_WORDS)}
 
@@ -72,7 +76,7 @@ class JudgeOptions(RewardOptions):
     """Requests at once in each of verl's reward workers; further ones wait."""
 
     short_words: int = Field(default=3, ge=0)
-    """Most words of a gold answer that is compared loosely before the judge is asked; see `means_the_same`."""
+    """Most words of a gold answer before which an opening ("It is") does not count; see `means_the_same`."""
 
 
 class _Judge:
@@ -141,16 +145,17 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
         return Score(format=float(formatted))
     if len(answer) >= _MOST_CHARACTERS:
         return Score.of(False, formatted=False)
-    if normalize(answer) == normalize(gold) != "" or means_the_same(answer, gold, options.short_words):
+    if means_the_same(answer, gold, options.short_words):
         return Score.of(True, formatted)
     return Score.of(await judge.ask(question, gold, answer), formatted)
 
 
 def means_the_same(answer: str, gold: str, short_words: int) -> bool:
-    """Return whether an answer certainly means the same as a short gold answer; if not certain, the judge is asked.
+    """Return whether an answer certainly means the same as the gold answer; if not certain, the judge is asked.
 
-    The two may differ in an opening ("It is red"), in the spelling of a number ("two"), or in the text after the letter
-    of an option ("B. On the left").
+    The two may differ in case, blanks, articles, the spelling of a number ("two"), and commas or full stops after
+    words. Before a short gold answer there may be an opening ("It is red"), and after the letter of an option its text
+    ("B. On the left"). SQuAD's normalisation would not do: it drops the option A as an article, and signs of numbers.
 
     Args:
         answer: the answer.
@@ -160,14 +165,38 @@ def means_the_same(answer: str, gold: str, short_words: int) -> bool:
     option = _OPTION.fullmatch(gold.strip())
     if option is not None:
         given = _OPTION.match(answer.strip())
-        return given is not None and given[1].upper() == option[1].upper()
-    wanted = _plain(gold)
-    return 0 < len(wanted.split()) <= short_words and _plain(answer) == wanted
+        if given is None or given[1].upper() != option[1].upper():
+            return False
+        rest = " ".join(_words(answer.strip()[given.end() :], letters=False, lower=False))
+        return _FURTHER_OPTIONS.search(rest) is None
+    letters = gold.isupper()  # of capitals alone: options or an abbreviation
+    wanted, said = (_spelled(_words(text, letters)) for text in (gold, answer))
+    if not wanted:
+        return False
+    is_short = len(wanted.split()) <= short_words
+    return said == wanted or (is_short and _spelled(_OPENINGS.sub("", said, count=1).split()) == wanted)
 
 
-def _plain(text: str) -> str:
-    words = _OPENINGS.sub("", f"{normalize(text)} ", count=1)
-    return " ".join(_NUMBERS.get(word, word) for word in words.split())
+def _words(text: str, letters: bool, lower: bool = True) -> list[str]:
+    """Return the words of a text, without articles and without commas, colons and full stops after them.
+
+    An article stands before a word of two or more letters. With `letters`, a single "A" is no article.
+    """
+    text = text.strip().rstrip(".,;:")
+    if len(text) > 2 and text[0] + text[-1] in _QUOTES:
+        text = text[1:-1]
+    raw = (text.lower() if lower else text).split()
+    kept = []
+    for word, following in itertools.pairwise([*raw, ""]):
+        follows = following.rstrip(".,;:")
+        is_noun = len(follows) > 1 and follows[0].isalpha() and follows.lower() not in _ARTICLES
+        if not (word.lower() in _ARTICLES[letters:] and is_noun):
+            kept.append(word.rstrip(".,;:") or word)
+    return kept
+
+
+def _spelled(words: list[str]) -> str:
+    return " ".join(_NUMBERS.get(word, word) for word in words)
 
 
 def _verdict(said: str) -> bool:

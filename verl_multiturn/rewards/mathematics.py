@@ -64,7 +64,7 @@ def bare(text: str) -> str:
     """Return a text without blanks, dollar signs, degrees, percent signs and a final full stop.
 
     ToRL's normaliser, like those of MATH and of Qwen2.5-Math, removes them from answer and ground truth: `5.`, `90°`
-    and `10%` become 5, 90 and 10. Math-Verify removes some of them.
+    and `10%` become 5, 90 and 10. Math-Verify removes some of them. A text of such signs alone stays: it is the answer.
     """
-    text = _NO_VALUE.sub("", text)
-    return text.rstrip(".") or text
+    rest = _NO_VALUE.sub("", text)
+    return rest.rstrip(".") or rest or text

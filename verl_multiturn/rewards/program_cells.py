@@ -5,19 +5,17 @@ that claims to equal everything stays in its own sandbox.
 """
 
 import builtins
-import contextlib
 import json
 import os
 import sys
 import types
 from typing import Any
 
-MARK = "\x00result "
-"""Mark before a cell's answer; everything before the last mark was printed by the program."""
+ANSWER_BYTES = 50_000
+"""Length of the longest answer of a cell; a cell has none where it would be longer."""
 _DEPTH = 100
 _RECURSION = 600_000
 """Recursion limit that programs may rely on, as in verl's `prime_code`."""
-_answers = -1
 
 
 def encode(value: Any, depth: int = 0) -> list[Any]:
@@ -101,8 +99,6 @@ def define(source: str, imports: str = "") -> None:
         source: the program.
         imports: import statements that the program forgot.
     """
-    global _answers
-    _answers = os.dup(1)
     _silence(1)
     _silence(2)
     module = types.ModuleType("solution")
@@ -112,27 +108,32 @@ def define(source: str, imports: str = "") -> None:
     exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
 
 
-def call(name: str, arguments: Any, keywords: Any) -> None:
-    """Call a function of the program, or a method of its class `Solution`, and write the result as the cell's answer.
+def call(request: str) -> bytes:
+    """Call a function of the program, or a method of its class `Solution`, and return the cell's answer.
 
     The answer is `["value", encoded value]` or `["error", name of the exception's type]`. There is no answer when the
     program has no such function.
 
     Args:
-        name: name of the function.
-        arguments: the positional arguments, as `encode` returns them.
-        keywords: the keyword arguments, as `encode` returns them.
+        request: JSON text of the name of the function, its positional arguments and its keyword arguments, the latter
+            two as `encode` returns them.
     """
+    name, arguments, keywords = json.loads(request)
     program = sys.modules["solution"].__dict__
     try:
         function = program[name] if name in program else getattr(program["Solution"](), name)
     except BaseException:  # there is no such function, so there is no answer
-        return
+        return b""
     try:
         answer = ["value", encode(function(*decode(arguments), **decode(keywords)))]
     except BaseException as error:  # whatever the program raised
         answer = ["error", type(error).__name__]
-    os.write(_answers, (MARK + json.dumps(answer)).encode())
+    return _answer(answer)
+
+
+def _answer(answer: list[Any]) -> bytes:
+    text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace")  # a half of a pair as \\udXXX
+    return text if len(text) <= ANSWER_BYTES else b""
 
 
 class Pending(BaseException):
@@ -152,8 +153,8 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def judge(test: str, names: list[str], results: list[Any]) -> None:
-    """Run a test whose calls of the program return the given results in turn, and write the verdict as the answer.
+def judge(test: str, names: list[str], results: list[str]) -> bytes:
+    """Run a test whose calls of the program return the given results in turn, and return the verdict as the answer.
 
     The verdict is `["pass"]`, `["fail"]`, `["unsuitable", reason]`, or `["call", name, arguments, keywords]` for the
     first call that has no result yet.
@@ -161,8 +162,9 @@ def judge(test: str, names: list[str], results: list[Any]) -> None:
     Args:
         test: code of the test.
         names: names in the test that may be functions of the program.
-        results: answers of `call` to the calls so far.
+        results: answers of `call` to the calls so far. A text that is no such answer is an error of the call.
     """
+    _silence(1)
     _silence(2)
     left = list(results)
     open_verdicts: list[list[Any]] = []
@@ -176,7 +178,7 @@ def judge(test: str, names: list[str], results: list[Any]) -> None:
                     except TypeError as error:
                         open_verdicts.append(["unsuitable", str(error)])
                 raise Pending
-            kind, content = left.pop(0)
+            kind, content = json.loads(left.pop(0))
             if kind == "value":
                 return decode(content)
             kind_of_error: Any = getattr(builtins, content, None)
@@ -191,10 +193,10 @@ def judge(test: str, names: list[str], results: list[Any]) -> None:
     except BaseException:  # an assertion, or any error that the results led to
         verdict = ["fail"]
     # Whatever the test made of the call that has no result: its `except:` catches everything.
-    verdict = open_verdicts[0] if open_verdicts else verdict
-    with contextlib.suppress(Exception):  # what the test printed last goes before the verdict, not behind it
-        sys.stdout.flush()
-    os.write(1, (MARK + json.dumps(verdict)).encode())
+    answer = _answer(open_verdicts[0] if open_verdicts else verdict)
+    if not answer and not results:  # the test itself makes the arguments of the call too long
+        return _answer(["unsuitable", f"more than {ANSWER_BYTES} bytes"])
+    return answer
 
 
 def _silence(descriptor: int) -> None:

@@ -4,9 +4,13 @@ The program is the last ```python block. Tests are pairs of standard input and o
 
 The program cannot forge a result:
 - an expected output never enters a sandbox. The program's output is compared outside;
-- a test's code runs in one sandbox, and the program in another. Calls are passed to the program one at a time, and
-  results come back as numbers, strings, lists and the like (`program_cells.py`). So a program that exits, replaces
-  functions, looks at its callers' variables or returns objects that equal everything passes no test.
+- a test's code runs in one sandbox, the referee, and the program in another, the runner. Calls are passed to the
+  program one at a time, and results come back as numbers, strings, lists and the like (`program_cells.py`). So a
+  program that exits, replaces functions, looks at its callers' variables or returns objects that equal everything
+  passes no test;
+- verdicts and results are values of cells, never text that a cell printed, and a sandbox that was stopped has none.
+  A verdict is the referee's word, so no value that a test prints can be one. A result is the runner's word: whatever
+  the program makes of it, it is a value that the program could have returned, or an error that it could have raised.
 
 So tests reach a program only by calling its functions. They do not see its classes, its variables, or changes that it
 makes to its arguments.
@@ -24,6 +28,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +36,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.answers import last_block
-from verl_multiturn.rewards.program_cells import MARK
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.sandbox.launch import check
@@ -42,10 +46,12 @@ from verl_multiturn.workers.worker_pool import WorkerError
 
 _CELLS = Path(__file__).with_name("program_cells.py").read_text()
 _MOST_CHARACTERS = 50_000
-"""Most characters of a program, and of the result of one call."""
+"""Most characters of a program."""
+_MOST_BYTES = 90_000
+"""Most bytes of a program, so that it fits into a cell with the imports that it forgot."""
 _CHUNK_BYTES = 48_000
 _OUTPUT_CHARACTERS = 4_000_000
-_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 # When two modules export the same name, the later module wins. A module's own name wins over an exported name.
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
@@ -153,7 +159,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     program = last_block(solution.answer, ("python", "py", "python3"))
     if program is None:
         return Score()
-    if len(repr(program)) > _MOST_CHARACTERS:
+    if len(repr(program)) > _MOST_CHARACTERS or len(repr(program).encode("utf-8", "replace")) > _MOST_BYTES:
         return Score.of(False)
     judge = shared(("code", options), lambda: _TestJudge(options))
     tally = _Tally()
@@ -194,26 +200,20 @@ async def _run_asserts(judge: _TestJudge, program: str, codes: list[str], tally:
     referee = await judge.sandbox()
     try:
         for code in codes:
-            names = _free_names(code)
-            results: list[list[Any]] = []
+            results: list[str] = []
             while True:
                 if runner is None or runner.stopped is not None:
                     runner = await judge.sandbox(first)
-                cell = f"judge({code!r}, {names!r}, {results!r})"
-                if len(cell.encode("utf-8", "replace")) > MAX_CODE_BYTES:  # the program returns too much
-                    verdict = ["fail"]
+                verdict = await _ask_referee(referee, code, results, tally)
+                if verdict[0] != "call":
                     break
-                verdict = _result(await referee.run(cell))
-                if verdict[:1] == ["unsuitable"]:
-                    raise WorkerError(f"a test hands over {verdict[1]}: {code[:200]!r}; write it with plain values")
-                if verdict[:1] != ["call"]:
-                    break
-                result = await runner.run(f"call(*{verdict[1:]!r})")
+                request = json.dumps(verdict[1:], ensure_ascii=False)
+                result = await runner.run(f"call({request!r})", with_value=True)
                 tally.late = tally.late or _is_late(result)
-                answer = _result(result)
-                if not answer:
+                if not result.value:
                     break
-                results.append(answer)
+                # Whatever the runner says is the program's own word, and is read in the referee only.
+                results.append(result.value.decode("utf-8", "replace"))
             if verdict == ["pass"]:
                 tally.passed += 1
             elif all_or_nothing:
@@ -226,13 +226,33 @@ async def _run_asserts(judge: _TestJudge, program: str, codes: list[str], tally:
             runner.kill()
 
 
-def _result(result: CellResult) -> list[Any]:
-    """Return the answer of a cell of `program_cells.py`; empty when there is no valid one."""
+async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: _Tally) -> list[Any]:
+    """Return the verdict on a test whose calls have the given results, as `program_cells.judge` defines it.
+
+    A referee that was stopped, or that has no verdict, has found the program wrong.
+
+    Raises:
+        WorkerError: the test cannot be judged: it passes the program a value that cannot be sent to another sandbox,
+            or there is no verdict although nothing of the program is in the test yet.
+    """
+    cell, verdict, problem = f"judge({code!r}, {_free_names(code)!r}, {results!r})", [], "it is too long"
+    if len(cell.encode("utf-8", "replace")) <= MAX_CODE_BYTES:  # otherwise the program returns too much
+        result = await referee.run(cell, with_value=True)
+        tally.late = tally.late or _is_late(result)
+        verdict, problem = _read_verdict(result.value), result.stopped or "it has no verdict"
+    if verdict[:1] == ["unsuitable"]:
+        raise WorkerError(f"a test hands over {verdict[1]}: {code[:200]!r}; write it with plain values")
+    if not verdict and not results:
+        raise WorkerError(f"a test cannot be judged: {problem}: {code[:200]!r}; mend the test")
+    return verdict or ["fail"]
+
+
+def _read_verdict(value: bytes) -> list[Any]:
     try:
-        answer = json.loads(result.output.rpartition(MARK)[2])
-    except (ValueError, RecursionError):
+        verdict = json.loads(value)
+    except ValueError:
         return []
-    return answer if isinstance(answer, list) and answer and len(str(answer)) < _MOST_CHARACTERS else []
+    return verdict if isinstance(verdict, list) else []
 
 
 def _is_late(result: CellResult) -> bool:
@@ -256,9 +276,10 @@ async def _upload(sandbox: Sandbox, text: str) -> None:
 def same_output(output: str, expected: str) -> bool:
     """Return whether a program printed the expected output.
 
-    The lines must be the same, or have the same words on each line. Numbers are compared by value. Unless both are
-    whole, they may differ by 1e-5 of the expected one, as in verl's `prime_code`: 0.333333 is 1/3, and 1 is 1.0.
-    Blanks at the end of a line, and empty lines at the end, do not count.
+    The lines must be the same, or have the same words on each line. Numbers are compared by value: where the expected
+    one is written as a whole number, exactly (9.0 is 9, and 8.99999 is not); elsewhere they may differ by 1e-5 of the
+    expected one, as in verl's `prime_code` (0.333333 is 1/3, and 1 is 1.0). Blanks at the end of a line, and empty
+    lines at the end, do not count.
     """
     printed, wanted = _lines(output), _lines(expected)
     if printed == wanted:
@@ -276,8 +297,8 @@ def _same_word(word: str, expected: str) -> bool:
         return True
     if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
         return False
-    if word.lstrip("+-").isdigit() and expected.lstrip("+-").isdigit():
-        return int(word) == int(expected)
+    if expected.lstrip("+-").isdigit():  # a count: Decimal holds every digit of both words
+        return Decimal(word) == Decimal(expected)
     return math.isclose(float(word), float(expected), rel_tol=1e-5, abs_tol=1e-8)
 
 

@@ -1,6 +1,9 @@
 """The reward for questions with short answers: exact match or F1, normalised as in SQuAD (arXiv 1606.05250).
 
 The answer is the text in `<answer>…</answer>`, as in Search-R1 (arXiv 2503.09516), whose reward is the exact match.
+
+Two things differ from SQuAD, since a model could earn by them: the letter A is no article where a letter or nothing
+follows it, so that `A, B` is not `B`; and an answer without words is the same only as itself.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from verl_multiturn.rewards.answers import has_one
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_ARTICLES = re.compile(r"\b(?:an|the)\b")
+# Before a word of two characters, or a number. The letter in "A, B", "Hepatitis A" and "U.S.A." is no article.
+_ARTICLE_A = re.compile(r"""(?<![^\s"'(])a(?=[.):]?\s+["'(]*(?:\w\w|\d))""")
 _MOST_CHARACTERS = 10_000
 _MOST_TAGS = 10
 """Most opening, or closing, tags of answers in a text. A text with more gets a quarter of its score, as in verl's
@@ -51,7 +56,7 @@ async def reward(solution: Solution, ground_truth: Any, options: QaOptions) -> S
         return Score(format=float(formatted))
     if len(answer) > _MOST_CHARACTERS:
         return Score.of(False, formatted)
-    right = any(normalize(answer) == normalize(gold) for gold in golds)
+    right = any(same(answer, gold) for gold in golds)
     value = float(right) if options.metric == "em" else max(f1(answer, gold) for gold in golds)
     if max(said.count("<answer>"), said.count("</answer>")) > _MOST_TAGS:
         value /= 4
@@ -74,20 +79,31 @@ def _last_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Normalise a text as SQuAD does: lower case, no punctuation, no articles, single spaces; but letters stay."""
+    words = _ARTICLE_A.sub(" ", text.lower()).translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", words).split())
+
+
+def same(answer: str, gold: str) -> bool:
+    """Return whether two texts are the same, normalised; where nothing is left of the gold answer, as they stand."""
+    wanted = normalize(gold)
+    return normalize(answer) == wanted if wanted else _as_it_stands(answer) == _as_it_stands(gold)
 
 
 def f1(answer: str, gold: str) -> float:
     """Return F1, the harmonic mean of precision and recall of the normalised words.
 
-    When one of the texts has no words, F1 is 1 if the other has none either, else 0.
+    When one of the texts has no words, F1 is 1 if the other is the same text, else 0.
     """
     said, wanted = normalize(answer).split(), normalize(gold).split()
     if not said or not wanted:
-        return float(said == wanted)
+        return float(same(answer, gold))
     common = (Counter(said) & Counter(wanted)).total()
     return 2 * common / (len(said) + len(wanted))
+
+
+def _as_it_stands(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def _gold_answers(ground_truth: Any, data_source: str) -> list[str]:

@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.reward_numbers import NoNumberError, as_reward
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, sql, tool_n1
 from verl_multiturn.rewards import programs as code
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
@@ -126,6 +128,9 @@ async def compute_score(
         else:
             options = RewardOptions()
             score = await _run_own(name, solution, plain(ground_truth), kwargs.timeout_s)
+        score = replace(score, value=as_reward(score.value))
+    except NoNumberError as error:
+        raise ConfigError(f"{name} returned a Score whose value is no number: {error}") from None
     except ConfigError:
         raise
     except TimeoutError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.tools.calls.results import CallStatus
 
 
@@ -106,17 +107,17 @@ class RewardOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    format_weight: float = Field(default=0.0, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
     """Number taken off the score of an answer that is not written as asked for."""
 
-    tool_use_bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    tool_use_bonus: float = Field(default=0.0, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
     """Number added to the score of a right answer when a tool executed at least one call without an error."""
 
-    wrong_call_credit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    wrong_call_credit: float = Field(default=0.0, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
     """Number added to the score of a wrong answer for each turn that called tools. verl's ReTool recipe adds 0.1 on a
     scale from -1 to 1, at most 0.4."""
 
-    wrong_call_limit: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    wrong_call_limit: float = Field(default=0.2, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
     """Most that `wrong_call_credit` adds to a score."""
 
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from verl_multiturn.chat.parsing.call_json import read_whole_json
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.answers import thinks_first
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
@@ -55,7 +56,7 @@ async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) 
 def _parsed_calls(calls: tuple[tuple[str, str], ...]) -> Counter[str] | None:
     """Return parsed calls in a form that can be compared; None when one of them could not be read."""
     try:
-        return _counted([{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls])
+        return _counted([{"name": name, "arguments": read_whole_json(arguments.strip())} for name, arguments in calls])
     except (ValueError, RecursionError):
         return None
 
@@ -63,16 +64,18 @@ def _parsed_calls(calls: tuple[tuple[str, str], ...]) -> Counter[str] | None:
 def _written_calls(text: str) -> Counter[str] | None:
     """Return the calls in a text, in a form that can be compared; None when one of them cannot be read.
 
-    A `<tool_call>` within the reasoning opens no call.
+    A `<tool_call>` within the reasoning opens no call. The reasoning ends with the first `</think>`: a later one may
+    stand in an argument, or in what a tool said.
     """
     calls: list[Any] = []
-    rest = text.rpartition("</think>")[2]
+    before, ended, rest = text.partition("</think>")
+    rest = rest if ended else before
     try:
         while _OPENING in rest:
             inside, closed, rest = rest.partition(_OPENING)[2].partition("</tool_call>")
             if not closed:
                 return None
-            value = json.loads(inside)
+            value = read_whole_json(inside.strip())
             calls += value if isinstance(value, list) else [value]
         return _counted(calls)
     except (ValueError, RecursionError):

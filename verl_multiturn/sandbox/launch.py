@@ -371,7 +371,7 @@ def _try(launch: Launch) -> None:
                 socket.send_fds(launch.channel, [b"spawn 0"], [theirs.fileno(), write_end])
             # The supervisor sends `done` when it is ready, and again after the cell. The cell imports a module, which
             # shows that imports still work.
-            for cell in (b"", os.urandom(16) + b"import bisect; print(bisect.bisect([6], 7) * 42)"):
+            for cell in (b"", os.urandom(16) + b"pimport bisect; print(bisect.bisect([6], 7) * 42)"):
                 if cell:
                     control.send(cell)
                 packet = control.recv(4096).decode(errors="replace")

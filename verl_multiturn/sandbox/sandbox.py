@@ -1,7 +1,9 @@
-"""One sandbox as the parent process sees it: cells go in, text comes out.
+"""One sandbox as the parent process sees it: cells go in, text comes out, and a value where a cell is asked for one.
 
 Invariants:
 - only the supervisor's packets say how a sandbox is; what the code prints is text and nothing else;
+- a cell's value comes with the packet that says that the cell is over, and never from its output. A cell that did not
+  come to its end has none;
 - not much more than `FLOOD_BYTES` of output are read for one cell, and only the part that is shown is kept.
 """
 
@@ -16,15 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verl_multiturn.sandbox.control_groups import Group
-from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES
-from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES
+from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES, PLAIN, VALUE_BYTES, WITH_VALUE
+from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES, MAX_WATCHES
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.sandbox.settings import SandboxSettings
 
 FLOOD_BYTES = 8 * 2**20
 """Bytes of output after which a cell is stopped."""
-MAX_CODE_BYTES = PACKET_BYTES - NONCE_BYTES
+MAX_CODE_BYTES = PACKET_BYTES - NONCE_BYTES - 1
 """Length of the longest code of one cell, in bytes of UTF-8."""
 
 
@@ -35,10 +37,12 @@ class CellResult:
     Attributes:
         output: The text that the cell printed, the value of its last expression and its error, shortened.
         stopped: None while the sandbox lives on; otherwise the reason of its end, in words for the model.
+        value: The value of the cell, if it was asked for one and came to its end; otherwise empty.
     """
 
     output: str
     stopped: str | None = None
+    value: bytes = b""
 
 
 class Sandbox:
@@ -72,6 +76,7 @@ class Sandbox:
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._output = Output(settings.output_characters)
+        self._value = b""
         self._done: asyncio.Future[None] | None = None
         self.stopped: str | None = None
         self.is_ready = False
@@ -102,7 +107,7 @@ class Sandbox:
             os.close(self._their_output_fd)
             self._their_output_fd = -1
 
-    async def run(self, code: str) -> CellResult:
+    async def run(self, code: str, *, with_value: bool = False) -> CellResult:
         """Run one cell.
 
         If the cell ends the sandbox, or if the sandbox had ended before, this returns when no process of it is left. If
@@ -110,9 +115,11 @@ class Sandbox:
 
         Args:
             code: The source of the cell; at most `MAX_CODE_BYTES` in UTF-8.
+            with_value: Ask for the value of the last expression, a `bytes` object of at most `VALUE_BYTES`, instead of
+                printing it. It is the word of whatever code runs in this sandbox.
 
         Returns:
-            The output, and why the sandbox ended if it did.
+            The output, the value, and why the sandbox ended if it did.
 
         Raises:
             ValueError: The code is too long.
@@ -124,15 +131,16 @@ class Sandbox:
         if self._done is not None:
             raise SandboxError("a sandbox runs one cell at a time")
         if self.stopped is None:
-            await self._run(encoded)
+            await self._run((WITH_VALUE if with_value else PLAIN) + encoded)
         if self.stopped is not None:
             await self.wait_gone()
-        return CellResult(self._output.take(), self.stopped)
+            return CellResult(self._output.take(), self.stopped)
+        return CellResult(self._output.take(), value=self._value if with_value else b"")
 
-    async def _run(self, code: bytes) -> None:
+    async def _run(self, packet: bytes) -> None:
         self._done = self._loop.create_future()
         try:
-            self._control.send(os.urandom(NONCE_BYTES) + code)
+            self._control.send(os.urandom(NONCE_BYTES) + packet)
             async with asyncio.timeout(self._settings.timeout_s):
                 await self._done
         except TimeoutError:
@@ -178,13 +186,14 @@ class Sandbox:
 
     def _on_control(self) -> None:
         try:
-            packet = self._control.recv(4096)
+            packet = self._control.recv(len(DONE) + VALUE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             packet = b""
-        if packet == DONE:
+        if packet.startswith(DONE):
             self._read_output()
+            self._value = packet[len(DONE) :]
             if self.is_ready:
                 self._wake()
             elif self.stopped is None:
@@ -248,6 +257,8 @@ class Sandbox:
             return f"the code was stopped: it started more than {settings.processes} processes and threads"
         if kind == "files":
             return f"the code was stopped: it had more than {MAX_OPEN_FILES} files, pipes and sockets open"
+        if kind == "watches":
+            return f"the code was stopped: it watched more than {MAX_WATCHES} files by epoll"
         if kind == "cpu":
             return f"the code was stopped after {settings.cpu_s} s of CPU time"
         if kind == "exit":

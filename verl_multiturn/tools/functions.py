@@ -21,7 +21,6 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -30,6 +29,7 @@ from pydantic_core import to_json
 
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.reward_numbers import is_number
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 
@@ -307,7 +307,7 @@ def render(returned: Any) -> Any:
     """
     if isinstance(returned, tuple) and len(returned) == 3:
         response, reward, metrics = returned
-        if isinstance(reward, Real | None) and isinstance(metrics, dict):
+        if (reward is None or is_number(reward)) and isinstance(metrics, dict):
             return _text(response), reward, metrics
     return _text(returned)
 

@@ -228,14 +228,27 @@ def resolve(name: Any, where: str) -> Any:
     module_name, _, attribute = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not module_name:
         raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
-        raise ConfigError(
-            f"{where}: cannot import {module_name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
-            "in the folder where it lies"
-        ) from error
+    module = import_module(module_name, where)
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
         raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
     return getattr(module, attribute)
+
+
+def import_module(name: str, where: str) -> Any:
+    """Import an author's module, and return it.
+
+    Args:
+        name: Its dotted name.
+        where: The place that errors name, as in `resolve`.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
+        raise ConfigError(
+            f"{where}: cannot import {name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
+            "in the folder where it lies"
+        ) from error

@@ -16,7 +16,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import ScoreSettings
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metrics import numbers_of, stats_of
+from verl_multiturn.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
@@ -55,15 +57,19 @@ class CertifiedOutput(AgentLoopOutput):
 
         verl gives each row of a conversation the score of `compute_score`. Here the last one alone has it, so that the
         rows' rewards add up to the conversation's.
+
+        Raises:
+            ConfigError: The reward function returned what is no reward, or the rewards add up to more than the trainer
+                can hold.
         """
+        self._read_score()
         output: dict[str, Any] = super().as_dict()
         place = self.stats.get("conversation") or {"row": 0, "rows": 1}
         if place["row"] < place["rows"] - 1 and "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
         for position, reward in self.turn_rewards:
             output["rm_scores"][position] += reward
-        added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score", "completion_score"))
-        conversation = {**place, "score": (self.reward_score or 0.0) + added}
+        conversation = {**place, "score": self._total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
@@ -75,6 +81,21 @@ class CertifiedOutput(AgentLoopOutput):
             # A tensor crosses TransferQueue without being pickled.
             output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
         return output
+
+    def _read_score(self) -> None:
+        """Read the reward function's result, which verl leaves as it is."""
+        try:
+            self.reward_score = None if self.reward_score is None else as_reward(self.reward_score)
+            as_reward(self._total(), LARGEST_SCORE)
+        except NoNumberError as error:
+            raise ConfigError(f"the reward function must return a number as score, {error}") from None
+        except UnusableNumberError as error:
+            raise ConfigError(f"the reward of a conversation: {error}; let rewards be smaller") from None
+
+    def _total(self) -> float:
+        """Return what the conversation earned in all."""
+        added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score", "completion_score"))
+        return float((self.reward_score or 0.0) + added)
 
 
 def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:

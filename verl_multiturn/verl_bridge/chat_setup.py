@@ -25,6 +25,7 @@ from verl_multiturn.chat.template import SCHEMA, Template, examine_template
 from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.tools.registry import schema_of
 from verl_multiturn.verl_bridge.call_formats import check_format, make_parser
 from verl_multiturn.verl_bridge.processors import image_reader, load_processor, own_processor, row_messages, vision_of
@@ -161,16 +162,21 @@ def examine_model(
 
 
 def prompt_measure(
-    model: str, tools: Mapping[str, Any], tool_format: str = "hermes"
+    model: str,
+    tools: Mapping[str, Any],
+    tool_format: str = "hermes",
+    interactions: Mapping[str, Interaction] | None = None,
 ) -> Callable[[Mapping[str, Any]], int]:
     """Return a function that counts the tokens of a data row's prompt.
 
-    The count includes the schemas of the row's tools, unless the format is text mode, which shows none.
+    The count includes the schemas of the row's tools, unless the format is text mode, which shows none. It has not the
+    first message of an interaction, which only a conversation shows.
 
     Args:
         model: folder of the model, or its name in Hugging Face's cache.
         tools: all tools of the run, by name.
         tool_format: `multi_turn.format`.
+        interactions: all interactions of the run, by name; None: it has none.
 
     Raises:
         ConfigError: the model cannot be loaded from this machine, or there is no such format. The returned function
@@ -183,7 +189,7 @@ def prompt_measure(
 
     def measure(row: Mapping[str, Any]) -> int:
         raw_prompt = row_messages(row, chat.processor) if takes_images else row["prompt"]
-        request = make_request({**row, "raw_prompt": raw_prompt}, tools, {}, "row", takes_images)
+        request = make_request({**row, "raw_prompt": raw_prompt}, tools, {}, "row", takes_images, interactions)
         messages = request.messages
         if takes_images:
             messages = asyncio.run(load_images(messages, read, "its prompt"))

@@ -58,6 +58,7 @@ def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
         spec: `program`, the name of the program's module, and what its `load` reads.
     """
     channel = socket.socket(fileno=channel_fd)
+    channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     with contextlib.suppress(OSError):  # when memory runs out, the kernel ends forks before the worker
@@ -130,6 +131,7 @@ class _ForkZygote:
         if not packet:
             return False
         with socket.socket(fileno=fds[0]) as served:
+            served.set_inheritable(False)  # a program that the author's code starts must not answer in its place
             try:
                 process = os.fork()
                 if process == 0:

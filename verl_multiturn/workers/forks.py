@@ -8,7 +8,8 @@
 
 Invariants:
 - every await can be cancelled, and leaves no process behind;
-- when the worker dies, the zygote and all its forks end.
+- when the worker dies, the zygote and all its forks end;
+- a zygote that is stopped (SIGSTOP) goes on when a fork is asked for, or is replaced (`kept_running.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tasks import keep, wake
+from verl_multiturn.workers.kept_running import kept_running
 
 _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2])['path']; "
@@ -95,7 +97,7 @@ class Fork:
 class Forks:
     """A zygote and the processes that are forked from it, for one event loop.
 
-    The first `fork` starts the zygote; a later one starts it again if it has died.
+    The first `fork` starts the zygote; a later one starts it again if it has died. One that was stopped is continued.
 
     Args:
         program: Module of the program that the forks run, as in `fork_zygote.py`.
@@ -124,7 +126,8 @@ class Forks:
                 try:
                     with theirs:
                         socket.send_fds(zygote.channel, [b"fork"], [theirs.fileno()])
-                    hello = await read(connection)
+                    with kept_running(zygote.process):
+                        hello = await read(connection)
                     if problem := hello.get("failed"):
                         raise ForkError(f"no process for the {self._what}: {problem}")
                     return Fork(connection, hello["process"])
@@ -177,7 +180,7 @@ class _ZygoteHandle:
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.channel = channel
-        self._process = process
+        self.process = process
         self._finalizer = weakref.finalize(self, _end, process, channel)
 
     @classmethod
@@ -189,7 +192,8 @@ class _ZygoteHandle:
             process = _launch(spec, theirs.fileno())
         zygote = cls(process, channel)
         try:
-            said = (await asyncio.get_running_loop().sock_recv(channel, 2**16)).decode()
+            with kept_running(process):
+                said = (await asyncio.get_running_loop().sock_recv(channel, 2**16)).decode()
             if said == "ready":
                 return zygote
         except BaseException:  # cancelled: nobody would close it later
@@ -205,7 +209,7 @@ class _ZygoteHandle:
         """Tell whether the process is still running, and has not begun to end."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP | select.POLLHUP)
-        return self._process.poll() is None and not poll.poll(0)
+        return self.process.poll() is None and not poll.poll(0)
 
     def close(self) -> None:
         """End the process, and with it its forks."""
@@ -226,6 +230,7 @@ def _launch(spec: Mapping[str, Any], channel_fd: int) -> subprocess.Popen[bytes]
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     channel.close()
+    process.send_signal(signal.SIGCONT)  # somebody may have stopped it: it ends what its forks have left
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_POLITE_S)
     process.kill()  # the kernel then kills its forks

@@ -8,6 +8,7 @@ Invariants:
 - a process is killed when its answer is late or the call is cancelled; otherwise it is used again;
 - no more than `processes` run at once: further requests wait. The time limit of a request counts neither this wait nor
   the start of a process;
+- a process that is stopped (SIGSTOP) goes on when it is asked, or is killed (`kept_running.py`);
 - `close` ends the processes that wait for a request; a process at work ends with its request;
 - when the process that started a worker is gone, the worker ends as soon as it next reads its socket.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.tasks import Alarms, done_within, ended, finish
+from verl_multiturn.workers.kept_running import kept_running
 
 # The most bytes of one answer.
 _ANSWER_BYTES = 2**24
@@ -80,8 +82,9 @@ class WorkerPool:
             worker = await self._take()
             reusable = False
             try:
-                await worker.wait_until_ready()
-                answer = await self._answer(worker, request)
+                with kept_running(worker.process):
+                    await worker.wait_until_ready()
+                    answer = await self._answer(worker, request)
                 reusable = not answer.get("worn")
                 return answer
             except TimeoutError:
@@ -138,7 +141,7 @@ class _Worker:
         self._socket.setblocking(False)
         self._is_ready = False
         with other:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=other.fileno(),
                 stdout=other.fileno(),
@@ -149,7 +152,7 @@ class _Worker:
 
     def is_alive(self) -> bool:
         """Tell whether the process is still running."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     async def wait_until_ready(self) -> None:
         """Wait until the script has started.
@@ -192,8 +195,8 @@ class _Worker:
     def kill(self) -> None:
         """Kill the process."""
         self._socket.close()
-        self._process.kill()
+        self.process.kill()
 
     async def wait(self) -> None:
         """Wait until the process has ended, even if the call is cancelled."""
-        await finish(asyncio.ensure_future(asyncio.to_thread(self._process.wait)))
+        await finish(asyncio.ensure_future(asyncio.to_thread(self.process.wait)))

@@ -12,14 +12,18 @@ from typing import Any
 from verl_multiturn.proxy.protocols.anthropic_messages import AnthropicMessages
 from verl_multiturn.proxy.protocols.chat_completions import ChatCompletions
 from verl_multiturn.proxy.protocols.responses import Responses
-from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError
+from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 
 class Protocol(typing.Protocol):
     """One protocol."""
 
-    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+    def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request from the JSON object in its body.
+
+        Args:
+            body: The object.
+            sent: Finds what the session sent before, for a request that names it by its id.
 
         Raises:
             RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.

@@ -11,7 +11,7 @@ from typing import Any
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
-from verl_multiturn.proxy.requests import ChatRequest, Completion, ContextLengthError, RefusedError
+from verl_multiturn.proxy.requests import ChatRequest, Completion, ContextLengthError, RefusedError, Sent, nothing_sent
 
 _ROLES = ("user", "assistant", "system")  # Claude Code sends `system` among the messages
 _UNENFORCED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "context_management")
@@ -24,7 +24,7 @@ _BILLING = "x-anthropic-billing-header:"
 class AnthropicMessages:
     """The protocol of messages."""
 
-    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+    def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.
 
         Raises:

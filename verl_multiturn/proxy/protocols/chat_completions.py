@@ -13,7 +13,7 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
-from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError
+from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 _UNENFORCED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -26,7 +26,7 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "reque
 class ChatCompletions:
     """The protocol of chat completions."""
 
-    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+    def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.
 
         Raises:

@@ -1,18 +1,18 @@
 """The items of `/v1/responses` that a client sends, as messages.
 
 An assistant's turn is several items here: its reasoning, its text, its calls, in this order. They become one message
-again. An item that cannot follow the one before it in a turn begins the next turn.
+again. An item that cannot follow the one before it in a turn begins the next turn. A reference stands for the item that
+this session sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import reading
-from verl_multiturn.proxy.requests import RefusedError
 
 _ROLES = ("user", "assistant", "system", "developer")
 _REASONING, _TEXT, _CALLS = range(3)
@@ -24,21 +24,27 @@ class Turns:
 
     Args:
         unenforced: Gets the name of each item that is left out.
+        sent: Returns the item that the session sent with an id; None if there is none.
     """
 
-    def __init__(self, unenforced: list[str]) -> None:
+    def __init__(self, unenforced: list[str], sent: Callable[[str], dict[str, Any] | None]) -> None:
         self.messages: list[Message] = []
         self._unenforced = unenforced
+        self._sent = sent
+        self._named: set[str] = set()
         self._last: int | None = None
 
     def add(self, value: Any, where: str) -> None:
         """Add an item.
 
         Raises:
-            RefusedError: It holds something else than the protocol says, or refers to a store.
+            RefusedError: It holds something else than the protocol says, or refers to what this session did not send.
         """
         item = reading.mapping(value, where)
         kind = item.get("type", "message" if "role" in item else None)
+        if kind == "item_reference":
+            item = self._referred(item, where)
+            kind = item["type"]
         if kind == "message":
             self._message(item, where)
         elif kind == "reasoning":
@@ -48,14 +54,19 @@ class Turns:
             calls.append(_call(kind, item, where))
         elif kind in _OUTPUTS:
             self._other(_output(item, where))
-        elif kind == "item_reference":
-            raise RefusedError(
-                400, "invalid_request_error", f"{where}: items are not stored here; send the item itself, store=false"
-            )
         elif isinstance(kind, str):
             self._unenforced.append(reading.counted("input", kind))
         else:
             raise reading.wrong(f"{where}.type", kind, "the name of an item's kind")
+
+    def _referred(self, item: Mapping[str, Any], where: str) -> dict[str, Any]:
+        name = reading.text(item.get("id"), f"{where}.id")
+        found = self._sent(name)
+        if found is None or name in self._named:  # else a short request could be a very long prompt
+            expected = "the id of an item that this session sent, and each at most once"
+            raise reading.wrong(f"{where}.id", name, expected, "send the item itself, store=false")
+        self._named.add(name)
+        return found
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")

@@ -1,12 +1,13 @@
 """`POST /v1/responses`: OpenAI's Responses, without a store.
 
-https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. Nothing is kept between requests, so
-whatever refers to an earlier response by its id is refused.
+https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. What refers to an earlier response
+by its id is refused. An item of an earlier answer may be named by its id, as long as the session lasts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
@@ -14,7 +15,7 @@ from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
 from verl_multiturn.proxy.protocols.chat_completions import error_body
 from verl_multiturn.proxy.protocols.response_items import Turns
-from verl_multiturn.proxy.requests import Call, ChatRequest, Completion, RefusedError
+from verl_multiturn.proxy.requests import Call, ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 _UNENFORCED = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
@@ -29,8 +30,12 @@ _INPUT = {
 class Responses:
     """The protocol of Responses."""
 
-    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+    def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.
+
+        Args:
+            body: The request.
+            sent: Finds the completion that an item belongs to.
 
         Raises:
             RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
@@ -42,7 +47,7 @@ class Responses:
         unenforced = [*reading.set_fields(body, _UNENFORCED), *_unenforced(body)]
         tools, custom_tools = _tools(body.get("tools"), unenforced)
         return ChatRequest(
-            messages=_messages(body, unenforced),
+            messages=_messages(body, unenforced, sent),
             tools=tools,
             custom_tools=custom_tools,
             max_tokens=reading.most_tokens(body.get("max_output_tokens"), "max_output_tokens"),
@@ -101,9 +106,9 @@ def _unenforced(body: Mapping[str, Any]) -> Iterator[str]:
         yield "text.format"
 
 
-def _messages(body: Mapping[str, Any], unenforced: list[str]) -> list[Message]:
+def _messages(body: Mapping[str, Any], unenforced: list[str], sent: Sent) -> list[Message]:
     given = body.get("input")
-    turns = Turns(unenforced)
+    turns = Turns(unenforced, partial(_item_of, sent))
     if isinstance(given, str):
         turns.add({"role": "user", "content": given}, "input")
     else:
@@ -146,6 +151,17 @@ def _items(request: ChatRequest, completion: Completion) -> Iterator[tuple[dict[
     for call in completion.calls:
         yield _custom_call(call, index) if call.name in request.custom_tools else _function_call(call, index)
         index += 1
+
+
+def _item_of(sent: Sent, name: str) -> dict[str, Any] | None:
+    """Return the item of an earlier answer, from its id; None if there is none."""
+    kind, _, own = name.partition("_")
+    completion = sent(own)
+    if completion is None:
+        return None
+    custom = frozenset(call.name for call in completion.calls) if kind == "ctc" else frozenset()
+    items = _items(ChatRequest([], custom_tools=custom), completion)
+    return next((item for item, _ in items if item["id"] == name), None)
 
 
 def _reasoning(completion: Completion, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -4,6 +4,9 @@ Invariant: nobody believes what this process says. What it prints is text for th
 says only that the cell is over. Code that finds the nonce can end its own cell early, or never, and nothing more: the
 next cell has another nonce, and the other conversations have other processes.
 
+A cell may be asked for a value. It goes back behind the nonce, apart from all that was printed. So it is the word of
+the code that runs in this process, and of nobody whose texts and numbers that code only reads or prints.
+
 Runs inside the sandbox. Imports the standard library only.
 """
 
@@ -23,7 +26,11 @@ from types import ModuleType, TracebackType
 NONCE_BYTES = 16
 """Length of the random bytes before the code of each cell, which the worker sends back when the cell is over."""
 PACKET_BYTES = 128 * 1024
-"""Length of the longest packet: a nonce and the code."""
+"""Length of the longest packet: a nonce, a kind and the code; or a nonce and a value."""
+VALUE_BYTES = 64 * 1024
+"""Length of the longest value of a cell."""
+PLAIN, WITH_VALUE = b"p", b"v"
+"""Kinds of cells, between the nonce and the code: a plain one, and one that is asked for its value."""
 
 
 def serve(task: socket.socket) -> None:
@@ -40,13 +47,14 @@ def serve(task: socket.socket) -> None:
     while packet := task.recv(PACKET_BYTES):
         count += 1
         sys.stdout, sys.stderr = streams
-        _run(packet[NONCE_BYTES:].decode("utf-8", "replace"), main, f"<cell {count}>")
+        nonce, kind, code = packet[:NONCE_BYTES], packet[NONCE_BYTES : NONCE_BYTES + 1], packet[NONCE_BYTES + 1 :]
+        value = _run(code.decode("utf-8", "replace"), main, f"<cell {count}>", kind == WITH_VALUE)
         for stream in (*streams, sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed or replaced it
                 stream.flush()
         if os.getpid() != process:  # this is a child that the cell forked: it ends with the cell
             os._exit(0)
-        task.send(packet[:NONCE_BYTES])
+        task.send(nonce + value)
 
 
 def warm_up() -> None:
@@ -65,13 +73,19 @@ def _stream(fd: int) -> TextIOWrapper:
     return TextIOWrapper(BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-def _run(source: str, main: ModuleType, name: str) -> None:
-    """Run a cell as a notebook does: print the value of a last expression, and an error as a traceback."""
+def _run(source: str, main: ModuleType, name: str, with_value: bool = False) -> bytes:
+    """Run a cell as a notebook does: print the value of a last expression, and an error as a traceback.
+
+    With `with_value` the last expression is not printed. If it is a `bytes` object and not too long, it is returned.
+    """
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
         tree = ast.parse(source, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, name, "exec", dont_inherit=True), main.__dict__)
+        if with_value and isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), main.__dict__)
+            return value if type(value) is bytes and len(value) <= VALUE_BYTES else b""
         if last is not None:
             exec(compile(ast.Interactive([last]), name, "single", dont_inherit=True), main.__dict__)
     except SystemExit as stop:
@@ -79,6 +93,7 @@ def _run(source: str, main: ModuleType, name: str) -> None:
             print(f"SystemExit: {stop.code}", file=sys.stderr)
     except BaseException as error:  # whatever the code raised is part of its output
         _show(error, name)
+    return b""
 
 
 def _show(error: BaseException, name: str) -> None:

@@ -24,8 +24,8 @@ _OPEN_FILES = 256
 def confine(spec: dict[str, Any], filters: bytes, number: int) -> None:
     """Confine this process, a fork of the supervisor, for the rest of its life.
 
-    With namespaces the process also becomes another user and loses every capability. Limits and the system call filter
-    hold in both kinds of isolation.
+    With namespaces the process also becomes another user, makes its current folder its root, and loses every
+    capability. Limits and the system call filter hold in both kinds of isolation.
 
     Args:
         spec: The mapping of `launch.guest_spec`, with the `zygote_memory` that the zygote adds.
@@ -38,6 +38,7 @@ def confine(spec: dict[str, Any], filters: bytes, number: int) -> None:
     if spec["namespaces"]:
         os.setsid()  # a signal to its own process group then reaches neither the supervisor nor the zygote
         _become_nobody(spec["users"], number)
+        os.chroot(".")  # in the new user namespace we may, and from now on no further one can be made
     _limit(spec)
     if spec["namespaces"]:
         syscalls.drop_capabilities()
@@ -89,7 +90,7 @@ def _limit(spec: dict[str, Any]) -> None:
         resource.RLIMIT_AS: spec["zygote_memory"] + spec["memory"],
         resource.RLIMIT_FSIZE: spec["disk"],
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # no dump, also where the host's core_pattern starts a program (core(5))
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 1024,
         resource.RLIMIT_MEMLOCK: 1 << 16,

@@ -2,8 +2,8 @@
 
     parent  ⇄  supervisor  ⇄  worker (runs the untrusted code)
 
-The supervisor sends the parent two kinds of packets, `done` and `end REASON`. Once the worker runs code, the supervisor
-never passes on what the worker says.
+The supervisor sends the parent two kinds of packets, `done`, with a cell's value behind it, and `end REASON`. Once the
+worker runs code, the supervisor passes on nothing else of what the worker says.
 
 With namespaces the supervisor is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel
 ends every process in that namespace. The worker cannot signal the supervisor (the kernel protects a namespace's first
@@ -25,12 +25,14 @@ import time
 from typing import Any, NoReturn
 
 from . import cell, confine, syscalls
-from .usage import FILE_BYTES, SampledTime, Usage, field, open_files, proportional_bytes, sockets
+from .usage import FILE_BYTES, SampledTime, Usage, field, hold_more, open_files, page_tables, sockets
 
 DONE = b"done"
-"""Packet to the parent: the sandbox is ready, or its cell is over."""
+"""Packet to the parent: the sandbox is ready, or its cell is over; the value of the cell follows it."""
 MAX_OPEN_FILES = 512
 """Largest number of open descriptors, of all processes of a sandbox together."""
+MAX_WATCHES = 2048
+"""Largest number of files that the epoll descriptors of a sandbox watch, counted at each of these descriptors."""
 _TICK_S = 0.02
 _IDLE_TICK_S = 0.1
 _FAILED = b"!"
@@ -71,14 +73,15 @@ def run(
         os.setsid()
         for fd in foreign:
             os.close(fd)
+        root = None
         if spec["namespaces"]:
-            _isolate(spec)
+            root = _isolate(spec)
         else:
             os.mkdir(f"{spec['home']}/{number}", 0o700)
         task, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         worker = os.fork()
         if worker == 0:
-            _work(theirs, output_fd, spec, filters, number, group_fds)
+            _work(theirs, output_fd, spec, filters, number, group_fds, root)
         theirs.close()
         os.close(output_fd)
         _Supervisor(control, task, worker, spec, group_fds).watch()
@@ -88,7 +91,13 @@ def run(
         os._exit(1)
 
 
-def _isolate(spec: dict[str, Any]) -> None:
+def _isolate(spec: dict[str, Any]) -> int:
+    """Enter namespaces of our own; return a descriptor of the worker's root.
+
+    The root is a copy of our mounts that belongs to no mount namespace. So the list of mounts that the code finds in
+    /proc is empty: it lists the mounts of our namespace that can be reached from the code's root. Otherwise it would
+    name the host's folders that Python and the system's files are bound from.
+    """
     syscalls.unshare(_OWN_NAMESPACES)
     secure = syscalls.MS_NOSUID | syscalls.MS_NODEV
     # Show processes only: no /proc/sys, no kernel state, and no process that the reader may not trace.
@@ -96,13 +105,12 @@ def _isolate(spec: dict[str, Any]) -> None:
     inodes = max(1024, spec["disk"] // 2**20 * _INODES_PER_MB)
     syscalls.mount("tmpfs", spec["home"], "tmpfs", secure, f"size={spec['disk']},nr_inodes={inodes},mode=1777")
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-
-
-def _seal() -> None:
-    """Make /proc read-only, once the worker has written its identity there: the code cannot set `oom_score_adj`."""
-    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
-    flags |= syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    syscalls.mount("proc", "/proc", "", flags, "")
+    # In the copy /proc is read-only: the code cannot set `oom_score_adj`. In ours the worker writes its identity.
+    again = syscalls.MS_REMOUNT | syscalls.MS_BIND | secure | syscalls.MS_NOEXEC
+    syscalls.mount("proc", "/proc", "", again | syscalls.MS_RDONLY, "")
+    root = syscalls.copy_mounts()
+    syscalls.mount("proc", "/proc", "", again, "")
+    return root
 
 
 def _work(
@@ -112,18 +120,21 @@ def _work(
     filters: bytes,
     number: int,
     group_fds: tuple[int, ...],
+    root: int | None,
 ) -> NoReturn:
     for fd in group_fds[:1]:
         os.write(fd, b"0")  # join the control group
+    if root is not None:
+        os.fchdir(root)  # `confine` makes this folder the root
     confine.keep_open(task.detach(), output_fd)
     channel = socket.socket(fileno=confine.TASK_FD)
     try:
         home = spec["home"] if spec["namespaces"] else f"{spec['home']}/{number}"
         os.environ.update(HOME=home, TMPDIR=home)
-        os.chdir(home)
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # otherwise all sandboxes draw the same numbers
         confine.confine(spec, filters, number)
+        os.chdir(home)
     except BaseException as error:  # the code has not run yet, so tell the parent
         channel.send(_FAILED + f"{type(error).__name__}: {error}".encode())
         os._exit(1)
@@ -172,6 +183,8 @@ class _Supervisor:
         self._told_to_stop = False
         self._free_bytes = Usage.of(["self"]).resident
         """Bytes that the zygote's pages count for, allowed beside the code's own."""
+        self._free_table_bytes = page_tables(["self"])
+        """Bytes of page tables that each fork of the zygote has."""
         # Bytes for which each socket counts: what its buffer holds, and one last message beyond it. The code cannot
         # enlarge the buffer, since `SO_SNDBUF` is refused.
         self._socket_bytes = 2 * task.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -230,14 +243,13 @@ class _Supervisor:
             self._be_watchful()
         elif self._nonce == _STARTED and packet.startswith(_FAILED):
             self._end(f"setup {packet[1:].decode(errors='replace')}")
-        elif packet == self._nonce:
+        elif self._nonce is not None and packet.startswith(self._nonce):
+            value = packet[cell.NONCE_BYTES :]
             if self._nonce == _STARTED:
-                if self._spec["namespaces"]:
-                    _seal()
                 self._usage()  # the first measurement takes longer: make it while no call waits
                 self._alone = True  # the worker has run nothing yet
             self._nonce = None
-            _tell(self._control, DONE)
+            _tell(self._control, DONE + value)
 
     def _check(self) -> None:
         while True:
@@ -261,9 +273,11 @@ class _Supervisor:
         sampled_s = self._sampled.seconds - self._sampled_before_s
         if not self._group_fds and sampled_s > SampledTime.limit_s(limit_s):
             self._end("cpu")
-        files = open_files(list(usage.states))
+        files, watches = open_files(usage.paths)
         if files > MAX_OPEN_FILES:
             self._end("files")
+        if watches > MAX_WATCHES:
+            self._end("watches")
         if self._holds_too_much(usage, files):
             self._end("memory")
         if self._nonce is None and not self._closed and usage.tasks <= 1:
@@ -273,11 +287,14 @@ class _Supervisor:
         allowed: int = self._spec["memory"] + self._free_bytes - files * FILE_BYTES
         if self._spec["namespaces"] and not self._group_fds:  # a control group counts sockets itself
             allowed -= max(0, sockets() - _OUR_SOCKETS) * self._socket_bytes
+        # A mapped page takes at most three pages of page tables, one a level, beside itself.
+        if 4 * usage.virtual > allowed:
+            allowed -= max(0, page_tables(usage.paths) - self._free_table_bytes * len(usage.paths))
         # Swapped-out memory is not resident, but it is mapped.
         mapped = usage.virtual - self._spec["zygote_memory"] * max(1, len(usage.states))
         if usage.resident <= allowed and mapped <= allowed:
             return False
-        return proportional_bytes(list(usage.states)) > allowed
+        return hold_more(usage, allowed)
 
     def _rest(self, usage: Usage) -> None:
         """Stop the worker, the only process left, so that no signal handler runs while nobody watches."""

@@ -20,6 +20,11 @@ CLONE_NEWNET = 0x40000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_OPEN_TREE, _OPEN_TREE_CLONE = 428, 1  # the number is the same on every architecture
+
+_KCMP, _KCMP_VM = 312 if os.uname().machine == "x86_64" else 272, 1
+
 PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
@@ -80,6 +85,33 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
     """
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode())
     _check(result, f"mount {kind} on {target}")
+
+
+def copy_mounts() -> int:
+    """Return a descriptor of a copy of this process's root with all mounts below it.
+
+    No mount namespace lists the copy. It lasts while somebody has the descriptor.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    fd: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, b"/", flags)
+    _check(fd, "open_tree")
+    return fd
+
+
+def have_one_memory(first: int, second: int) -> bool:
+    """Tell whether two tasks have the same address space, as a child of `vfork` has its parent's.
+
+    Args:
+        first: Id of a process or thread that we may trace.
+        second: Id of another one.
+
+    Returns:
+        False also where one of them has ended, and where the kernel cannot compare.
+    """
+    return bool(_libc.syscall(_KCMP, first, second, _KCMP_VM, 0, 0) == 0)
 
 
 def prctl(option: int, argument: int, pointer: int = 0) -> None:

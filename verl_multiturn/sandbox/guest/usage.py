@@ -1,8 +1,13 @@
 """Memory and processor time of the processes of one sandbox, measured from /proc by its supervisor.
 
-Memory is the sum of two parts. The first is what the processes have mapped; a page that several share counts once. The
-second is the most that their sockets and pipes can hold. The kernel counts every socket of a network namespace, also
-one that nobody has accepted, that is on its way to another process, or that its owner closed before it was read.
+Memory is the sum of three parts. The first is what the processes have mapped; a page that several share counts once.
+The second is what the kernel keeps for that: page tables and records of mappings. The third is the most that their
+sockets and pipes can hold. The kernel counts every socket of a network namespace, also one that nobody has accepted,
+that is on its way to another process, or that its owner closed before it was read.
+
+A process whose main thread has ended lives on while another thread does. Then its own files in /proc show no memory
+and no open files, and those of the other threads do. All threads of a process share its memory and its open files: the
+system call filter refuses what would give a thread files of its own.
 
 Processor time is measured twice. The first figure is exact for every process that is alive or was waited for. It misses
 a child that nobody waits for, because its parent ignores SIGCHLD. The second figure is sampled: at random moments the
@@ -15,9 +20,13 @@ Runs inside the sandbox. Imports the standard library only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import time
+from collections.abc import Iterator
+
+from . import syscalls
 
 FILE_BYTES = 64 * 1024
 """Largest number of bytes that an open pipe holds. (`F_SETPIPE_SZ`, which would raise it, is refused.)"""
@@ -27,6 +36,10 @@ _ENDED = (FileNotFoundError, ProcessLookupError)
 
 Any other error ends the sandbox: a supervisor that cannot see every process cannot enforce a limit.
 """
+_RETRIES = 8
+"""Times to look for a living thread: one may end while we look, after it has started the next one."""
+_MAPPING_BYTES = 256
+"""Bytes that the kernel keeps for each mapping of a process: a `vm_area_struct`, and its place in a tree."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,6 +52,8 @@ class Usage:
         resident: Bytes in memory. A page that two processes share counts twice.
         virtual: Bytes of address space.
         states: State of each process, by process id; `T` means stopped.
+        paths: For each process that has memory and open files, the folder below /proc that shows them: `PID`, or
+            `PID/task/TID` where the main thread has ended.
         own_ticks: Processor time of each process without its children, by process id, in clock ticks (`SC_CLK_TCK`).
         may_run: Ids of the processes that could be running now.
     """
@@ -50,6 +65,7 @@ class Usage:
         self.resident = 0
         self.virtual = 0
         self.states: dict[str, bytes] = {}
+        self.paths: list[str] = []
         self.own_ticks: dict[str, int] = {}
         self.may_run: set[str] = set()
 
@@ -73,8 +89,13 @@ class Usage:
             usage.tasks += tasks
             if tasks > 1 or fields[0] == b"R":
                 usage.may_run.add(process)
-            usage.virtual += int(fields[20])
-            usage.resident += int(fields[21]) * resource.getpagesize()
+            path: str | None = process
+            if fields[20] == b"0":
+                path, fields = _living_thread(process, fields) if tasks > 1 else (None, fields)
+            if path is not None:
+                usage.paths.append(path)
+                usage.virtual += int(fields[20])
+                usage.resident += int(fields[21]) * resource.getpagesize()
         return usage
 
 
@@ -125,6 +146,37 @@ def _stat(path: str) -> list[bytes]:
     return content[content.rindex(b")") + 2 :].split()
 
 
+def _living_thread(process: str, fields: list[bytes]) -> tuple[str | None, list[bytes]]:
+    """Return the path below /proc, and the `stat` fields, of a thread that has an address space.
+
+    Args:
+        process: Id of a process whose main thread has none.
+        fields: The fields of the main thread; returned with None where every other thread has ended, too.
+    """
+    for _ in range(_RETRIES):
+        with contextlib.suppress(*_ENDED):
+            for task in os.listdir(f"/proc/{process}/task"):
+                with contextlib.suppress(*_ENDED):
+                    path = f"{process}/task/{task}"
+                    found = _stat(path)
+                    if found[20] != b"0":
+                        return path, found
+    return None, fields
+
+
+@contextlib.contextmanager
+def _unless_ended(path: str) -> Iterator[None]:
+    """Leave the block at an error that says that a process or thread has ended; its files in /proc then are root's."""
+    try:
+        yield
+    except _ENDED:
+        return
+    except PermissionError:
+        with contextlib.suppress(*_ENDED):
+            if _stat(path)[20] != b"0":
+                raise
+
+
 def _running(process: str) -> float:
     """Return the expected number of threads of a process that have a processor now.
 
@@ -155,13 +207,25 @@ def field(fd: int, name: bytes) -> int:
     return int(words[words.index(name) + 1])
 
 
-def open_files(processes: list[str]) -> int:
-    """Return the number of open descriptors of processes, given by their ids."""
-    count = 0
-    for process in processes:
-        with contextlib.suppress(*_ENDED):
-            count += len(os.listdir(f"/proc/{process}/fd"))
-    return count
+def open_files(paths: list[str]) -> tuple[int, int]:
+    """Return the number of open descriptors of processes, and of files that their epoll descriptors watch.
+
+    A file counts once for each descriptor by which it is watched, also if that one was closed: the kernel keeps those.
+
+    Args:
+        paths: `Usage.paths` of the processes.
+    """
+    count = watches = 0
+    for path in paths:
+        with _unless_ended(path):
+            descriptors = os.listdir(f"/proc/{path}/fd")
+            count += len(descriptors)
+            for fd in descriptors:
+                with contextlib.suppress(*_ENDED):  # it may have been closed
+                    if os.readlink(f"/proc/{path}/fd/{fd}") == "anon_inode:[eventpoll]":
+                        with open(f"/proc/{path}/fdinfo/{fd}", "rb") as file:
+                            watches += file.read().count(b"tfd:")
+    return count, watches
 
 
 def sockets() -> int:
@@ -170,12 +234,49 @@ def sockets() -> int:
         return int(file.readline().split()[2])
 
 
-def proportional_bytes(processes: list[str]) -> int:
-    """Return the memory of processes in bytes, with what was swapped out; a page that several share counts once."""
+def page_tables(paths: list[str]) -> int:
+    """Return the bytes of the page tables of processes, given by `Usage.paths`."""
     total = 0
-    for process in processes:
-        with contextlib.suppress(*_ENDED), open(f"/proc/{process}/smaps_rollup", "rb") as file:
-            for line in file:
-                if line.startswith((b"Pss:", b"SwapPss:")):
-                    total += int(line.split()[1]) * 1024
+    for path in paths:
+        with _unless_ended(path), open(f"/proc/{path}/status", "rb") as file:
+            _, found, rest = file.read().partition(b"VmPTE:")
+            total += int(rest.split(maxsplit=1)[0]) * 1024 if found else 0
     return total
+
+
+def hold_more(usage: Usage, allowed: int) -> bool:
+    """Tell whether the memory of processes, with what was swapped out, is more than allowed.
+
+    A page that several processes share counts once, and so does an address space: a child of `vfork` has its parent's.
+    The kernel's records of mappings count, too, where they may be over a quarter of what is allowed: there is at most
+    one for each page.
+
+    Args:
+        usage: The usage of the processes.
+        allowed: A number of bytes.
+    """
+    many_records = usage.virtual // resource.getpagesize() * _MAPPING_BYTES > allowed // 4
+    # Take the records first: where there are so many of them, to sum up the pages takes long.
+    for used in itertools.chain(_records(usage.paths) if many_records else (), _mapped(usage.paths)):
+        allowed -= used
+        if allowed < 0:
+            return True
+    return False
+
+
+def _mapped(paths: list[str]) -> Iterator[int]:
+    counted: list[int] = []
+    for path in paths:
+        task = int(path.rpartition("/")[2])
+        if any(syscalls.have_one_memory(task, other) for other in counted):
+            continue
+        with _unless_ended(path), open(f"/proc/{path}/smaps_rollup", "rb") as file:
+            yield sum(int(line.split()[1]) * 1024 for line in file if line.startswith((b"Pss:", b"SwapPss:")))
+            counted.append(task)
+
+
+def _records(paths: list[str]) -> Iterator[int]:
+    for path in paths:
+        with _unless_ended(path), open(f"/proc/{path}/maps", "rb") as file:
+            while chunk := file.read(1 << 16):
+                yield chunk.count(b"\n") * _MAPPING_BYTES

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
 from verl_multiturn.tasks import Alarms, ended, wake
 from verl_multiturn.tools.base import ToolResponse
 
@@ -244,7 +244,7 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
 
 
 def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:
-    """Return a reward as a float; None for NaN, an infinite number, or an integer too large for a float.
+    """Return a reward as a float; None for NaN, an infinite number, or one that is too large.
 
     The log names the tool once for each method whose reward is left out.
 
@@ -258,15 +258,14 @@ def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> fl
     Raises:
         ToolContractError: The value is no number.
     """
-    if not isinstance(value, Real) and not foreign:
-        remedy = "; return value.item()" if callable(getattr(type(value), "item", None)) else ""
-        raise ToolContractError(f"tool {name!r}: the reward of {method} must be a number, got {show(value)}{remedy}")
     try:
-        if isinstance(value, Real) and math.isfinite(number := float(value)):
-            return number
-    except Exception:  # the author's own class of numbers, or an integer too large for a float
+        return as_reward(value)
+    except NoNumberError as error:
+        if not foreign:
+            raise ToolContractError(f"tool {name!r}: the reward of {method} must be a number, {error}") from None
+    except UnusableNumberError:
         pass
-    _warn_once(f"tool {name!r}", f"the reward of {method} is no finite number and is left out", f": {show(value)}")
+    _warn_once(f"tool {name!r}", f"the reward of {method} is no {USABLE} and is left out", f": {show(value)}")
     return None
 
 
@@ -311,6 +310,7 @@ def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> 
 
 
 def _plain(value: Any, budget: _Budget, depth: int) -> Any:
+    value = plain_scalar(value)
     if value is None or isinstance(value, bool):
         return value if budget.takes(4) else None
     if isinstance(value, str):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 _FOR_ALL = {
     "example": "give --arguments",
-    "row kwargs": "give them as a data row does: --create-kwargs, --execute-kwargs; with --tool NAME, of a YAML",
+    "row kwargs": "give them as a data row does: --create-kwargs, --execute-kwargs, --interaction-kwargs; with "
+    "--tool NAME, of a YAML",
+    "world": "if the tool shares the world of an interaction, name it: --interaction; else keep what belongs to a "
+    "conversation from create on",
     "guess": "give --arguments that it takes: the checks say more then",
     "given data": "copy it first: here each call gets a copy of its own, in other loops a group shares its row",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",

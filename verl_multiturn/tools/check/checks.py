@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.call import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
@@ -83,6 +84,8 @@ class ToolExamination(Examination):
         """Close the tool."""
         if hasattr(self._probe.tool, "aclose"):
             await self._probe.tool.aclose()
+        if self._probe.world is not None:
+            await self._probe.world.aclose()
 
     def attributes(self) -> Iterable[tuple[str, Any]]:
         """Return the names and values of the tool's attributes."""
@@ -124,7 +127,7 @@ class ToolExamination(Examination):
         problem = created.failure()
         if not problem and own_id(created.value, "") == "" and created.value is not None:
             problem = f"returned {show(created.value, 100)}"
-        self.judge("create", problem, self.advice["create"])
+        self.judge("create", problem, self._advice("create", created, given))
         if problem:
             await probe.call("release", instance_id)
             return False
@@ -135,11 +138,16 @@ class ToolExamination(Examination):
             self.note("execute", Grade.WARNING, found, self.advice["guess"])
             problem = ""
         else:
-            self.judge("execute", problem, self.advice["execute"])
+            self.judge("execute", problem, self._advice("execute", executed, instance_id))
         reward_problem = self._reward(await probe.call("calc_reward", instance_id))
         released = await probe.call("release", instance_id)
         self.judge("release", released.failure(), self.advice["release"])
         return not problem and not reward_problem and released.error is None
+
+    def _advice(self, method: str, outcome: Probed, instance_id: str) -> str:
+        """Return the advice for a method; where it does not find its conversation, also how to give it a world."""
+        lost = isinstance(outcome.error, LookupError) and instance_id in message_of(outcome.error)
+        return self.advice["world" if lost and self._probe.world is None else method]
 
     def _reward(self, rewarded: Probed) -> str:
         """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
@@ -148,7 +156,7 @@ class ToolExamination(Examination):
         if not problem:
             try:
                 if read_reward(tool.name, "calc_reward", rewarded.value, foreign) is None:
-                    problem = f"the reward must be a finite number, got {show(rewarded.value)}"
+                    problem = f"the reward must be a {USABLE}, got {show(rewarded.value)}"
             except ToolContractError as error:
                 problem = str(error)
         if problem and foreign and rewarded.error is None:

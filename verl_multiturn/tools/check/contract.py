@@ -18,7 +18,7 @@ from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
-from verl_multiturn.tools.check.probe import Probe
+from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.functions import function_tool
 from verl_multiturn.tools.registry import build_tools, load_tools, read_entries, resolve
 
@@ -31,6 +31,7 @@ def check_tool(
     create_kwargs: Mapping[str, Any] | None = None,
     execute_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
+    world: World | None = None,
 ) -> list[CheckResult]:
     """Examine a tool; this takes seconds, and calls the tool some hundred times.
 
@@ -40,17 +41,18 @@ def check_tool(
         create_kwargs: The kwargs that a data row gives for `create`.
         execute_kwargs: The kwargs that a data row gives for `execute`.
         timeout_s: Seconds after which a call counts as hanging.
+        world: What its conversations share with an interaction; None: nothing.
 
     Returns:
         One finding for each check, in the order of the checks.
 
     Raises:
-        ConfigError: It is no tool, or cannot be called with these kwargs.
+        ConfigError: It is no tool, or cannot be called with these kwargs; or its world does not begin.
     """
     if not hasattr(tool, "tool_schema"):
         tool = function_tool(tool)
     kwargs = {"create_kwargs": create_kwargs or {}, "execute_kwargs": execute_kwargs or {}}
-    probe = Probe(tool, kwargs, timeout_s)
+    probe = Probe(tool, kwargs, timeout_s, world)
     return run_examination(lambda watch, temporary: ToolExamination(probe, watch, temporary, arguments), timeout_s)
 
 

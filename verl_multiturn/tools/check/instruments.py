@@ -97,11 +97,12 @@ async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list
 
 async def _settled(before: Snapshot, temporary: Path) -> Snapshot:
     """Take a snapshot, after waiting for what takes a moment to end."""
-    until = time.monotonic() + (SETTLE_S if before.kinds else 0.1)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + (SETTLE_S if before.kinds else 0.1)
     while True:
         await asyncio.sleep(0.02)
         now = Snapshot.take(temporary)
-        if time.monotonic() > until or (before.kinds and not now.beyond(before)):
+        if loop.time() > until or (before.kinds and not now.beyond(before)):
             return now
 
 

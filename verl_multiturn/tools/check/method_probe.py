@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import inspect
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -86,10 +85,11 @@ class MethodProbe:
 
     async def call(self, method: str, *arguments: Any) -> Probed:
         """Call a method, and return how it ended; one that does not end within `timeout_s` is cancelled."""
-        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         task = self.invoke(method, *arguments)
         await asyncio.wait({task}, timeout=self.timeout_s)
-        seconds = time.perf_counter() - started
+        seconds = loop.time() - started
         if not task.done():
             task.cancel()
             return Probed(error=HangsError(f"no answer within {self.timeout_s:g} s"), seconds=seconds)

@@ -9,11 +9,12 @@ import copy
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
+from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.call import read_answer, read_reward
@@ -47,6 +48,19 @@ def text_of(outcome: Probed, name: str) -> str:
     return read_answer(name, outcome.value, _ENOUGH, foreign=True).text
 
 
+class World(Protocol):
+    """What a tool's conversations share with an interaction; `interactions/check/tool_world.py` has one."""
+
+    async def start(self, instance_id: str) -> None:
+        """Begin the world of a conversation."""
+
+    async def close(self, instance_id: str) -> None:
+        """Close the world of a conversation."""
+
+    async def aclose(self) -> None:
+        """Close what is left."""
+
+
 class Probe(MethodProbe):
     """A tool under examination.
 
@@ -54,11 +68,18 @@ class Probe(MethodProbe):
         tool: The tool.
         kwargs: The kwargs of a data row: `create_kwargs`, `execute_kwargs`, …
         timeout_s: Seconds after which a method counts as hanging.
+        world: What each conversation shares with an interaction, from before `create` until after `release`; None:
+            nothing.
     """
 
-    def __init__(self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float) -> None:
+    def __init__(
+        self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float, world: World | None = None
+    ) -> None:
         super().__init__(tool, METHODS, "tool", timeout_s)
         self.tool = tool
+        self.world = world
+        self._worlds: dict[str, str] = {}
+        """The id under which the world of a conversation began, by each id that the tool has for it."""
         self.schema = schema_of(tool)
         self._kwargs: dict[str, dict[str, Any]] = {}
         for method in METHODS:
@@ -83,6 +104,35 @@ class Probe(MethodProbe):
         if self.given is not None:
             self.given.append((method, (arguments, kwargs), repr((arguments, kwargs))))
         return kwargs
+
+    async def call(self, method: str, *arguments: Any) -> Probed:
+        """Call a method as `MethodProbe` does, in the world of its conversation."""
+        await self._enter(arguments[0])
+        outcome = await super().call(method, *arguments)
+        await self._leave(method, arguments[0], outcome.value)
+        return outcome
+
+    async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
+        """Cancel a method as `MethodProbe` does, in the world of its conversation."""
+        await self._enter(arguments[0])
+        ended, value = await super().cancel(method, wait, *arguments)
+        await self._leave(method, arguments[0], value)
+        return ended, value
+
+    async def _enter(self, instance_id: str) -> None:
+        if self.world is not None and instance_id not in self._worlds:
+            self._worlds[instance_id] = instance_id
+            await self.world.start(instance_id)
+
+    async def _leave(self, method: str, instance_id: str, value: Any) -> None:
+        if self.world is None:
+            return
+        began = self._worlds[instance_id]
+        if method == "create":
+            self._worlds[own_id(value, instance_id)] = began
+        elif method == "release":
+            self._worlds = {own: other for own, other in self._worlds.items() if other != began}
+            await self.world.close(began)
 
     async def begin(self, instance_id: str | None = None) -> tuple[str, Probed]:
         """Create a conversation, and return the id for its other methods and the outcome of `create`."""
@@ -159,7 +209,7 @@ def is_result(tool: Any, outcome: Probed) -> str:
         read_answer(tool.name, value, _ENOUGH, foreign)
         reward = value[1] if isinstance(value, tuple) and not foreign else None
         if reward is not None and read_reward(tool.name, "execute", reward) is None:
-            return f"the step reward must be a finite number, got {show(reward)}"
+            return f"the step reward must be a {USABLE}, got {show(reward)}"
     except ToolContractError as error:
         return str(error)
     return ""

@@ -45,6 +45,8 @@ from verl_multiturn.verl_bridge.startup.estimators import check_estimators
 from verl_multiturn.verl_bridge.startup.interactions import check_interactions, check_user_turns, move_old_key
 from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER, check_mode, our_mode, require_our_trainer
 from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
+from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+from verl_multiturn.verl_bridge.startup.paths import check_paths
 from verl_multiturn.verl_bridge.startup.proxy import check_proxy
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
@@ -325,14 +327,20 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
 
 
 class StartUpCheck(Callback):
-    """Hydra callback that runs `prepare_config` before the trainer's main function."""
+    """Hydra callback that runs `prepare_config` before the trainer's main function.
+
+    Before it, it looks for the files and folders that the configuration names, which lie on the machine of the run
+    alone; after it, since an import may take long, it imports the user's own code.
+    """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the configuration of verl's trainer; exit with status 2 when it cannot work."""
         if not _is_trainer_config(config):
             return
         try:
+            check_paths(config)
             prepare_config(config)
+            check_own_code(config)
         except MultiTurnError as error:
             # Hydra turns a callback's Exception into a warning and goes on. SystemExit is no Exception.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)

@@ -1,0 +1,13 @@
+# Sourced by the scripts that make an environment. Defines `install VENV ARGUMENT ...`, which is `uv pip install` without
+# dependencies: the locks are complete, and cannot be resolved, since SGLang's own pins contradict verl's.
+install() {
+    local venv="$1" index
+    shift
+    # pip puts uv there, pinned; it takes a second. uv then takes a tenth of pip's time for the rest.
+    [ -x "$venv/bin/uv" ] ||
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/uv.lock
+    # uv does not read pip's settings, so an index that pip was told of is handed on.
+    index="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}}"
+    env ${index:+"UV_DEFAULT_INDEX=$index"} UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}" \
+        "$venv/bin/uv" pip install --quiet --no-deps --python "$venv/bin/python" "$@"
+}

@@ -1,0 +1,75 @@
+"""`as_reward`: the one rule for every number that becomes a reward.
+
+It holds for what tools, interactions, environments, agents and reward functions return.
+
+Invariants:
+- nothing else turns somebody's reward into a float that is trained;
+- a reward that was read can be summed, squared and summed again in the trainer's numbers of 32 bits.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from verl_multiturn.describe import show
+
+LARGEST_REWARD = 1e12
+"""The largest size of a reward.
+
+The trainer's numbers have 32 bits and end at 3.4e38. verl squares what a conversation earned, and sums the squares over
+all tokens of a batch. Beyond the end the deviation is infinite, and every advantage 0. With `reinforce_plus_plus` and
+4 million tokens that is so from 1e16 on, and the norm of a gradient of a million parameters is infinite from 1e18 on.
+"""
+LARGEST_SCORE = 1e3 * LARGEST_REWARD
+"""The largest size of the sum of a conversation's weighted rewards: a square of 1e30, a hundred million times."""
+USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+"""What a reward has to be, for messages."""
+
+
+class NoNumberError(TypeError):
+    """A reward is no number; the text says what was got, and what to return. It is a mistake of the author."""
+
+
+class UnusableNumberError(ArithmeticError):
+    """A reward is NaN, infinite or too large; the text says which. It may depend on the data."""
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return what an array or a tensor without dimensions holds, NumPy's scalars among them; else the value itself.
+
+    Example: `plain_scalar(numpy.array(True)) is True`.
+    """
+    try:
+        return value.item() if value.ndim == 0 else value
+    except Exception:  # it has no `ndim` or no `item`; or they raise, as for a tensor without data
+        return value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and can be a reward if its size allows it: also a bool and a Decimal."""
+    return isinstance(plain_scalar(value), Real | Decimal)
+
+
+def as_reward(value: Any, largest: float = LARGEST_REWARD) -> float:
+    """Return a reward as a float. True and False count as 1 and 0.
+
+    Args:
+        value: The reward: a number, or an array or a tensor of one number without dimensions.
+        largest: The largest size.
+
+    Raises:
+        NoNumberError: The value is no number.
+        UnusableNumberError: It is NaN, infinite, or larger than `largest`.
+    """
+    if not is_number(value):
+        remedy = "; return one number, such as value.item()" if hasattr(type(value), "item") else ""
+        raise NoNumberError(f"got {show(value)}{remedy}")
+    try:
+        number = float(plain_scalar(value))
+    except Exception:  # a number of the author's own class, or an integer that is too large for a float
+        number = float("nan")
+    if not abs(number) <= largest:
+        raise UnusableNumberError(f"{show(value)} is no finite number from {-largest:g} to {largest:g}")
+    return number

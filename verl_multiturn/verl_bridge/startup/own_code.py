@@ -1,0 +1,159 @@
+"""The part of the start-up check about a user's own code, which verl's workers import only minutes later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from verl.utils.import_utils import resolve_config_path
+from yaml import YAMLError
+
+from verl_multiturn.describe import did_you_mean
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.imports import PACKAGE, Code, import_problem
+from verl_multiturn.verl_bridge.startup.agent_loops import MANAGER
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+# Settings that name a class or a module by its dotted name, and what has the name.
+_DOTTED = {
+    f"{_ROLLOUT}.agent.agent_loop_manager_class": "class",
+    f"{_ROLLOUT}.checkpoint_manager_class": "class",
+    "trainer.checkpoint_callback_class": "class",
+    f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": "module",
+    "actor_rollout_ref.model.external_lib": "module",
+}
+_REGISTER, _IMPORT = "register", "importlib"
+
+
+def check_own_code(config: DictConfig) -> None:
+    """Import each file, class and module of the user's own, in a process of its own.
+
+    Args:
+        config: verl's whole configuration.
+
+    Raises:
+        ConfigError: one cannot be imported, or lacks the name that the configuration gives.
+    """
+    codes = [*_reward(config), *_managers(config), *_files(config), *_dotted(config), *_agent_loops(config)]
+    if problem := import_problem(codes):
+        raise ConfigError(problem)
+
+
+def _section(config: DictConfig, current: str, older: str) -> str:
+    """Return the older of two places of a section where any value is set there; verl then takes it instead."""
+    values = OmegaConf.select(config, older) or {}
+    return older if any(value is not None for value in values.values()) else current
+
+
+def _reward(config: DictConfig) -> Iterator[Code]:
+    section = _section(config, "reward.custom_reward_function", "custom_reward_function")
+    if OmegaConf.select(config, f"{section}.path"):
+        yield _file(config, f"{section}.path", f"{section}.name", "function")
+
+
+def _managers(config: DictConfig) -> Iterator[Code]:
+    """Check the name of the reward manager, or yield its class in a file of the user's own."""
+    keys = {name: f"reward.reward_manager.{name}" for name in ("name", "source")} | {
+        "path": "reward.reward_manager.module.path"
+    }
+    older = {
+        "name": "reward_model.reward_manager",
+        "source": "reward_model.reward_loop_source",
+        "path": "reward_model.reward_loop_module_path",
+    }
+    if OmegaConf.select(config, older["name"]) is not None:
+        keys["name"] = older["name"]
+    if OmegaConf.select(config, older["source"]) is not None:
+        keys |= {"source": older["source"], "path": older["path"]}
+    source, name = (OmegaConf.select(config, keys[each]) for each in ("source", "name"))
+    if source == _IMPORT:
+        yield _file(config, keys["path"], keys["name"], "class")
+    elif source != _REGISTER:
+        raise ConfigError(f"{keys['source']}={source!r}: expected {_REGISTER} or {_IMPORT}")
+    else:
+        _check_registered(config, keys["name"], name)
+
+
+def _check_registered(config: DictConfig, key: str, name: Any) -> None:
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    known = sorted(REWARD_MANAGER)
+    if name in known:
+        return
+    hint = did_you_mean(str(name), known)
+    # A file with a reward function may register a manager of its own.
+    if hint or not any(_reward(config)):
+        raise ConfigError(f"{key}={name!r}: {hint or f'known are {known}'}")
+
+
+def _files(config: DictConfig) -> Iterator[Code]:
+    if OmegaConf.select(config, "data.custom_cls.path") is not None:
+        yield _file(config, "data.custom_cls.path", "data.custom_cls.name", "class")
+    sampler = "trainer.v1.sampler.custom_sampler"
+    if any((OmegaConf.select(config, sampler) or {}).values()):  # verl uses it only if both are set
+        yield _file(config, f"{sampler}.path", f"{sampler}.name", "class")
+
+
+def _file(config: DictConfig, path_key: str, name_key: str, kind: str) -> Code:
+    place, name = OmegaConf.select(config, path_key), OmegaConf.select(config, name_key)
+    where, called = f"{path_key}={place!r}", f"{name_key}={name!r}"
+    if not isinstance(place, str) or not place:
+        raise ConfigError(f"{where}: expected a Python file, or {PACKAGE} and a module, since {called}; name one")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{called}: expected the name of a {kind} in {place!r}; set it")
+    if not place.startswith(PACKAGE) and not Path(place.removeprefix("file://")).is_file():
+        raise ConfigError(f"{where}: there is no such file; correct the path")
+    return Code(where, place, called, name, kind)
+
+
+def _dotted(config: DictConfig) -> Iterator[Code]:
+    for key, kind in _DOTTED.items():
+        given = OmegaConf.select(config, key)
+        for name in given if OmegaConf.is_list(given) else [given]:
+            if name not in (None, "", MANAGER):
+                yield _dotted_code(f"{key}={name!r}", name, kind)
+
+
+def _dotted_code(where: str, name: Any, kind: str) -> Code:
+    module, dot, last = str(name).rpartition(".")
+    if kind == "module":
+        return Code(where, f"{PACKAGE}{name}")
+    if not dot:
+        raise ConfigError(f"{where}: expected a dotted name; write it as 'package.module.name'")
+    return Code(where, PACKAGE + module, where, last, kind)
+
+
+def _agent_loops(config: DictConfig) -> Iterator[Code]:
+    """Check the YAML files of agent loops and of a router, and yield the classes of the agent loops."""
+    _yaml(config, f"{_ROLLOUT}.router_config_path")
+    key = f"{_ROLLOUT}.agent.agent_loop_config_path"
+    entries = _yaml(config, key)
+    if entries is None:
+        return
+    path = OmegaConf.select(config, key)
+    listed = list(entries) if OmegaConf.is_list(entries) else [None]
+    for entry in listed:
+        if not OmegaConf.is_dict(entry) or not entry.get("name") or not entry.get("_target_"):
+            raise ConfigError(f"{key}={path!r}: expected a list of mappings with name and _target_; mend the file")
+        target = entry.get("_target_")
+        yield _dotted_code(f"{key}={path!r}: _target_={target!r}", target, "")
+
+
+def _yaml(config: DictConfig, key: str) -> Any:
+    """Return the content of a YAML file; None where the setting names none."""
+    path = OmegaConf.select(config, key)
+    if not path:
+        return None
+    try:
+        found = Path(resolve_config_path(path))  # verl looks in its own folder, too
+    except FileNotFoundError:
+        found = Path(path)
+    if not found.is_file():
+        raise ConfigError(f"{key}={path!r}: there is no such file; correct the path")
+    try:
+        return OmegaConf.load(found)
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{key}={path!r} is no valid YAML: {error}") from None
