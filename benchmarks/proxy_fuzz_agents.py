@@ -60,7 +60,7 @@ class Done:
     received: list[Received]
     """What it got in full."""
     stayed: bool
-    """Whether it waited for the answer."""
+    """Whether it waited for the answer, and had it before the agent's return."""
     plan: Plan
     error: str = ""
 
@@ -369,7 +369,7 @@ class Fuzzed:
 
     async def _post(self, path: str, body: bytes, key: str | None = None) -> Reply | None:
         try:
-            return await self._clients.post(path, body, key, half=self._random.random() < 0.1)
+            return await self._clients.post(path, body, key, half=self.random.random() < 0.1)
         except (ConnectionError, TimeoutError) as error:
             if not self.closing:
                 self.wrong.append(f"{path}: {type(error).__name__} {error}")
@@ -381,7 +381,7 @@ class Fuzzed:
         reply = await self._post(ask.path, ask.body())
         if reply is None:
             return
-        done = Done(ask, reply.status, [], True, plan)
+        done = Done(ask, reply.status, [], not self.closing, plan)
         self.done.append(done)
         if reply.status == 200:
             self._read(done, reply)

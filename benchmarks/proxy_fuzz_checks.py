@@ -246,6 +246,10 @@ class Checked:
         some = [self._of[number] for number in alike if number in self._of]
         if len(some) < len(alike):  # one of them has no name
             return unknown
+        template = self.played.family.template
+        if not unknown and not closing_ids(template.codec):
+            # A turn that was cut looks like the beginning of others where the template does not end turns.
+            some = [one for one in some if one.ids[-1] in template.end_ids]
         own = self._numbers[id(known.received)]
         if appended is not None and own is not None and appended not in self._text[own]:
             return True  # it was not stopped there, so nothing need continue it
