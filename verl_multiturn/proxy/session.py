@@ -81,11 +81,9 @@ class Delivery:
 
     def delivered(self) -> None:
         """Note that the client has the whole answer. After the agent's return that counts for nothing."""
-        if self.session.has_returned:
-            self.undelivered()
-            return
-        for sample in self.samples:
-            self.session.forest.note(sample.task.result(), returned=True, delivered=True)
+        if not self.session.has_returned:
+            for sample in self.samples:
+                self.session.forest.note(sample.task.result(), returned=True, delivered=True)
         self.samples = []
 
     def undelivered(self) -> None:
