@@ -10,8 +10,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, ClassVar
 
+import numpy as np
 from aiohttp import web
 from PIL import Image
 
@@ -23,13 +25,14 @@ TIMEOUT_S = 1.0
 
 BREAKS = (
     "hang", "raise", "exit", "cancels_itself", "nan", "huge_number", "oserror", "recursion", "stop_iteration",
-    "unspeakable", "far_unspeakable", "unspeakable_number", "ignores_cancellation",
+    "unspeakable", "far_unspeakable", "unspeakable_number", "ignores_cancellation", "far_number", "farther_number",
+    "nan_array",
 )  # fmt: skip
 """Faults of `start`, `reply` and `score` that leave a conversation without what it needs."""
 
 ODD = (
     "surrogates", "large", "control_tokens", "fork", "image", "odd_metrics", "unspeakable_metrics", "leaks_thread",
-    "changes", "done_with_text", "truncated", "huge_state", "blocks_loop",
+    "changes", "done_with_text", "truncated", "huge_state", "blocks_loop", "array_reward", "decimal_reward",
 )  # fmt: skip
 """Oddities of a `Reply` with which a conversation goes on, or ends as the environment says."""
 
@@ -38,6 +41,7 @@ WRONG = (
     "none",
     "text_number",
     "reward_text",
+    "reward_array",
     "unhashable_state",
     "done_number",
     "image_text",
@@ -243,7 +247,14 @@ _RAISE = {
     "unspeakable": lambda: _raise(Unspeakable()),
     "far_unspeakable": lambda: _raise(FarUnspeakable()),
 }
-_NUMBERS = {"nan": float("nan"), "huge_number": 10**400, "unspeakable_number": UnspeakableNumber(1.0)}
+_NUMBERS = {
+    "nan": float("nan"),
+    "huge_number": 10**400,
+    "unspeakable_number": UnspeakableNumber(1.0),
+    "far_number": 1e39,
+    "farther_number": np.float64(1e300),
+    "nan_array": np.array(np.nan),
+}
 _FIELDS: dict[str, dict[str, Any]] = {
     "surrogates": {"text": "\ud800\udfff " + b"\xff\xfe".decode("utf-8", "surrogateescape")},
     "large": {"text": "0123456789" * 1_000_000},
@@ -254,8 +265,11 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "done_with_text": {"text": "This is shown to nobody.", "done": True},
     "truncated": {"truncated": True},
     "huge_state": {"state": 10**5000},
+    "array_reward": {"reward": np.array(0.25), "done": np.array(False)},
+    "decimal_reward": {"reward": Decimal("0.25")},
     "text_number": {"text": 7},
     "reward_text": {"reward": "1"},
+    "reward_array": {"reward": np.array([0.5, np.nan])},
     "unhashable_state": {"state": {"at": [1]}},
     "done_number": {"done": 1},
     "image_text": {"image": "picture.png"},
@@ -296,6 +310,14 @@ class FaultyWorld:
                     raise RuntimeError("the world ends \ud83d")
                 case "nan":
                     return text, float("nan"), False, False, {}
+                case "far":
+                    return text, 1e39, False, False, {}
+                case "nan_array":
+                    return text, np.array(np.nan), False, False, {}  # type: ignore[return-value]
+                case "array":
+                    return text, np.array(0.25), False, False, {}  # type: ignore[return-value]
+                case "stops_zygote":
+                    os.kill(os.getppid(), signal.SIGSTOP)
                 case "hostile":
                     text = HOSTILE
                 case "large":
@@ -303,10 +325,10 @@ class FaultyWorld:
         return text, 0.25, self._steps == 4, False, {}
 
 
-WORLDS = ("dies_in_reset", "dies", "exits", "hangs", "deaf", "raises", "nan")
+WORLDS = ("dies_in_reset", "dies", "exits", "hangs", "deaf", "raises", "nan", "far", "nan_array")
 """Faults of `FaultyWorld` that break an episode."""
 
-SOUND_WORLDS = ("", "hostile", "large")
+SOUND_WORLDS = ("", "hostile", "large", "array", "stops_zygote")
 
 ENDPOINTS = ("refuses", "429", "500", "drips", "midstream", "empty_choices", "tool_calls", "half_json", "nothing")
 """Faults of an endpoint."""

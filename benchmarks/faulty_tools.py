@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
@@ -23,7 +24,7 @@ EXECUTE = (
     "hang", "sleep", "raise", "exit", "cancels_itself", "big", "invalid_utf8", "child_killed", "fork", "leaks_thread",
     "sync_hang", "ignores_cancellation", "blocks_loop", "odd_metrics", "oserror", "recursion", "stop_iteration",
     "drips", "unspeakable", "far_unspeakable", "unspeakable_metrics", "nan_reward", "huge_reward",
-    "big_metrics", "image",
+    "big_metrics", "image", "far_reward", "farther_reward", "nan_array_reward", "array_reward",
 )  # fmt: skip
 
 
@@ -228,6 +229,22 @@ class FaultyTool(BaseTool):
     async def do_huge_reward(self) -> Any:
         """Return a reward too large for a float."""
         return "ok", 10**400, {"huge": 10**5000}
+
+    async def do_far_reward(self) -> Any:
+        """Return a reward that is infinite as float32."""
+        return "ok", 1e39, {}
+
+    async def do_farther_reward(self) -> Any:
+        """Return a reward of NumPy near the end of Python's floats."""
+        return "ok", np.float64(-1e300), {}
+
+    async def do_nan_array_reward(self) -> Any:
+        """Return NaN in an array without dimensions."""
+        return "ok", np.array(np.nan), {}
+
+    async def do_array_reward(self) -> Any:
+        """Return a reward and a metric in arrays without dimensions."""
+        return "ok", np.array(0.5), {"array": np.array(0.5)}
 
     async def do_big_metrics(self) -> Any:
         """Return metrics with a million numbers and ten million characters."""

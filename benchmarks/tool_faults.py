@@ -2,7 +2,7 @@
 
     python -m benchmarks.tool_faults [--conversations 2000] [--seed 0]
 
-Each conversation has two tools. The scripted model calls them with the name of a fault as the argument. There are 25
+Each conversation has two tools. The scripted model calls them with the name of a fault as the argument. There are 29
 kinds of faults in `execute`, and others in `create`, `calc_reward` and `release`, in the engine, and by cancelling the
 conversation from outside. 64 conversations run at once.
 
@@ -40,6 +40,7 @@ from verl_multiturn import EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.verl_bridge.certified_output import to_outputs
 from verl_multiturn.verl_bridge.runner import Runner, build_runner
 
@@ -214,6 +215,8 @@ class Suite:
             violations = [str(violation) for violation in verify_record(record).violations]
             if len(output["responses"]) != len(output["response_mask"]):
                 violations.append("the mask is not as long as the response")
+            if any(not abs(result.reward) <= LARGEST_REWARD for result in outcome.calls):
+                violations.append("a reward is larger than the trainer can hold")
             if plan.author_error:
                 violations.append("the author's mistake did not raise")
             self._end(index, str(outcome.stop_reason), "; ".join(violations))

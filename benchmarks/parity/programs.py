@@ -53,6 +53,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("def add(nums): return 123457.9", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["123457"]}, ""),
     ("def add(nums): return 1e18", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["1000000000000000000"]}, ""),
     ("def add(nums): return 1e18", {"fn_name": "add", "inputs": ["[1]"], "outputs": ["1000000000000000007"]}, ""),
+    ("print('１２３')", _io("", "123\n"), ""),
     ("print('0.1 0.2')", _io("", "0.1000001 0.2\n"), SEVERAL),
     ("print(3)\nraise SystemExit", _io("", "3"), ""),
     ("print(3)\nraise SystemExit(1)", _io("", "3"), ""),

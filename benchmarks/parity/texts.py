@@ -28,6 +28,7 @@ GSM8K = [
     ("42", "42", ""),
     ("#### forty-two", "42", ""),
     ("", "42", ""),
+    ("#### 41.,42", "42", ""),
     ("#### 42.0", "42", VALUE),
     ("####42", "42", VALUE),
     ("#### $42", "42", VALUE),
@@ -111,7 +112,7 @@ async def qa(quick: bool) -> AsyncIterator[Compared]:
 CALL: dict[str, Any] = {"name": "weather", "arguments": {"city": "Paris", "days": 2}}
 OTHER: dict[str, Any] = {"name": "time", "arguments": {"zone": "CET"}}
 T = "<think>hm</think>"
-TAGS = "calls in tags of their own"
+TAGS, TWICE = "calls in tags of their own", "a key twice"
 
 
 def _written(value: Any) -> str:
@@ -136,6 +137,7 @@ N1: list[tuple[str, list[Any], str]] = [
     (f"{T} <tool_call>weather</tool_call>", [CALL], ""),
     (f"{T} <tool_call>{json.dumps(CALL)}", [CALL], ""),
     (f"{T} {_written(CALL)}{_written(OTHER)}", [CALL, OTHER], TAGS),
+    (f"{T} {_written([CALL]).replace('{', '{' + json.dumps('name') + ': 1, ', 1)}", [CALL], TWICE),
 ]
 
 

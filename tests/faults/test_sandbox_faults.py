@@ -276,6 +276,20 @@ async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(isolation:
         assert (await (await pool.acquire()).run("1 + 1")).output == "2\n"
 
 
+async def test_a_zygote_that_unprotected_code_has_stopped_goes_on() -> None:
+    async with SandboxPool(SandboxSettings(**{**LIMITS, "isolation": "subprocess", "pool": 0})) as pool:
+        first = await pool.acquire()
+        zygote = pool._zygote
+        assert zygote is not None
+        process = psutil.Process(zygote._launch.process.pid)
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the state of a process knows no event
+            await asyncio.sleep(0.001)
+        second = await pool.acquire()
+        assert (await second.run("1 + 1")).output == "2\n"
+        assert (await first.run("1 + 2")).output == "3\n"
+
+
 async def test_a_supervisor_that_dies_takes_its_worker(pool: SandboxPool) -> None:
     first, other = await pool.acquire(), await pool.acquire()
     await other.run("x = 1")

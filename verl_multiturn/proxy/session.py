@@ -156,7 +156,7 @@ class AgentSession:
     def sent(self, id_: str) -> Completion | None:
         """Return the completion that has an id, or a call with it; None if there is none."""
         node = self.forest.completions.get(id_) or self.forest.called.get(id_)
-        return node and node.completion
+        return None if node is None else node.completion
 
     def reward(self, completion: str, value: float) -> bool:
         """Give a completion its own reward, and return whether there is such a completion.

@@ -43,6 +43,7 @@ from verl_multiturn.sandbox.control_groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
+from verl_multiturn.workers.kept_running import kept_running
 
 _STARTING = 8
 """Largest number of sandboxes that are being started at the same time."""
@@ -161,7 +162,8 @@ class _RunningZygote:
         self._waiting.append(waiter)
         self._start_more()
         try:
-            return await waiter
+            with kept_running(self._launch.process):  # unprotected code may stop the zygote
+                return await waiter
         except asyncio.CancelledError:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

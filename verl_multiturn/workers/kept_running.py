@@ -14,11 +14,13 @@ from collections.abc import Iterator
 
 _LOOK_S = 0.5
 """Seconds between two looks at the process."""
+_TIMES = 3
+"""How often a process is continued while it is waited for: somebody may stop it again."""
 
 
 @contextlib.contextmanager
 def kept_running(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Continue a process that is stopped; kill it if it is then found stopped again.
+    """Continue a process that is stopped; kill it when it is found stopped for the fourth time.
 
     It is looked at when the block begins, and every half second until the block ends.
 
@@ -26,7 +28,7 @@ def kept_running(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process: A child of this process.
     """
     loop = asyncio.get_running_loop()
-    remedies = [signal.SIGKILL, signal.SIGCONT]
+    remedies = [signal.SIGKILL, *[signal.SIGCONT] * _TIMES]
 
     def look() -> asyncio.TimerHandle:
         nonlocal timer
