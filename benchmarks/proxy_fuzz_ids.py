@@ -81,9 +81,12 @@ async def refer(agent: Fuzzed) -> None:
     if chance.random() < 0.7:
         await agent.get(replace(ask, refers={**known.ask.refers, at: got.id}), Plan(shown, known))
         return
+    if not got.content and not got.reasoning:  # then its calls are named, by ids that are known
+        return
     others = [item for session, item in _ELSEWHERE if session != agent.session.id]
     named = chance.choice([*others[-5:], "", "unknown", f"{got.id}x", got.id[:-1]])
-    await agent.refused(replace(ask, refers={at: named}), "the id of an item that this session sent")
+    # Within a stream that has begun, the refusal would be an event.
+    await agent.refused(replace(ask, stream=False, refers={at: named}), "the id of an item that this session sent")
 
 
 ACTS: Mapping[Callable[[Fuzzed], Awaitable[None]], int] = {rename: 10, cross: 6, refer: 6}
