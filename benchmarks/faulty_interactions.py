@@ -265,7 +265,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "done_with_text": {"text": "This is shown to nobody.", "done": True},
     "truncated": {"truncated": True},
     "huge_state": {"state": 10**5000},
-    "array_reward": {"reward": np.array(0.25), "done": np.array(False)},
+    "array_reward": {"reward": np.array(0.25), "truncated": np.array(False)},
     "decimal_reward": {"reward": Decimal("0.25")},
     "text_number": {"text": 7},
     "reward_text": {"reward": "1"},

@@ -37,6 +37,8 @@ class CertifiedOutput(AgentLoopOutput):
     `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
     """
 
+    reward_score: float | None = None
+    """Result of the reward function, as verl sets it."""
     versions: list[int]
     """Weight version of each response token, `(R,)`; -1 where the token was not sampled or its version is unknown."""
     receipts: bytes = b""
@@ -85,7 +87,8 @@ class CertifiedOutput(AgentLoopOutput):
     def _read_score(self) -> None:
         """Read the reward function's result, which verl leaves as it is."""
         try:
-            self.reward_score = None if self.reward_score is None else as_reward(self.reward_score)
+            if self.reward_score is not None:
+                self.reward_score = as_reward(self.reward_score)
             as_reward(self._total(), LARGEST_SCORE)
         except NoNumberError as error:
             raise ConfigError(f"the reward function must return a number as score, {error}") from None

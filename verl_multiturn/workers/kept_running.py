@@ -30,18 +30,18 @@ def kept_running(process: subprocess.Popen[bytes]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     remedies = [signal.SIGKILL, *[signal.SIGCONT] * _TIMES]
 
-    def look() -> asyncio.TimerHandle:
-        nonlocal timer
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
         if remedies and process.poll() is None and is_stopped(process.pid):
             process.send_signal(remedies.pop())
-        timer = loop.call_later(_LOOK_S, look)
-        return timer
+        timers[:] = [loop.call_later(_LOOK_S, look)]
 
-    timer = look()
+    look()
     try:
         yield
     finally:
-        timer.cancel()
+        timers[0].cancel()
 
 
 def is_stopped(process: int) -> bool:
