@@ -372,7 +372,7 @@ def test_what_cannot_be_used_is_told_in_one_message(recipe: list[str], tmp_path:
     with pytest.raises(ConfigError, match=r"total_training_steps=two: expected a number"):
         start("gsm8k_multiturn", tmp_path / "x", [*recipe, "trainer.total_training_steps=two"])
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file: .*File exists"):
+    with pytest.raises(ConfigError, match=r"--out '.*file' is no folder; name a new one"):
         start("gsm8k_multiturn", tmp_path / "file", recipe)
     with pytest.raises(ConfigError, match=r"recipe.out is empty"):
         start("gsm8k_multiturn", tmp_path / "x", [*recipe, "recipe.out="])
