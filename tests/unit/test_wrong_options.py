@@ -47,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*RUN, "--out", "file"], "--out 'file' is no folder; name a new one, or the folder of an earlier run"),
         ([*RUN, "--out", "file/run"], "--out 'file/run': 'file' is no folder; name a new one"),
         ([*RUN, "recipe.out=file"], "recipe.out='file' is no folder; name a new one"),
+        ([*RUN, "recipe.out="], "recipe.out is empty"),
         ([*RUN, "~trainer"], "the configuration has no section 'trainer'; leave it in"),
         ([*RUN, "trainer.total_training_steps=-3"], "trainer.total_training_steps=-3: expected a number of steps"),
         ([*RUN, "trainer.total_training_steps=1.5"], "trainer.total_training_steps=1.5: expected a number of steps"),

@@ -292,7 +292,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one for a file that holds none."""
     try:
         found = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
