@@ -50,6 +50,7 @@ recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or cop
 app.add_typer(recipes_app, name="recipe")
 app.command()(serve)
 console = Console()
+_DAY_S = 86_400.0
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 
 
@@ -190,7 +191,7 @@ def check_tools(
         typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
     ] = None,
     interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call counts as hanging.")] = 10.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
 
@@ -227,7 +228,7 @@ def check_interactions(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Largest number of turns of an episode.")] = 8,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call counts as hanging.")] = 10.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
 ) -> None:
     """Check a simulated user or an environment of your own. Some hundred conversations are played.
 
@@ -258,11 +259,15 @@ def _show_findings(title: str, findings: list[CheckResult]) -> int:
 
 
 def _json(text: str | None) -> Any:
+    if text is None:
+        return None
     try:
-        value = json.loads(text) if text is not None else None
+        value = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{text!r} is no JSON ({error}); quote it for the shell") from None
-    if value is not None and not isinstance(value, dict):
+    except RecursionError:
+        raise ConfigError(f"{text[:20]!r}… is no JSON (it is nested too deeply)") from None
+    if not isinstance(value, dict):
         raise ConfigError(f'{text!r}: expected a JSON object, as in \'{{"query": "tea"}}\'')
     return value
 

@@ -22,6 +22,7 @@ from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.registry import load_tools
 
 Row = dict[str, Any]
+_LAST_SEED = 2**31 - 1
 _SHOWN = 5
 
 
@@ -305,6 +306,29 @@ def arguments(description: str, default_source: str | None) -> argparse.Argument
     parser.add_argument("--smoke", action="store_true", help="a small made set that needs no network")
     parser.add_argument("--tools", type=Path, help="the tool YAML that the rows are checked against")
     return parser
+
+
+def check_seed(seed: Any, where: str) -> None:
+    """Refuse a seed that one of the generators of random numbers in a run does not take.
+
+    Args:
+        seed: The seed.
+        where: What gives it, with its value, for errors.
+
+    Raises:
+        ConfigError: It is no whole number, negative or too large.
+    """
+    if type(seed) is not int or not 0 <= seed <= _LAST_SEED:
+        raise ConfigError(f"{where}: expected a seed from 0 to {_LAST_SEED}; choose one")
+
+
+def seed_option(text: str) -> int:
+    """Read the option `--seed` of a script."""
+    try:
+        check_seed(seed := int(text), text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a seed from 0 to {_LAST_SEED}, got {text!r}") from None
+    return seed
 
 
 def _refused(source: str) -> str:

@@ -10,6 +10,25 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 
 
+def read_text(path: Path, where: str, expected: str) -> str:
+    """Return the text of a plain file; a pipe or a device may have no end.
+
+    Args:
+        path: The file.
+        where: What names it, for errors, for example `--row 'a.json'`.
+        expected: What to do instead, for errors.
+
+    Raises:
+        ConfigError: There is no such file, or it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{where} is no file; {expected}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read ({error}); {expected}") from None
+
+
 def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
     """Read the rows of a file.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from arithmetic import make_messages, make_test_entries, make_train_entries
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, write_rows
+from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
 
 TRAIN_SIZE = 2000
 WARM_START_STEPS = 40
@@ -41,7 +41,7 @@ def main() -> None:
     """Write `train.parquet` and `test.parquet`, and the model if it does not exist yet."""
     parser = arguments(__doc__ or "", None)
     parser.add_argument("--no-tool", action="store_true", help="the baseline: no tool, and none in the prompt")
-    parser.add_argument("--seed", type=int, default=0, help="of the training rows; below 9,000,000")
+    parser.add_argument("--seed", type=seed_option, default=0, help="of the training rows; below 9,000,000")
     args = parser.parse_args()
     tool = not args.no_tool
     train, test = make_train_entries(40 if args.smoke else TRAIN_SIZE, args.seed), make_test_entries()

@@ -46,6 +46,12 @@ def test_a_resumed_run_loses_nothing(tmp_path: Path) -> None:
     assert second == {"training/global_step": 2, SCORE: 0.1, "val-core/x/acc/mean@1": 0.2}
 
 
+@pytest.mark.parametrize("line", ['{"st', "null", "[]", '{"step": 1e400, "data": {}}', "[" * 100_000 + "]" * 100_000])
+def test_a_line_that_is_no_entry_is_left_out(tmp_path: Path, line: str) -> None:
+    write(tmp_path, "metrics.jsonl", trained(1, 0.5), torn=line)
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
+
+
 @pytest.mark.parametrize("first", [[], [validated(0, 0.0)]])
 def test_a_run_that_began_anew_takes_the_place_of_the_old_one(tmp_path: Path, first: list[dict[str, Any]]) -> None:
     write(tmp_path, "metrics.jsonl", *(trained(step, 0.1) for step in (1, 2, 3)))

@@ -372,9 +372,9 @@ def test_what_cannot_be_used_is_told_in_one_message(recipe: list[str], tmp_path:
     with pytest.raises(ConfigError, match=r"total_training_steps=two: expected a number"):
         start("gsm8k_multiturn", tmp_path / "x", [*recipe, "trainer.total_training_steps=two"])
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file: .*File exists"):
+    with pytest.raises(ConfigError, match=r"--out '.*file' is no folder; name a new one"):
         start("gsm8k_multiturn", tmp_path / "file", recipe)
-    with pytest.raises(ConfigError, match=r"recipe.out is empty"):
+    with pytest.raises(ConfigError, match=r"'recipe.out=' contradict each other"):
         start("gsm8k_multiturn", tmp_path / "x", [*recipe, "recipe.out="])
     for name in ("quickstart", "smollm2"):
         script = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(tmp_path / "y")]

@@ -372,7 +372,7 @@ def _digest(request: _Open, ids: Sequence[int]) -> str:
     return request.digest.hexdigest()
 
 
-def _read_only(values: Sequence[Any], kind: str) -> NDArray[Any]:
+def _read_only(values: Sequence[Any] | NDArray[Any], kind: str) -> NDArray[Any]:
     """Return a copy of a list of numbers as an array that cannot be written to."""
     with np.errstate(over="ignore"):
         array = np.array(values, dtype=kind)

@@ -69,6 +69,8 @@ def _entries(path: Path) -> list[Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get(KEY), list) or not content[KEY]:
         raise ConfigError(f"{path}: expected a mapping with a non-empty list under {KEY!r}, got {content!r:.200}")
     if unknown := sorted(set(content) - {KEY}, key=str):

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from verl_multiturn.data import check_seed
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.run_folder import require_folder
 from verl_multiturn.recipes import is_in_wheel, shipped_folder
 
 MODES = ("sync", "colocate_async", "separate_async")
 """Trainer modes of verl, each with a file in `recipes/common/config/mode`."""
 
 _FILE = "file://"
+# Settings that an option sets, so that nothing else should.
+_SETS = {
+    "trainer.v1.trainer_mode": "--mode",
+    "trainer.total_training_steps": "--steps",
+    "recipe.seed": "--seed",
+    "recipe.out": "--out",
+}
 _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
 
@@ -158,8 +167,8 @@ def plan_run(
 
     Raises:
         ConfigError: The recipe, a variant or the mode is unknown, the recipe's `config.yaml` has no name or search path
-            or is not below a folder `recipes`, an override is not `key=value`, `data` is given for a smoke run, or a
-            folder's name has characters that Hydra cannot read.
+            or is not below a folder `recipes`, an override is not `key=value` or contradicts an option, the seed cannot
+            be used, `data` is given for a smoke run, or a folder's name has characters that Hydra cannot read.
     """
     folder = find_recipe(recipe)
     primary = _read(folder)
@@ -169,6 +178,11 @@ def plan_run(
         raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
     if smoke and data is not None:
         raise ConfigError(f"--data {data!r} cannot be used with --smoke, which makes its own data; leave one out")
+    if out is not None:
+        require_folder(out, f"--out {str(out)!r}")
+    if seed is not None:
+        check_seed(seed, f"--seed {seed}")
+    _check_contradictions({"--mode": mode, "--seed": seed, "--steps": steps, "--out": out}, overrides)
     searched = [_absolute(entry, root) for entry in primary["hydra"]["searchpath"]]
     _check_variants(variants, folder, searched)
     if mode is not None and mode not in MODES:
@@ -252,6 +266,21 @@ def _without_groups(
         else:
             rest.append(word)
     return list(dict.fromkeys(chosen)), smoke, rest
+
+
+def _check_contradictions(options: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse an override that says otherwise than an option: a run would be named after one and follow the other."""
+    for word in overrides:
+        key, _, value = word.partition("=")
+        option = _SETS.get(key.strip().lstrip("+"))
+        given = None if option is None else options[option]
+        if given is None:
+            continue
+        value = value.strip(" '\"")
+        same = os.path.abspath(value) == os.path.abspath(given) if option == "--out" else value == str(given)
+        if not same:
+            shown = given if isinstance(given, int) else repr(str(given))
+            raise ConfigError(f"{option} {shown} and {word!r} contradict each other; leave one of them out")
 
 
 def _has_mode(mode: str, folder: Path, searched: Sequence[str]) -> bool:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.config import check_place, read_settings
+from verl_multiturn.data import check_seed
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
-from verl_multiturn.launch.run_folder import RunFolder
+from verl_multiturn.launch.run_folder import RunFolder, require_folder
 from verl_multiturn.observe.progress import Display, RunConsole, say
 from verl_multiturn.observe.start_up import StartUp
 
@@ -53,11 +54,6 @@ def _run(plan: RunPlan, only_prepare: bool) -> int:
     started = time.time()
     config = _configuration(plan)
     command = [*trainer_command(config, only_prepare), *plan.words()]
-    steps = config["trainer"]["total_training_steps"]
-    if steps is not None and not isinstance(steps, int):
-        raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
-    if not str(config["recipe"]["out"] or "").strip():
-        raise ConfigError("recipe.out is empty; expected the folder of this run")
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
     environment = _environment(plan, config)
     try:
@@ -138,8 +134,20 @@ def shown_command(plan: RunPlan) -> str:
 def _configuration(plan: RunPlan) -> dict[str, Any]:
     """Return the composed configuration of a run, in which our own settings were checked as a worker will read them."""
     config = resolved(compose_run(plan))
+    for section in ("recipe", "data", "trainer"):
+        if not isinstance(config.get(section), Mapping):
+            raise ConfigError(f"the configuration has no section {section!r}; leave it in")
     check_place(config)
     read_settings(_our_settings(config))
+    steps, out = config["trainer"].get("total_training_steps"), str(config["recipe"].get("out") or "")
+    if steps is not None and (type(steps) is not int or steps < 1):
+        raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
+    if (seed := config["recipe"].get("seed")) is not None:
+        check_seed(seed, f"recipe.seed={seed!r}")
+    if not out.strip():
+        raise ConfigError("recipe.out is empty; expected the folder of this run")
+    if Path(out) != plan.out:  # `plan_run` has checked its own
+        require_folder(Path(out), f"recipe.out={out!r}")
     return config
 
 

@@ -43,6 +43,22 @@ _RESULTS = (
 )  # fmt: skip
 
 
+def require_folder(path: Path, where: str) -> None:
+    """Refuse a path that is no folder and cannot become one, since a file lies in its place or above it.
+
+    Args:
+        path: The path; it need not exist.
+        where: The option or setting that names it, with its value, for errors.
+
+    Raises:
+        ConfigError: A file lies there.
+    """
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each) or each == each.parent)
+    if not there.is_dir():
+        at = "" if there == path else f": {str(there)!r}"
+        raise ConfigError(f"{where}{at} is no folder; name a new one, or the folder of an earlier run")
+
+
 class RunFolder:
     """The output folder of one run.
 
@@ -276,7 +292,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one for a file that holds none."""
     try:
         found = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -65,5 +65,5 @@ def read_entry(line: str) -> tuple[int, dict[str, Any]] | None:
     try:
         entry = json.loads(line)
         return int(entry["step"]), {key: value for key, value in entry["data"].items() if value is not None}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

@@ -46,6 +46,7 @@ from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
 from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.row_files import read_text
 
 OVER = "The script has no more turns."
 """Text of the model when all turns were said. Most agents end at such a text."""
@@ -258,10 +259,8 @@ def _turns(turns: Sequence[str], script: Path | None) -> list[str]:
     Raises:
         ConfigError: The file cannot be read.
     """
-    try:
-        lines = [] if script is None else script.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--script {str(script)!r} cannot be read ({error}); name a text file") from None
+    text = "" if script is None else read_text(script, f"--script {str(script)!r}", "name a text file")
+    lines = text.splitlines()
     return [*turns, *(line for line in lines if line.strip())]
 
 
@@ -271,10 +270,14 @@ def _row(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file has none.
     """
+    where, expected = f"--row {str(path)!r}", "name a file with a JSON object"
+    text = read_text(path, where, expected)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--row {str(path)!r} cannot be read ({error}); name a file with a JSON object") from None
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be read ({error}); {expected}") from None
+    except RecursionError:
+        raise ConfigError(f"{where} cannot be read (it is nested too deeply); {expected}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--row {str(path)!r} has a JSON {type(found).__name__}, expected an object")
     if "prompt" in found:  # as the column of a data file is called; verl hands it over under this name

@@ -72,6 +72,8 @@ def read_entries(path: Path) -> list[Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("tools"), list) or not content["tools"]:
         raise ConfigError(f"{path}: expected a mapping with a non-empty list under 'tools', got {content!r:.200}")
     if unknown := sorted(set(content) - {"tools"}, key=str):

@@ -18,6 +18,7 @@ from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.check.episodes import InteractionProbe
 from verl_multiturn.interactions.check.interaction_checks import ADVICE, InteractionExamination
 from verl_multiturn.interactions.registry import build_interaction, check_kwargs, check_methods, load_interactions
+from verl_multiturn.row_files import read_text
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 
 __all__ = ["CheckResult", "Grade", "check_interaction", "examine_interaction", "interactions_to_check", "read_actions"]
@@ -97,10 +98,8 @@ def read_actions(path: Path | None) -> list[str]:
     """
     if path is None:
         return []
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--actions {str(path)!r} cannot be read ({error}); give a text, one turn a line") from None
+    text = read_text(path, f"--actions {str(path)!r}", "give a text, one turn a line")
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ConfigError(f"--actions {str(path)!r} is empty; write one turn a line, or leave it out")
     return lines

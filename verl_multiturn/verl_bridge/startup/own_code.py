@@ -134,7 +134,7 @@ def _agent_loops(config: DictConfig) -> Iterator[Code]:
     if entries is None:
         return
     path = OmegaConf.select(config, key)
-    listed = list(entries) if OmegaConf.is_list(entries) else [None]
+    listed: list[Any] = list(entries) if OmegaConf.is_list(entries) else [None]
     for entry in listed:
         if not OmegaConf.is_dict(entry) or not entry.get("name") or not entry.get("_target_"):
             raise ConfigError(f"{key}={path!r}: expected a list of mappings with name and _target_; mend the file")
