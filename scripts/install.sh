@@ -6,8 +6,9 @@ install() {
     # pip puts uv there, pinned; it takes a second. uv then takes a tenth of pip's time for the rest.
     [ -x "$venv/bin/uv" ] ||
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/uv.lock
-    # uv does not read pip's settings, so an index that pip was told of is handed on.
+    # uv does not read pip's settings, so an index that pip was told of is handed on. Like pip, it is to trust the
+    # certificates that this machine trusts.
     index="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}}"
     env ${index:+"UV_DEFAULT_INDEX=$index"} UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}" \
-        "$venv/bin/uv" pip install --quiet --no-deps --python "$venv/bin/python" "$@"
+        "$venv/bin/uv" pip install --system-certs --quiet --no-deps --python "$venv/bin/python" "$@"
 }
