@@ -47,6 +47,8 @@ class Plan:
     """The completion that it continues honestly."""
     rewrites: Known | None = None
     """A completion that it must not continue, since it was changed."""
+    crosses: bool = False
+    """Whether only the ids were changed."""
     appended: str | None = None
     """A stop text that the client put back after the turn that it continues."""
 

@@ -227,7 +227,13 @@ class Checked:
             known = plan.continues
             if known is not None and self._appends(done, known) and not self._begins(made, known, plan.appended):
                 self._add("violations", f"{number} does not continue {known.received}: {done.ask.messages}")
-            if plan.rewrites is not None and self._begins(made, plan.rewrites, None, unknown=False):
+            elif known is not None and done.ask.ids and self._appends(done, known) and node and node.parent is None:
+                # Rendered whole it may have the same tokens.
+                self._add("violations", f"{number} begins a root, its client renamed {done.ask.ids}")
+            if plan.rewrites is not None and plan.crosses:  # rendered whole it may have the same tokens
+                if node and node.parent and node.parent.completion.id == plan.rewrites.received.id:
+                    self._add("violations", f"{number} continues with crossed ids: {done.ask.messages}")
+            elif plan.rewrites is not None and self._begins(made, plan.rewrites, None, unknown=False):
                 self._add("violations", f"{number} continues what was rewritten: {done.ask.messages}")
 
     def _appends(self, done: Done, known: Known) -> bool:

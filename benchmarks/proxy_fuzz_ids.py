@@ -7,14 +7,13 @@ never sent.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.proxy_fuzz_agents import Done, Fuzzed, Known, Plan
-from benchmarks.proxy_fuzz_wire import RESPONSES, Message
+from benchmarks.proxy_fuzz_wire import RESPONSES, Message, renamed
 from verl_multiturn.proxy.bodies import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.requests import Sent
@@ -46,18 +45,18 @@ async def cross(agent: Fuzzed) -> None:
     chance, ids = agent.random, _bound(agent, messages)
     one, other = ids[-1], chance.choice(ids)
     kind = chance.choice(("joined", "crossed", "answers", "calls"))
-    names = {one: "call_0", other: "call_0"} if kind == "joined" else {one: other, other: one}
+    names = {one: "joined", other: "joined"} if kind == "joined" else {one: other, other: one}
     if kind in ("answers", "calls"):
-        names = {}
-        messages = json.loads(json.dumps(messages))
-        for message in messages:
-            if kind == "answers" and message.get("tool_call_id") == one:
-                message["tool_call_id"] = chance.choice((other, "call_0"))
-            for call in message.get("tool_calls", ()) if kind == "calls" else ():
-                call["id"] = chance.choice((other, "call_0")) if call.get("id") == one else call.get("id", "")
-    changed = one != other and kind in ("joined", "crossed")
-    plan = Plan(plan.shown, rewrites=known if changed and _called(known, one) else None)
-    await agent.get(replace(agent.ask(messages, known.ask.tools, known.ask.path), ids=names), plan)
+        names = {one: chance.choice((other, "nobody"))}
+    messages = [
+        message if (kind == "answers" and "tool_calls" in message) or (kind == "calls" and message["role"] == "tool")
+        # Not by `ids`: what continues this request has to have the same ones.
+        else renamed(message, names)
+        for message in messages
+    ]  # fmt: skip
+    changed = one != other and kind in ("joined", "crossed") and any(own == one for own, _, _ in known.received.calls)
+    plan = Plan(plan.shown, rewrites=known if changed else None, crosses=changed)
+    await agent.get(agent.ask(messages, known.ask.tools, known.ask.path), plan)
 
 
 async def refer(agent: Fuzzed) -> None:
@@ -81,25 +80,29 @@ async def refer(agent: Fuzzed) -> None:
     if chance.random() < 0.7:
         await agent.get(replace(ask, refers={**known.ask.refers, at: got.id}), Plan(shown, known))
         return
-    if not got.content and not got.reasoning:  # then its calls are named, by ids that are known
-        return
     others = [item for session, item in _ELSEWHERE if session != agent.session.id]
     named = chance.choice([*others[-5:], "", "unknown", f"{got.id}x", got.id[:-1]])
-    # Within a stream that has begun, the refusal would be an event.
-    await agent.refused(replace(ask, stream=False, refers={at: named}), "the id of an item that this session sent")
+    # Without a text its calls are named, by ids that are known. Within a stream that has begun, the refusal would be an
+    # event.
+    messages[at] = {"role": "assistant", "content": "x"}
+    ask = replace(ask, messages=messages, stream=False, refers={at: named})
+    await agent.refused(ask, "the id of an item that this session sent")
 
 
-ACTS: Mapping[Callable[[Fuzzed], Awaitable[None]], int] = {rename: 10, cross: 6, refer: 6}
+ACTS: Mapping[Callable[[Fuzzed], Awaitable[None]], int] = {rename: 40, cross: 20, refer: 10}
 """What they do, and how often."""
 
 
 def _followed(agent: Fuzzed) -> tuple[Known, list[Message], Plan] | None:
     """Return a completion, the messages that continue it, and their plan; None where there are no ids to change."""
-    known = agent.some()
-    if known is None:
-        return None
-    messages, plan = agent.after(known)
-    return (known, messages, plan) if _bound(agent, messages) else None
+    for _ in range(8):
+        known = agent.some()
+        if known is None:
+            return None
+        messages, plan = agent.after(known)
+        if _bound(agent, messages):
+            return known, messages, plan
+    return None
 
 
 def _bound(agent: Fuzzed, messages: Sequence[Message]) -> list[str]:
@@ -109,10 +112,6 @@ def _bound(agent: Fuzzed, messages: Sequence[Message]) -> list[str]:
         ids = [call.get("id") for call in message.get("tool_calls", ())]
         found += [each for each in ids if all(ids) and each in agent.session.forest.called]
     return list(dict.fromkeys(found))
-
-
-def _called(known: Known, id_: str) -> bool:
-    return any(own == id_ for own, _, _ in known.received.calls)
 
 
 def misplaced(done: Done, conversation: Sequence[Message], sent_items: Sent) -> str:

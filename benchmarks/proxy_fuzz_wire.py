@@ -56,11 +56,12 @@ class Ask:
     def body(self) -> bytes:
         """Return the body of the request."""
         write = {CHAT: _chat, RESPONSES: _responses, MESSAGES: _messages}[self.path]
-        asked = replace(self, messages=[_renamed(message, self.ids) for message in self.messages])
+        asked = replace(self, messages=[renamed(message, self.ids) for message in self.messages])
         return json.dumps({"model": "m", "stream": self.stream, **write(asked), **self.more}).encode()
 
 
-def _renamed(message: Message, ids: Mapping[str, str]) -> Message:
+def renamed(message: Message, ids: Mapping[str, str]) -> Message:
+    """Return a message with other ids of calls."""
     if message.get("tool_calls"):
         calls = [
             {**call, "id": ids.get(call["id"], call["id"])} if "id" in call else call for call in message["tool_calls"]
