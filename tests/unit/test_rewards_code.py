@@ -292,6 +292,34 @@ async def test_what_values_a_right_program_may_return() -> None:
     assert await score("mbpp", block("def f(x): return x"), {"assert_case": tests}) == RIGHT
 
 
+async def test_the_errors_of_a_right_program_are_caught_by_their_kind_and_text() -> None:
+    program = """
+import json
+class Negative(ValueError): pass
+class Odd(Exception):
+    def __str__(self): return 1 / 0
+def f(what):
+    if what == "json": return json.loads("{")
+    if what == "own": raise Negative("it is negative")
+    if what == "bytes": return b"\\xff".decode()
+    if what == "group": raise ExceptionGroup("two", [ValueError(1)])
+    if what == "long": raise KeyError("x" * 10**6)
+    if what == "odd": raise Odd
+    if what == "key": return {}["a"]
+    raise SystemExit(0)
+"""
+    test = "import contextlib\nwith contextlib.suppress({kind}):\n    f({what!r})\n    assert False"
+    kinds = (("json", "ValueError"), ("own", "ValueError"), ("bytes", "UnicodeDecodeError"), ("long", "KeyError"))
+    kinds += (("odd", "Exception"), ("group", "Exception"))
+    tests = [test.format(what=what, kind=kind) for what, kind in kinds]
+    tests.append("try: f('own')\nexcept ValueError as error: assert str(error) == 'it is negative'\nelse: assert False")
+    tests.append("try: f('key')\nexcept KeyError as error: assert error.args == ('a',)\nelse: assert False")
+    for code in tests:
+        assert await score("mbpp", block(program), {"assert_case": [code]}) == RIGHT, code
+    for wrong in (test.format(what="own", kind="KeyError"), test.format(what="exit", kind="ValueError")):
+        assert await score("mbpp", block(program), {"assert_case": [wrong]}) == WRONG, wrong
+
+
 async def test_many_at_once() -> None:
     options = {"code": {"processes": 3}}
     tests = {"inputs": ["1"], "outputs": ["1"]}

@@ -5,6 +5,8 @@ that claims to equal everything stays in its own sandbox.
 """
 
 import builtins
+import contextlib
+import functools
 import json
 import os
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 ANSWER_BYTES = 50_000
 """Length of the longest answer of a cell; a cell has none where it would be longer."""
+_ERROR_CHARACTERS = 1_000
 _DEPTH = 100
 _RECURSION = 600_000
 """Recursion limit that programs may rely on, as in verl's `prime_code`."""
@@ -111,8 +114,8 @@ def define(source: str, imports: str = "") -> None:
 def call(request: str) -> bytes:
     """Call a function of the program, or a method of its class `Solution`, and return the cell's answer.
 
-    The answer is `["value", encoded value]` or `["error", name of the exception's type]`. There is no answer when the
-    program has no such function.
+    The answer is `["value", encoded value]`, or `["error", [name, text]]` with the built-in type that the exception
+    is of. There is no answer when the program has no such function.
 
     Args:
         request: JSON text of the name of the function, its positional arguments and its keyword arguments, the latter
@@ -127,8 +130,31 @@ def call(request: str) -> bytes:
     try:
         answer = ["value", encode(function(*decode(arguments), **decode(keywords)))]
     except BaseException as error:  # whatever the program raised
-        answer = ["error", type(error).__name__]
+        answer = ["error", _described(error)]
     return _answer(answer)
+
+
+def _described(error: BaseException) -> list[str]:
+    """Return the name of the nearest built-in type that an exception is of, and the beginning of its text."""
+    kinds = (kind.__name__ for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind)
+    try:
+        # Of a KeyError, `str` is the key's `repr`.
+        text = error.args[0] if isinstance(error, KeyError) and isinstance(error.args[0], str) else str(error)
+    except BaseException:  # the program's own `__str__`
+        text = ""
+    return [next(kinds), str.__str__(text)[:_ERROR_CHARACTERS]]
+
+
+def _rebuilt(name: str, text: str) -> BaseException:
+    """Return an exception as `_described` describes it; one that is no Exception becomes a RuntimeError."""
+    kind: Any = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        for make in (kind, functools.partial(kind.__new__, kind)):  # UnicodeDecodeError needs more than a text
+            with contextlib.suppress(TypeError):
+                error: BaseException = make(text)
+                return error
+        return Exception(text)  # an ExceptionGroup
+    return RuntimeError(f"{name}: {text}")
 
 
 def _answer(answer: list[Any]) -> bytes:
@@ -181,9 +207,7 @@ def judge(test: str, names: list[str], results: list[str]) -> bytes:
             kind, content = json.loads(left.pop(0))
             if kind == "value":
                 return decode(content)
-            kind_of_error: Any = getattr(builtins, content, None)
-            is_one = isinstance(kind_of_error, type) and issubclass(kind_of_error, Exception)
-            raise kind_of_error() if is_one else RuntimeError(content)
+            raise _rebuilt(*content)
 
         return function
 
