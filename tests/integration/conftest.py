@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -32,21 +29,11 @@ def processors(models: Path) -> dict[str, Any]:
     return {kind: hf_processor(str(models / kind)) for kind in KINDS}
 
 
-def start_ray(num_cpus: int) -> None:
-    """Start a Ray cluster of this process, however long that takes: Ray itself gives up after 30 s."""
-    import ray
-    from ray._private import node
-
-    slow = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() / 10})
-    with mock.patch.object(node, "time", slow):
-        ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Start a Ray cluster of this process, and end it after the file's tests."""
     import ray
 
-    start_ray(num_cpus=4)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()

@@ -18,7 +18,7 @@ BREAK = "import sys; sys.modules['verl.experimental.agent_loop.agent_loop'] = No
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=550, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
 
 
 def test_a_failed_registration_is_loud_and_says_the_remedy() -> None:
@@ -70,8 +70,7 @@ def find():
 from verl.interactions.gsm8k_interaction import Gsm8kInteraction
 from verl_multiturn.interactions import verl_classes
 assert Gsm8kInteraction is verl_classes.Gsm8kInteraction
-from tests.integration.conftest import start_ray
-start_ray(num_cpus=1)
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 @ray.remote
 def worker():

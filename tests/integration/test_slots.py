@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import start_ray
-
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
@@ -43,7 +41,7 @@ def cluster() -> Iterator[None]:
     import ray
 
     # verl reserves all CPUs, so none is left for the keeper of slots.
-    start_ray(num_cpus=0)
+    ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import start_ray
-
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.deaths,
@@ -246,7 +244,7 @@ def queue() -> Iterator[Any]:
     import transfer_queue
     from omegaconf import OmegaConf
 
-    start_ray(num_cpus=2)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield transfer_queue
     transfer_queue.close()
