@@ -146,6 +146,16 @@ LETTERS = [
     ("a town", "the town", True),
     ("vitamin a deficiency", "Vitamin deficiency", True),
     ("a 7", "7", True),
+    ("a U.S. state", "US state", True),
+    ("a T-shirt", "T-shirt", True),
+    ("B-side", "a B-side", True),
+    ("a Q&A session", "Q&A session", True),
+    ("a $5 bill", "$5 bill", True),
+    ("a #1 hit", "#1 hit", True),
+    ("a “Rose”", "“Rose”", True),
+    ("A & B", "B", False),
+    ("A (B)", "B", False),
+    ("A, B-C", "B-C", False),
 ]
 
 

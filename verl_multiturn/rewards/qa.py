@@ -21,8 +21,9 @@ from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:an|the)\b")
-# Before a word of two characters, or a number. The letter in "A, B", "Hepatitis A" and "U.S.A." is no article.
-_ARTICLE_A = re.compile(r"""(?<![^\s"'(])a(?=[.):]?\s+["'(]*(?:\w\w|\d))""")
+# Before a word of two characters ("dog", "U.S.", "T-shirt"), or a number. The letter in "A, B", "Hepatitis A" and
+# "U.S.A." is no article.
+_ARTICLE_A = re.compile(r"""(?<![^\s"'(])a(?=[.):]?\s+[^\w\s]*(?:\w[-.'’&]*\w|\d))""")
 _MOST_CHARACTERS = 10_000
 _MOST_TAGS = 10
 """Most opening, or closing, tags of answers in a text. A text with more gets a quarter of its score, as in verl's
