@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -76,13 +76,23 @@ def changed(draw: random.Random) -> dict[str, Any]:
     return record
 
 
+def is_same(value: Any, right: Any, name: str) -> bool:
+    """Tell whether a column says what it said: a logprob of 0 is one of 0.0, and all sources above 2 are context."""
+    if name == "logprobs":
+        return bool(value == right)
+    if name == "sources" and isinstance(value, list) and all(type(each) is int for each in value):
+        value, right = [min(each, 2) for each in value], [min(each, 2) for each in right]
+    return json.dumps(value) == json.dumps(right)
+
+
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_no_structural_change_of_a_record_raises_or_passes(tmp_path_factory: Any, seed: int) -> None:
     record = changed(random.Random(seed))
     path = tmp_path_factory.getbasetemp() / "changed.jsonl"
     path.write_text(json.dumps(record) + "\n")
     said = verdict(path)
-    same = all(json.dumps(record.get(name)) == json.dumps(GOOD[name]) and name in record for name in TRAINED)
+    same = all(is_same(record.get(name), GOOD[name], name) for name in TRAINED)
     assert same or said != "verified"
 
 
