@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -475,19 +475,22 @@ for _ in range(1100):
 """
 
 
-async def test_a_deep_folder_ends_no_other_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is deeper than Python's own removal calls itself."""
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return where the folders of sandboxes are made; it is removed by a program that can, unlike pytest."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    try:
-        async with SandboxPool(SandboxSettings(**{**LIMITS, "isolation": "subprocess", "pool": 0})) as pool:
-            first, second = await pool.acquire(), await pool.acquire()
-            assert (await first.run(DEEP + "print(1)")).output == "1\n"
-            first.kill()
-            await first.wait_gone()
-            assert (await second.run("1 + 1")).output == "2\n"
-            assert (await (await pool.acquire()).run("1 + 2")).output == "3\n"
-            assert (await second.run(DEEP + "print(1)")).output == "1\n"
-        left = os.listdir(tmp_path)
-    finally:  # pytest could not remove it either
-        subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
-    assert left == []
+    yield tmp_path
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
+
+
+async def test_a_deep_folder_ends_no_other_sandbox(folders: Path) -> None:
+    """It is deeper than Python's own removal calls itself."""
+    async with SandboxPool(SandboxSettings(**{**LIMITS, "isolation": "subprocess", "pool": 0})) as pool:
+        first, second = await pool.acquire(), await pool.acquire()
+        assert (await first.run(DEEP + "print(1)")).output == "1\n"
+        first.kill()
+        await first.wait_gone()
+        assert (await second.run("1 + 1")).output == "2\n"
+        assert (await (await pool.acquire()).run("1 + 2")).output == "3\n"
+        assert (await second.run(DEEP + "print(1)")).output == "1\n"
+    assert os.listdir(folders) == []
