@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -128,3 +129,29 @@ def test_a_folder_is_removed_also_where_an_agent_has_closed_it() -> None:
     assert os.listdir(above) == []
     assert stat.S_IMODE(os.stat(above).st_mode) == 0o777  # what is above is left as it was
     os.rmdir(above)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_folder_is_removed_however_deep_it_is(folders: Path, closed: bool) -> None:
+    """Deeper than Python calls itself, and with paths that are longer than the system reads."""
+    folder = folders / "deep"
+    folder.mkdir()
+    (folders / "kept").mkdir()
+    (folders / "kept" / "file").touch()
+    at = os.open(folder, os.O_RDONLY)
+    for number in range(1100):
+        os.mkdir("deep", dir_fd=at)
+        if number % 100 == 0:
+            os.symlink(folders / "kept", "link", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
+        if closed:
+            os.fchmod(at, 0)
+        os.close(at)
+        at = below
+    os.close(at)
+    try:
+        assert remove_folder(str(folder))
+    finally:  # pytest could not remove it either
+        subprocess.run(["rm", "-rf", folder], check=True)
+    assert os.listdir(folders) == ["kept"]
+    assert os.listdir(folders / "kept") == ["file"]

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -462,3 +463,34 @@ def test_the_host_notices_harm(seen: str) -> None:
         assert host.harm() == []
         HARMS[seen](host)
         assert any(seen in problem for problem in host.harm())
+
+
+DEEP = """
+import os
+at = os.open(".", os.O_RDONLY)
+for _ in range(1100):
+    os.mkdir("d", dir_fd=at)
+    at = os.open("d", os.O_RDONLY, dir_fd=(above := at))
+    os.close(above)
+"""
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return where the folders of sandboxes are made; it is removed by a program that can, unlike pytest."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
+
+
+async def test_a_deep_folder_ends_no_other_sandbox(folders: Path) -> None:
+    """It is deeper than Python's own removal calls itself."""
+    async with SandboxPool(SandboxSettings(**{**LIMITS, "isolation": "subprocess", "pool": 0})) as pool:
+        first, second = await pool.acquire(), await pool.acquire()
+        assert (await first.run(DEEP + "print(1)")).output == "1\n"
+        first.kill()
+        await first.wait_gone()
+        assert (await second.run("1 + 1")).output == "2\n"
+        assert (await (await pool.acquire()).run("1 + 2")).output == "3\n"
+        assert (await second.run(DEEP + "print(1)")).output == "1\n"
+    assert os.listdir(folders) == []

@@ -199,3 +199,21 @@ def test_receipts_of_wrong_types(tmp_path: Path, name: str, value: Any) -> None:
     path = tmp_path / "forged.jsonl"
     path.write_text(json.dumps({**GOOD, "receipts": {**GOOD["receipts"], name: value}}))
     verdict(path)
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused() -> None:
+    done = CliRunner().invoke(cli.app, ["verify", "a" * 300])
+    assert done.exit_code == 2, repr(done.exception)
+    assert "cannot be read: [Errno" in done.stderr.replace("\n", " ")
+
+
+def test_a_record_with_rows_has_no_columns_of_its_own(tmp_path: Path) -> None:
+    """Else what is verified would not be what another reader sees."""
+    row = {name: GOOD[name] for name in (*TRAINED, "receipts")}
+    rest = {name: value for name, value in GOOD.items() if name not in row}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**rest, "rows": [row]}) + "\n")
+    assert verdict(path) == "verified"
+    for name in row:
+        path.write_text(json.dumps({**rest, "rows": [row], name: GOOD[name]}) + "\n")
+        assert verdict(path) == "refused", name

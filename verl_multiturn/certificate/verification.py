@@ -18,6 +18,7 @@ from verl_multiturn.errors import CertificateError
 LONGEST_LINE = 1 << 28
 """Largest number of bytes in a line, so that a file without line ends does not fill the memory."""
 _COLUMNS = ("ids", "mask", "versions", "turn_ids", "sources")
+_OF_ROWS = (*_COLUMNS, "logprobs", "prompt_length", "receipts")
 _EXPECTED = "expected a file of records, or a folder of them"
 
 
@@ -42,6 +43,8 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     try:
         request_id, uid = str(record["request_id"]), str(record.get("uid", ""))
         rows = [(_row(columns, request_id, uid), columns.get("receipts")) for columns in rows_of(record)]
+        if "rows" in record and (more := [name for name in _OF_ROWS if name in record]):
+            raise ValueError(f"it has {more[0]} beside rows, so that readers may take one for the other")
     except KeyError as error:
         raise CertificateError(f"no record of a conversation: {error} is missing") from None
     except (TypeError, ValueError) as error:
@@ -110,7 +113,10 @@ def verify_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int, VerifiedRec
             valid record.
     """
     for path in paths:
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        try:
+            files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        except OSError as error:  # a name that is too long, or a folder above it that is closed
+            raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
         if not files:
             raise CertificateError(f"{str(path)!r} holds no *.jsonl; {_EXPECTED}")
         for file in files:
@@ -120,10 +126,10 @@ def verify_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int, VerifiedRec
 
 def verify_file(path: Path) -> Iterator[tuple[int, VerifiedRecord | None]]:
     """Verify a JSONL file of records, line by line; see `verify_files`."""
-    if path.exists() and not path.is_file():  # a pipe or a device may have no end
-        raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
     found = False
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may have no end
+            raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
         with path.open("rb") as file:
             for number, line in _lines(file, path):
                 try:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agent_end import AgentResult, read_result
+from verl_multiturn.sandbox.guest.removal import remove_tree
 
 _RESULT_BYTES = 2**22
 _REMOVED_S = 1.0
@@ -53,7 +53,7 @@ def remove_folder(folder: str) -> bool:
     until = time.monotonic() + _REMOVED_S
     while os.path.lexists(folder):
         if os.path.isdir(folder) and not os.path.islink(folder):
-            shutil.rmtree(folder, onerror=open_up)
+            remove_tree(folder, open_up)
         else:  # the agent has put something else in its place
             with contextlib.suppress(OSError):
                 os.unlink(folder)

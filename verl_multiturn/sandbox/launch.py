@@ -32,9 +32,21 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.sandbox.guest.removal import remove_tree
 from verl_multiturn.sandbox.settings import SandboxSettings
 
-_GUEST_MODULES = ("__init__", "syscalls", "seccomp", "confine", "cell", "mapping", "usage", "supervisor", "zygote")
+_GUEST_MODULES = (
+    "__init__",
+    "syscalls",
+    "seccomp",
+    "confine",
+    "cell",
+    "mapping",
+    "usage",
+    "removal",
+    "supervisor",
+    "zygote",
+)
 _GUEST_ROOT = "/opt"
 _HOME = "/tmp"
 _FIRST_USER, _USERS = 2_130_706_432, 65_535  # beyond the ranges that distributions and container engines hand out
@@ -182,7 +194,7 @@ class Launch:
 
     def _remove_directory(self) -> None:
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove_tree(self._directory)
 
     def _pipe(self) -> tuple[int, int]:
         ends = os.pipe()

@@ -28,7 +28,7 @@ import socket
 import sys
 from typing import Any
 
-from . import cell, mapping, seccomp, supervisor, syscalls
+from . import cell, mapping, removal, seccomp, supervisor, syscalls
 
 
 def main(channel_fd: int, spec_json: str) -> None:
@@ -108,7 +108,7 @@ class _Zygote:
                 self._kill(number)
             for _, process in self._supervisors.values():
                 self._wait(process)
-            _remove(self._spec["home"])
+            removal.remove_tree(self._spec["home"])
 
     def _spawn(self, number: int, control_fd: int, output_fd: int, *group_fds: int) -> None:
         control = socket.socket(fileno=control_fd)
@@ -152,7 +152,7 @@ class _Zygote:
         self._wait(process)
         if not self._spec["namespaces"]:
             self._reap_orphans()
-            _remove(f"{self._spec['home']}/{number}")
+            removal.remove_tree(f"{self._spec['home']}/{number}")
         self._channel.send(f"gone {number}".encode())
 
     def _kill_group(self, leader: int) -> None:
@@ -175,9 +175,3 @@ class _Zygote:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
                 os.waitpid(ended.si_pid, 0)
-
-
-def _remove(folder: str) -> None:
-    import shutil  # here, so that the zygote is smaller with bubblewrap, where nothing is removed
-
-    shutil.rmtree(folder, ignore_errors=True)
