@@ -95,7 +95,7 @@ def _maker(env: str) -> Callable[..., Any]:
         if isinstance(entry, str):
             gymnasium.envs.registration.load_env_creator(entry)  # imported here, once, not in every fork
     except gymnasium.error.UnregisteredEnv as error:
-        known = f"{module!r} registers no {name!r}" if module else describe(error)
+        known = f"{module!r} registers no {name!r}" if module else describe(error).rstrip(".")
         remedy = "" if module else f"write 'package.module:{name}' if a package registers it when it is imported, "
         raise ConfigError(
             f"{where}: {known}; {remedy}correct the id, or name a factory as 'package.module:factory'"
