@@ -192,7 +192,7 @@ def test_a_record_may_hold_several_rows() -> None:
     del record["rows"][1]["receipts"]
     with pytest.raises(CertificateError, match="holds no receipts"):
         verify_record(record)
-    with pytest.raises(CertificateError, match=r"no record of a conversation: TypeError: rows is 3, expected a list"):
+    with pytest.raises(CertificateError, match=r"no record of a conversation: rows is 3, expected a list of objects"):
         verify_record({**record, "rows": 3})
     with pytest.raises(CertificateError, match="holds no receipts"):
         verify_record({**record, "rows": []})

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,12 @@ class Code:
     """What has the name: `class`, `function`, or "" for anything."""
 
 
-def import_problem(codes: Sequence[Code]) -> str:
+def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
     """Import pieces of code one after the other in a process of its own.
+
+    Args:
+        codes: The pieces of code.
+        variables: Environment variables that the run's workers have beside those of this process.
 
     Returns:
         What is wrong with the first one that cannot be used; "" if nothing is.
@@ -61,10 +65,16 @@ def import_problem(codes: Sequence[Code]) -> str:
         return ""
     # Files, since a process that the code leaves behind would keep pipes open.
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile() as log:
-        json.dump({"path": sys.path, "codes": [astuple(code) for code in codes]}, asked)
+        path = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+        json.dump({"path": path, "codes": [astuple(code) for code in codes]}, asked)
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD], stdin=asked, stdout=told, stderr=log, start_new_session=True
+            [sys.executable, "-c", _CHILD],
+            stdin=asked,
+            stdout=told,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **variables},
         )
         try:
             status: int | None = child.wait(LONGEST_S)

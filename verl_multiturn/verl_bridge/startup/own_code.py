@@ -31,14 +31,19 @@ _REGISTER, _IMPORT = "register", "importlib"
 def check_own_code(config: DictConfig) -> None:
     """Import each file, class and module of the user's own, in a process of its own.
 
+    Where Ray makes the workers another environment (`runtime_env` with more than variables), nothing is imported here.
+
     Args:
         config: verl's whole configuration.
 
     Raises:
         ConfigError: one cannot be imported, or lacks the name that the configuration gives.
     """
+    environment = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env") or {}
+    variables = {name: str(value) for name, value in (environment.get("env_vars") or {}).items()}
     codes = [*_reward(config), *_managers(config), *_files(config), *_dotted(config), *_agent_loops(config)]
-    if problem := import_problem(codes):
+    is_ours = all(value is None for name, value in environment.items() if name != "env_vars")
+    if is_ours and (problem := import_problem(codes, variables)):
         raise ConfigError(problem)
 
 
