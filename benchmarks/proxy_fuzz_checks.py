@@ -227,8 +227,8 @@ class Checked:
             known = plan.continues
             if known is not None and self._appends(done, known) and not self._begins(made, known, plan.appended):
                 self._add("violations", f"{number} does not continue {known.received}: {done.ask.messages}")
-            elif known is not None and done.ask.ids and self._appends(done, known) and node and node.parent is None:
-                # Rendered whole it may have the same tokens.
+            elif known and done.ask.ids and self._appends(done, known) and node and not (node.parent or plan.appended):
+                # Rendered whole it may have the same tokens. With a stop text appended it need not continue.
                 self._add("violations", f"{number} begins a root, its client renamed {done.ask.ids}")
             if plan.rewrites is not None and plan.crosses:  # rendered whole it may have the same tokens
                 if node and node.parent and node.parent.completion.id == plan.rewrites.received.id:
