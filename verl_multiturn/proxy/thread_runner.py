@@ -130,6 +130,7 @@ class _AgentThread:
         self._lock = threading.Lock()
         self._has_begun = False
         self._has_ended = False
+        self._is_cancelled = False
         # A daemon, so that a worker can end without it.
         self._thread = threading.Thread(target=self._run, name=f"agent {address.id}", daemon=True)
 
@@ -155,7 +156,8 @@ class _AgentThread:
         return AgentEnd("returned", self._result or AgentResult())
 
     def cancel(self) -> None:
-        """Cancel the agent, if it is asynchronous."""
+        """Cancel the agent, if it is asynchronous; also one whose thread has not come so far yet."""
+        self._is_cancelled = True
         if (task := self._task) is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
@@ -195,7 +197,7 @@ class _AgentThread:
 
     def _began(self, task: asyncio.Task[Any]) -> None:
         self._task = task
-        if self.is_abandoned:
+        if self._is_cancelled:
             task.cancel()
 
     def _returned(self, value: Any) -> None:
