@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -343,6 +345,21 @@ async def test_a_zygote_that_is_stopped_again_and_again_is_replaced() -> None:
             assert (await play(env, name, "go"))[1].text == "did go"
             await env.close(name)
         await env.close("a")
+
+
+async def test_a_zygote_that_dies_as_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = socket.send_fds
+
+    def killed_first(channel: socket.socket, *args: Any) -> int:
+        monkeypatch.setattr(socket, "send_fds", asked)
+        (zygote,) = psutil.Process().children()
+        zygote.kill()
+        select.select([channel], [], [])  # until the kernel has closed its end
+        return asked(channel, *args)
+
+    async with world("Odd") as env:
+        monkeypatch.setattr(socket, "send_fds", killed_first)
+        assert (await play(env, "a", "go"))[1].text == "did go"
 
 
 async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path) -> None:

@@ -207,6 +207,8 @@ class _ZygoteHandle:
 
     def is_alive(self) -> bool:
         """Tell whether the process is still running, and has not begun to end."""
+        if self.channel.fileno() == -1:  # closed by the call before, which found it dead
+            return False
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP | select.POLLHUP)
         return self.process.poll() is None and not poll.poll(0)

@@ -45,7 +45,7 @@ from verl_multiturn.verl_bridge.startup.estimators import check_estimators
 from verl_multiturn.verl_bridge.startup.interactions import check_interactions, check_user_turns, move_old_key
 from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER, check_mode, our_mode, require_our_trainer
 from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
-from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.paths import check_paths
 from verl_multiturn.verl_bridge.startup.proxy import check_proxy
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
@@ -339,8 +339,9 @@ class StartUpCheck(Callback):
             return
         try:
             check_paths(config)
+            is_elsewhere = has_other_environment(config)
             prepare_config(config)
-            check_own_code(config)
+            check_own_code(config, is_imported=not is_elsewhere)
         except MultiTurnError as error:
             # Hydra turns a callback's Exception into a warning and goes on. SystemExit is no Exception.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)

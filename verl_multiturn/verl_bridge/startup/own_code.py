@@ -17,6 +17,7 @@ from verl_multiturn.launch.imports import PACKAGE, Code, import_problem
 from verl_multiturn.verl_bridge.startup.agent_loops import MANAGER
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_ENVIRONMENT = "ray_kwargs.ray_init.runtime_env"
 # Settings that name a class or a module by its dotted name, and what has the name.
 _DOTTED = {
     f"{_ROLLOUT}.agent.agent_loop_manager_class": "class",
@@ -28,22 +29,29 @@ _DOTTED = {
 _REGISTER, _IMPORT = "register", "importlib"
 
 
-def check_own_code(config: DictConfig) -> None:
-    """Import each file, class and module of the user's own, in a process of its own.
+def has_other_environment(config: DictConfig) -> bool:
+    """Tell whether Ray makes the workers an environment of their own: `runtime_env` names more than variables.
 
-    Where Ray makes the workers another environment (`runtime_env` with more than variables), nothing is imported here.
+    Ask before the start-up check changes the configuration: on the CPU it names an interpreter of ours there.
+    """
+    environment = OmegaConf.select(config, _ENVIRONMENT) or {}
+    return any(value is not None for name, value in environment.items() if name != "env_vars")
+
+
+def check_own_code(config: DictConfig, *, is_imported: bool = True) -> None:
+    """Look for each file, class and module of the user's own, and import it in a process of its own.
 
     Args:
         config: verl's whole configuration.
+        is_imported: False where the workers have another environment: nothing is imported here then.
 
     Raises:
         ConfigError: one cannot be imported, or lacks the name that the configuration gives.
     """
-    environment = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env") or {}
-    variables = {name: str(value) for name, value in (environment.get("env_vars") or {}).items()}
+    given = OmegaConf.select(config, f"{_ENVIRONMENT}.env_vars") or {}
+    variables = {name: str(value) for name, value in given.items()}
     codes = [*_reward(config), *_managers(config), *_files(config), *_dotted(config), *_agent_loops(config)]
-    is_ours = all(value is None for name, value in environment.items() if name != "env_vars")
-    if is_ours and (problem := import_problem(codes, variables)):
+    if is_imported and (problem := import_problem(codes, variables)):
         raise ConfigError(problem)
 
 
