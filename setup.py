@@ -53,6 +53,6 @@ setup(
     extras_require={"gymnasium": ["gymnasium>=1.0"]},
     entry_points={
         "verl.plugins": ["verl_multiturn = verl_multiturn.plugin"],
-        "console_scripts": ["verl-multiturn = verl_multiturn.cli:main"],
+        "console_scripts": ["verl-multiturn = verl_multiturn.cli.main:main"],
     },
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from verl_multiturn import scripted_rollout
 from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.scripted_chat import transcript
-from verl_multiturn.tools.functions import FromRow
+from verl_multiturn.tools.loading.functions import FromRow
 
 
 def convert(value: float, unit: Literal["km", "mile"], *, digits: Annotated[int, FromRow] = 1) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.session_play import certified
+from tests.support.session_play import certified
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
@@ -14,11 +14,11 @@ from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.chat.template import Template
-from verl_multiturn.proxy.prompt_rendering import PromptRenderer
-from verl_multiturn.proxy.proxy_run import ProxyRun
-from verl_multiturn.proxy.requests import ChatRequest, Completion
-from verl_multiturn.proxy.session import AgentSession
-from verl_multiturn.proxy.turn_reading import TurnReader
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.session import AgentSession
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome

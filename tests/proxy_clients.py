@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.requests import Call, ChatRequest, Completion
-from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion
 
 
 class FakeDelivery:

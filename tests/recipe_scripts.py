@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
-from verl_multiturn.cli import app
+from verl_multiturn.cli.main import app
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
 

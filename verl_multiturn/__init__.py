@@ -13,7 +13,7 @@ from verl_multiturn.errors import (
     TrajectoryError,
 )
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.registry import load_interactions
+from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -22,8 +22,8 @@ from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import scripted_rollout
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.functions import tool
-from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.tools.loading.functions import tool
+from verl_multiturn.tools.loading.registry import load_tools
 from verl_multiturn.tools.schema import ToolSchema
 
 __version__ = "0.1.0"

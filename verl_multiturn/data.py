@@ -19,7 +19,7 @@ from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
 from verl_multiturn.tools.check.data_rows import validate_dataset
-from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.tools.loading.registry import load_tools
 
 Row = dict[str, Any]
 _LAST_SEED = 2**31 - 1

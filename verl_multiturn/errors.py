@@ -13,7 +13,7 @@ agent or a network does never raises out of a conversation: it ends the conversa
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
     └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
 
-Errors of single modules, such as `WorkerError` of `workers/worker_pool.py`, are not in the tree.
+Errors of single modules, such as `WorkerError` of `processes/pool.py`, are not in the tree.
 """
 
 

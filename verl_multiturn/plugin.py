@@ -16,7 +16,7 @@ from types import ModuleType
 import wrapt
 
 from verl_multiturn.driver import is_trainer
-from verl_multiturn.interactions import verl_modules
+from verl_multiturn.interactions.old_verl import modules as verl_modules
 
 _TRAINERS = "verl.trainer.ppo.v1"
 # SGLang's own settings for external packages. SGLang reads them in its processes, which inherit the environment.
@@ -61,11 +61,11 @@ def register() -> None:
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.spmd.AsyncSGLangRollout"
+    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.loops.spmd.AsyncSGLangRollout"
 
     def load_replica() -> type:
         RolloutReplicaRegistry.get("sglang")  # verl's loader prepares the import of SGLang on a driver without a GPU
-        from verl_multiturn.verl_bridge.replica import AsyncSGLangReplica
+        from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
 
         return AsyncSGLangReplica
 
@@ -78,7 +78,7 @@ def register() -> None:
     if activate.wanted():
         activate.activate()
 
-    from verl_multiturn.verl_bridge import agent_loop, proxy_loop
+    from verl_multiturn.verl_bridge.loops import agent_loop, proxy_loop
     from verl_multiturn.verl_bridge.startup import configuration
 
     agent_loop.register_agent_loop()

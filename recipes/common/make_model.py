@@ -69,7 +69,7 @@ def spoken(recipe: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         recipe: Name of the recipe.
         rows: Rows from `read_rows`.
     """
-    from verl_multiturn.tools.registry import load_tools, schema_of
+    from verl_multiturn.tools.loading.registry import load_tools, schema_of
 
     path = smoke_config(recipe).actor_rollout_ref.rollout.multi_turn.tool_config_path
     tools = load_tools(path) if path is not None else {}
@@ -104,7 +104,7 @@ async def roll_out(recipe: str, config: Any, rows: Sequence[dict[str, Any]], tok
         SystemExit: A conversation does not end as it should, or a tool call in it fails.
     """
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     said = {f"{recipe} {i}": row["extra_info"]["demonstration"] for i, row in enumerate(rows)}
 

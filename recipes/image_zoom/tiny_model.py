@@ -18,7 +18,7 @@ import transformers
 from PIL import Image
 
 from verl_multiturn.data import Row
-from verl_multiturn.tools.registry import load_tools
+from verl_multiturn.tools.loading.registry import load_tools
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from sft import ASSISTANT, END, batch_of

@@ -21,7 +21,7 @@ from verl_multiturn import ScriptedEngine
 from verl_multiturn.certificate.records import rows_of
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.verl_bridge.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 
 _WITHOUT_RECORDS = "actor_rollout_ref.rollout.custom.multiturn.record_dir=null"
 _AT_ONCE = 256

@@ -15,12 +15,12 @@ from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template import Template
-from verl_multiturn.proxy.prompt_rendering import PromptRenderer
-from verl_multiturn.proxy.proxy_run import ProxyRun
-from verl_multiturn.proxy.requests import ChatRequest, RefusedError
-from verl_multiturn.proxy.server import ProxyServer
-from verl_multiturn.proxy.session import AgentSession, Delivery
-from verl_multiturn.proxy.turn_reading import TurnReader
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine

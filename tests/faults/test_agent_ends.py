@@ -15,14 +15,14 @@ from tests.agent_sessions import certified, make_run, turns
 from tests.proxy_clients import until
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
-from verl_multiturn.proxy import process_runner
-from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.agent_end import AgentEnd
-from verl_multiturn.proxy.agent_folder import remove_folder
+from verl_multiturn.proxy.agents import process_runner
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.folder import remove_folder
+from verl_multiturn.proxy.agents.process_runner import ProcessRunner
+from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
-from verl_multiturn.proxy.process_runner import ProcessRunner
-from verl_multiturn.proxy.runners import build_runner
-from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.limits import StopReason
 
 ADDRESS = SessionAddress("http://127.0.0.1:1/v1", "key", "http://127.0.0.1:1", "s")

@@ -19,11 +19,11 @@ from tests.conftest import ROOT
 from tests.forger import forger
 from tests.proxy_clients import until
 from verl_multiturn.errors import AgentContractError
-from verl_multiturn.proxy import process_runner, thread_runner
-from verl_multiturn.proxy.agent import SessionAddress, load_agent
-from verl_multiturn.proxy.agent_end import AgentEnd, AgentResult
-from verl_multiturn.proxy.process_runner import ProcessRunner
-from verl_multiturn.proxy.thread_runner import ThreadRunner
+from verl_multiturn.proxy.agents import process_runner, thread_runner
+from verl_multiturn.proxy.agents.agent import SessionAddress, load_agent
+from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
+from verl_multiturn.proxy.agents.process_runner import ProcessRunner
+from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
 
 PROGRAMS = "tests.agent_programs"
 
@@ -230,8 +230,8 @@ async def test_a_program_that_the_agent_starts_does_not_speak_for_it(tmp_path: P
 
 WORKER = f"""
 import asyncio, sys
-from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.process_runner import ProcessRunner
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.agents.process_runner import ProcessRunner
 async def main():
     runner = ProcessRunner("{PROGRAMS}:misbehave", None, "agent")
     address = SessionAddress("http://127.0.0.1:1/v1", "key", "http://127.0.0.1:1", "s")

@@ -23,7 +23,7 @@ async def test_failures_are_marked_leave_nothing_and_change_no_sibling() -> None
 
 async def test_the_suite_finds_an_interaction_that_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import interaction_faults
-    from verl_multiturn.interactions.session import InteractionSession
+    from verl_multiturn.interactions.running.session import InteractionSession
 
     async def nothing(self: InteractionSession) -> None:
         pass

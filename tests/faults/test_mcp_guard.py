@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import has_ended
-from verl_multiturn.tools import mcp_guard
+from verl_multiturn.processes import mcp_guard
 
 GUARD = [sys.executable, "-I", "-S", mcp_guard.__file__]
 OLDER_KERNEL = """

@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.starting import PLAIN, WORKSHOP, HttpServer, by_name, children, plain, text
 from verl_multiturn import ConfigError, load_tools
-from verl_multiturn.tools.kwargs import bind_kwargs
+from verl_multiturn.tools.loading.kwargs import bind_kwargs
 from verl_multiturn.tools.mcp_tools import mcp_tools
 
 

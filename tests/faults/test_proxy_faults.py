@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from tests.proxy_clients import HELLO, FakeSession, answer, connect, post, serving, until
-from verl_multiturn.proxy import bodies, clients
-from verl_multiturn.proxy import server as server_module
-from verl_multiturn.proxy.bodies import MOST_BYTES
-from verl_multiturn.proxy.clients import has_ended, was_reset
-from verl_multiturn.proxy.requests import RefusedError
-from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.http import bodies, clients
+from verl_multiturn.proxy.http import server as server_module
+from verl_multiturn.proxy.http.bodies import MOST_BYTES
+from verl_multiturn.proxy.http.clients import has_ended, was_reset
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import RefusedError
 
 STREAMED = {**HELLO, "stream": True}
 

@@ -11,9 +11,9 @@ import pytest
 from tests.agent_sessions import END, certified, make_run
 from tests.proxy_clients import HELLO, answer, connect, post, until
 from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.server import ProxyServer
-from verl_multiturn.proxy.session import AgentSession
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome

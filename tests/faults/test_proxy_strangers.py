@@ -13,10 +13,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.proxy_clients import HELLO, answer, connect, post
-from verl_multiturn.proxy import listener
-from verl_multiturn.proxy.agent import SessionAddress
-from verl_multiturn.proxy.clients import Strangers
-from verl_multiturn.proxy.listener import raise_open_files
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.http import listener
+from verl_multiturn.proxy.http.clients import Strangers
+from verl_multiturn.proxy.http.listener import raise_open_files
 
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -21,14 +21,14 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tests.serving import conversation, serving
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.call_limits import attach_limits
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.e2b_router import E2bRouterTool
-from verl_multiturn.tools.http_client import HttpTool, UnavailableError
+from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.retrieval import RetrievalTool
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
+from verl_multiturn.tools.services.http_client import HttpTool, UnavailableError
 
 GOOD = {
     "/retrieve": {"result": [[{"document": {"id": "1", "contents": "fine"}, "score": 1.0}]]},

@@ -17,8 +17,8 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 
 from verl_multiturn import BaseTool, CertificateError, EngineError, ScriptedEngine, ToolResponse
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.verl_bridge import runner
-from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
+from verl_multiturn.verl_bridge.loops import runner
+from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'

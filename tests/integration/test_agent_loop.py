@@ -19,7 +19,7 @@ def answer(ids: list[int], logprobs: list[float] | None, reason: str = "complete
 
 
 async def ask(output: Any) -> tuple[Any, dict[str, Any]]:
-    from verl_multiturn.verl_bridge.verl_engine import VerlEngine
+    from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 
     asked: dict[str, Any] = {}
 
@@ -61,7 +61,7 @@ def runner(
 ) -> Any:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": 5,
@@ -94,7 +94,7 @@ class Versions:
 async def test_the_output_that_verl_gets() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
@@ -128,7 +128,7 @@ async def test_the_output_that_verl_gets() -> None:
 async def test_one_without_a_response() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 
     made = runner(Versions([]))
     request = await made.request({"raw_prompt": [{"role": "user", "content": "long " * 2000}]}, {}, "r1")
@@ -144,7 +144,7 @@ async def test_one_without_a_response() -> None:
 
 async def test_the_step_stands_for_versions_that_the_engine_does_not_know() -> None:
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+    from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
 
     loop = object.__new__(MultiTurnAgentLoop)
     loop._runner = runner(ScriptedEngine([[5, 2]], version=-1))
@@ -159,7 +159,7 @@ def test_every_limit_of_the_configuration_is_the_conversations() -> None:
     from transformers import AutoTokenizer
 
     from verl_multiturn import Limits, ScriptedEngine
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": 5,
@@ -215,7 +215,7 @@ async def test_no_receipts_are_kept_of_a_conversation_that_raises() -> None:
 
 
 def test_sampling_parameters_stop_where_the_format_does() -> None:
-    from benchmarks.families import family
+    from tests.support.families import family
 
     gemma = family("gemma4")
     made = runner(Versions([]), "gemma4", gemma.tokenizer, gemma.model_type or "")
@@ -243,7 +243,7 @@ def test_strippable_differences_are_ignored_when_asked() -> None:
     from transformers import AutoTokenizer
 
     from verl_multiturn.chat.rendering import Difference
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "a b"}]
@@ -262,7 +262,7 @@ def test_strippable_differences_are_ignored_when_asked() -> None:
 async def test_a_conversation_is_compared_as_the_configuration_says(sanity_check: str, found: list[str]) -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 
     said = AutoTokenizer.from_pretrained(MODEL).encode("\nok\n<|im_end|>")
     made = runner(Versions([said]), sanity_check=sanity_check)
@@ -272,10 +272,10 @@ async def test_a_conversation_is_compared_as_the_configuration_says(sanity_check
 
 
 async def test_all_requests_of_a_worker_share_one_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.turn_cost import make_config
     from transformers import AutoTokenizer
 
-    from benchmarks.turn_cost import make_config
-    from verl_multiturn.verl_bridge import agent_loop
+    from verl_multiturn.verl_bridge.loops import agent_loop
 
     class Client:
         async def generate(self, **kwargs: Any) -> Any:

@@ -61,7 +61,7 @@ def test_increments_add_up_to_the_whole(tokenizer: Any, model_type: str) -> None
 
 def test_every_parser_format_can_be_made(tokenizer: Any) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.call_formats import known_formats, make_parser
+    from verl_multiturn.verl_bridge.model.call_formats import known_formats, make_parser
 
     assert {"hermes", "chatml", "gpt-oss", "llama3", "mistral"} <= set(known_formats())
     assert make_parser("chatml", tokenizer, [2]) is not None
@@ -70,7 +70,7 @@ def test_every_parser_format_can_be_made(tokenizer: Any) -> None:
 
 
 async def test_a_format_of_sglang(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.call_formats import make_parser
+    from verl_multiturn.verl_bridge.model.call_formats import make_parser
 
     schemas = [tool.tool_schema.as_dict() for tool in load_tools(ROOT / "tool_configs" / "calculator.yaml").values()]
     parser = make_parser("llama3", tokenizer, [tokenizer.eos_token_id])
@@ -85,13 +85,13 @@ def test_the_shipped_model_is_small() -> None:
 
 
 def test_what_the_template_writes_before_a_turn(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     assert make_chat(tokenizer, "qwen2").generation_prompt == "<|im_start|>assistant\n"
 
 
 def test_the_variables_of_the_template_reach_the_prompt(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     greeting = copy.deepcopy(tokenizer)
     greeting.chat_template = "{{ greeting }}" + greeting.chat_template
@@ -102,7 +102,7 @@ def test_the_variables_of_the_template_reach_the_prompt(tokenizer: Any) -> None:
 
 
 def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import prompt_measure
+    from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
 
     tools = load_tools(ROOT / "tool_configs" / "calculator.yaml")
     schemas = [tool.tool_schema.as_dict() for tool in tools.values()]
@@ -116,7 +116,7 @@ def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.chat_setup import load_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import load_chat
 
     for model in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=f"no tokenizer and config.json of '{model}' on this machine: "):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.families import family, make_codec, names
+from tests.support.families import family, make_codec, names
 
 pytestmark = pytest.mark.stack
 
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content
 def test_family(name: str) -> None:
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-    from verl_multiturn.verl_bridge.call_formats import known_formats
+    from verl_multiturn.verl_bridge.model.call_formats import known_formats
 
     one = family(name)
     tokenizer = one.tokenizer
@@ -37,7 +37,7 @@ def test_family(name: str) -> None:
 
 def test_the_builder_is_the_familys() -> None:
     """Gemma's own builder knows that the template goes on after a call with a token that opens the tool's answer."""
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     tokenizer = family("gemma4").tokenizer
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}

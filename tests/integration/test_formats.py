@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-
-from benchmarks.families import names
 from benchmarks.template_matrix import template_of
+
 from tests.call_texts import CODER, FORMATS, HARMONY, SEVERAL, Arguments, write
 from tests.conftest import CharTokenizer, make_schema
+from tests.support.families import names
 from verl_multiturn.chat.parsing.formats import FORMATS as OURS
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
@@ -24,7 +24,7 @@ def schema_of(prop: Any, **others: Any) -> dict[str, Any]:
 async def parse(
     name: str, text: str, generation_prompt: str = "", schema: dict[str, Any] | None = None
 ) -> AssistantTurn:
-    from verl_multiturn.verl_bridge.call_formats import make_parser
+    from verl_multiturn.verl_bridge.model.call_formats import make_parser
 
     tokenizer = CharTokenizer()
     parser = make_parser(name, tokenizer, [tokenizer.eos_token_id])
@@ -44,7 +44,7 @@ def test_every_format_is_tried() -> None:
 def test_verl_and_sglang_know_no_other_formats() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    from verl_multiturn.verl_bridge.call_formats import known_formats
+    from verl_multiturn.verl_bridge.model.call_formats import known_formats
 
     assert set(FunctionCallParser.ToolCallParserEnum) <= set(known_formats()) == {*FORMATS, "tir"}
 

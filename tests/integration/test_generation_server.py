@@ -56,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     from verl.workers.rollout.replica import TokenOutput
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-    from verl_multiturn.verl_bridge.server import AsyncSGLangServer
+    from verl_multiturn.verl_bridge.servers.server import AsyncSGLangServer
 
     def begin(self: Any) -> None:
         self.node_rank, self.global_steps, self.tokenizer_manager = 0, 4, Manager()
@@ -145,7 +145,7 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
     """
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-    from verl_multiturn.verl_bridge import server as module
+    from verl_multiturn.verl_bridge.servers import server as module
 
     children = [multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1e6,)) for _ in range(2)]
     exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -180,7 +180,7 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
 
 def test_more_conversations_than_rays_own_limit_may_wait_in_a_pause() -> None:
     """The call that ends the pause would otherwise stand in line behind those that wait for it."""
-    from verl_multiturn.verl_bridge.replica import AsyncSGLangReplica
+    from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
 
     replica: Any = object.__new__(AsyncSGLangReplica)
     for sequences in (256, 2048, 200_000):

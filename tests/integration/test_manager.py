@@ -15,7 +15,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
 
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
@@ -85,7 +85,7 @@ async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
 
 
 async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -142,7 +142,7 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what TransferQueue is being given must be waited for, see above."""
-    from verl_multiturn.verl_bridge.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
 
     scoring = asyncio.Event()
 

@@ -42,7 +42,7 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
-from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
+from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 assert _agent_loop_registry["multiturn_agent"]["_target_"].endswith("MultiTurnAgentLoop")
 assert issubclass(get_rollout_class("sglang_async"), AsyncSGLangRollout)
 assert issubclass(get_rollout_replica_class("sglang_async"), SGLangReplica)
@@ -81,7 +81,7 @@ print(ray.get(worker.remote()))
 """
     done = run(program)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "verl_multiturn.interactions.verl_classes"
+    assert done.stdout.strip() == "verl_multiturn.interactions.old_verl.classes"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ import verl.utils.distributed
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
 assert verl.utils.distributed.initialize_global_process_group_ray.__module__ == "verl.utils.distributed"
 assert rollouts[("sglang", "async")] == "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
-assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.spmd.AsyncSGLangRollout"
+assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.loops.spmd.AsyncSGLangRollout"
 assert "SGLANG_USE_CPU_ENGINE" not in os.environ
 assert "verl_multiturn.cpu.cpu_platform" not in __import__("sys").modules
 """

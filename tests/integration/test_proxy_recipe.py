@@ -15,7 +15,7 @@ from tests.integration.trainer_rows import WritableStore, put_in_place, step
 from tests.recipe_scripts import RECIPES, composed, prepared
 from verl_multiturn import ScriptedEngine
 from verl_multiturn.certificate.records import read_records
-from verl_multiturn.proxy.agent import load_agent
+from verl_multiturn.proxy.agents.agent import load_agent
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -55,8 +55,8 @@ def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], dra
 
 def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int = 1) -> tuple[list[Any], list[Any]]:
     """Run the recipe's agent for each row; return the records, and `(uid, session, outputs)` of each session."""
-    from verl_multiturn.verl_bridge.proxy_loop import build_endpoint
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     config = composed("proxy_quickstart", *variants, overrides=[f"{RECORDS}={folder}/records"])
     own = tokenizer()

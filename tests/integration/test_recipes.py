@@ -48,7 +48,7 @@ def test_a_smoke_run_trains_in_a_world(tmp_path: Path) -> None:
 
 
 def test_torls_prompt_without_turns_can_be_trained_on() -> None:
-    from verl_multiturn.verl_bridge.chat_setup import examine_model
+    from verl_multiturn.verl_bridge.model.chat_setup import examine_model
 
     template = composed("torl").actor_rollout_ref.model.custom_chat_template
     model = str(ROOT / "recipes" / "common" / "model")

@@ -307,7 +307,7 @@ def test_a_file_that_is_no_parquet_is_not_read(tmp_path: Path) -> None:
 def test_our_settings_may_refer_to_others() -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+    from verl_multiturn.verl_bridge.settings import settings_of
 
     rollout = {"seconds": 7.5, "custom": {"multiturn": {"tool_timeout_s": "${seconds}"}}}
     assert settings_of(OmegaConf.create(rollout)).tool_timeout_s == 7.5
@@ -318,7 +318,7 @@ def test_a_custom_section_that_is_no_section(custom: Any) -> None:
     from omegaconf import OmegaConf
 
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+    from verl_multiturn.verl_bridge.settings import settings_of
 
     with pytest.raises(ConfigError, match=rf"rollout\.custom: expected a mapping, got {re.escape(repr(custom))}"):
         settings_of(OmegaConf.create({"custom": custom}))

@@ -19,7 +19,7 @@ def replica(cluster: None, request: pytest.FixtureRequest) -> Any:
     """Return a replica of our class, with stand-ins as its worker and its server."""
     import ray
 
-    from verl_multiturn.verl_bridge.replica import AsyncSGLangReplica
+    from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
 
     one: Any = object.__new__(AsyncSGLangReplica)
     sizes = {"tensor_model_parallel_size": 1, "data_parallel_size": 1, "pipeline_model_parallel_size": 1}
@@ -55,7 +55,7 @@ def test_a_replica_that_hangs_is_ended(replica: Any, monkeypatch: pytest.MonkeyP
     import ray
     from ray.exceptions import RayActorError
 
-    from verl_multiturn.verl_bridge import replica as module
+    from verl_multiturn.verl_bridge.servers import replica as module
 
     assert replica.look(60)
     kill(replica.servers[0], signal.SIGSTOP)
@@ -67,7 +67,7 @@ def test_a_replica_that_hangs_is_ended(replica: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_a_call_to_a_replica_that_hangs_ends(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge import replica as module
+    from verl_multiturn.verl_bridge.servers import replica as module
 
     kill(replica.servers[0], signal.SIGSTOP)
     monkeypatch.setattr(module, "_CONTROL_S", 0.2)
@@ -173,7 +173,7 @@ def test_a_colocated_server_is_not_started_again(replica: Any) -> None:
 
 
 async def test_an_adapter_outlives_its_server(cluster: None) -> None:
-    from verl_multiturn.verl_bridge.lost_server import EngineOfServer
+    from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
 
     class Adapter:
         async def flush_cache(self) -> dict[str, Any]:

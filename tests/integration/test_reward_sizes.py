@@ -16,7 +16,7 @@ from verl.utils.torch_functional import masked_whiten
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
-from verl_multiturn.verl_bridge.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 
 pytestmark = pytest.mark.stack
 

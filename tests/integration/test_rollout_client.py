@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_multiturn.verl_bridge.admission import PAUSED
+from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
 pytestmark = pytest.mark.stack
 
@@ -88,7 +88,7 @@ class Balancer:
 
 
 def client(*servers: Server) -> Any:
-    from verl_multiturn.verl_bridge.client import RolloutClient
+    from verl_multiturn.verl_bridge.servers.client import RolloutClient
 
     rollout = {"name": "sglang_async", "response_length": 64}
     return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), Balancer(*servers))
@@ -119,7 +119,7 @@ async def test_a_generation_goes_on_after_pauses() -> None:
 
 
 async def test_every_token_has_the_version_of_its_attempt() -> None:
-    from verl_multiturn.verl_bridge.verl_engine import VerlEngine
+    from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 
     server = Server([(3, "abort", 4, True), (2, "abort", 5, True), (1, "stop", None, False)])
     server.open.set()

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import make_schema
-from tests.unit import test_validate
+from tests.unit.tools import test_validate
 from verl_multiturn import BaseTool, ConfigError, Request
-from verl_multiturn.tools.kwargs import tools_of_row
+from verl_multiturn.tools.loading.kwargs import tools_of_row
 from verl_multiturn.verl_bridge.rows import make_request
 
 pytestmark = pytest.mark.stack

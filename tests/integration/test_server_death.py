@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.deaths, pytest.mark.filterwarnings(
 
 
 def client_of(balancer: Any) -> Any:
-    from verl_multiturn.verl_bridge.client import RolloutClient
+    from verl_multiturn.verl_bridge.servers.client import RolloutClient
 
     rollout = {"name": "sglang_async", "response_length": 64}
     return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), balancer)
@@ -40,7 +40,7 @@ async def test_a_generation_goes_on_at_another_server(cluster: None) -> None:
 async def test_a_generation_waits_for_a_server_that_is_started_again(
     cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge import client as module
+    from verl_multiturn.verl_bridge.servers import client as module
 
     monkeypatch.setattr(module, "_SELDOM_S", 0.1)
     balancer = balancer_of(first=start((2, "abort", 3, False), DEADLY))
@@ -53,7 +53,7 @@ async def test_a_generation_waits_for_a_server_that_is_started_again(
 
 
 async def test_a_generation_without_a_server_fails_in_the_end(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge import client as module
+    from verl_multiturn.verl_bridge.servers import client as module
 
     monkeypatch.setattr(module, "_SELDOM_S", 0.1)
     monkeypatch.setattr(module, "_NO_SERVER_S", 0.3)
@@ -84,7 +84,7 @@ async def test_a_server_that_dies_in_a_pause_is_left(cluster: None) -> None:
 async def test_a_server_that_hangs_does_not_hold_up_a_cancellation(
     cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge import client as module
+    from verl_multiturn.verl_bridge.servers import client as module
 
     monkeypatch.setattr(module, "_STOP_S", 0.3)
     server = start((2, "abort", 3, False), ENDLESS)

@@ -290,7 +290,7 @@ def test_what_is_refused_at_start_up(changes: dict[str, str], what: str) -> None
 
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+    from verl_multiturn.verl_bridge.settings import settings_of
     from verl_multiturn.verl_bridge.startup.estimators import check_estimators
 
     several = {

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 
 async def test_limits_expiry_and_leaving_the_queue() -> None:
-    from verl_multiturn.verl_bridge.slots import SlotKeeper
+    from verl_multiturn.verl_bridge.loops.slots import SlotKeeper
 
     keeper = SlotKeeper()
     assert await keeper.acquire("t", 2, "a", 0, 60)
@@ -53,7 +53,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
         """A worker that takes slots as an agent loop worker does, and counts the slots that all workers hold."""
 
         def __init__(self) -> None:
-            from verl_multiturn.verl_bridge.slots import RaySlots
+            from verl_multiturn.verl_bridge.loops.slots import RaySlots
 
             self.slots = RaySlots()
             self.met = False

@@ -112,7 +112,7 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
 
 
 async def test_a_batch_is_not_rolled_out_within_a_loop() -> None:
-    from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
+    from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 
     rollout = object.__new__(AsyncSGLangRollout)
     with pytest.raises(RuntimeError, match=r"cannot be called inside a running event loop; .*asyncio\.to_thread"):
@@ -121,7 +121,7 @@ async def test_a_batch_is_not_rolled_out_within_a_loop() -> None:
 
 def test_the_error_that_the_other_ranks_get() -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.spmd import _sendable
+    from verl_multiturn.verl_bridge.loops.spmd import _sendable
 
     first = ConfigError("the first")
     assert _sendable(BaseExceptionGroup("two", [ExceptionGroup("one", [first]), ValueError("the second")])) is first

@@ -23,7 +23,7 @@ COLOCATED = {"trainer.v1.trainer_mode": "colocate_async"}
 def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, and check it as the start-up check does."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.configuration import settings_of
+    from verl_multiturn.verl_bridge.settings import settings_of
     from verl_multiturn.verl_bridge.startup.staleness import check_staleness
 
     settings = {"actor_rollout_ref.rollout.name": "sglang_async", **changes}

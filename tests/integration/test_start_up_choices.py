@@ -173,7 +173,7 @@ def test_over_sampling_that_cannot_be(changes: dict[str, str], message: str, mon
 def test_over_sampling_that_can_be(rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = over_sampled({"over_sample_rate": rate}, monkeypatch)
     agent = config.actor_rollout_ref.rollout.agent
-    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.manager.MultiTurnManager"
+    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
     off = over_sampled({"over_sample_rate": "0", "name": "sglang", "trainer.use_v1": "False"}, monkeypatch)
     assert off.actor_rollout_ref.rollout.over_sample_rate == 0
 
@@ -193,15 +193,15 @@ def over_sampled(changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_a_cluster_that_is_not_joined_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.startup import ray_cpus
+    from verl_multiturn.verl_bridge import settings
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert ray_cpus.cluster_address("ray://head:10001") == "ray://head:10001"
+    assert settings.cluster_address("ray://head:10001") == "ray://head:10001"
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert ray_cpus.cluster_address(None) is None
+    assert settings.cluster_address(None) is None
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    assert ray_cpus.cluster_address("auto") == "ray://head:10001"
-    assert ray_cpus.cluster_address("local") is None  # Ray reads the variable for no address and "auto" alone
+    assert settings.cluster_address("auto") == "ray://head:10001"
+    assert settings.cluster_address("local") is None  # Ray reads the variable for no address and "auto" alone
 
 
 def cpu_config(address: str | None = None, **changes: Any) -> Any:

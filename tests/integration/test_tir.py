@@ -29,7 +29,7 @@ def tokenizer() -> Any:
 
 def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None = None, **rollout: Any) -> Any:
     from verl_multiturn import ScriptedEngine
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": None,
@@ -50,7 +50,7 @@ def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None 
 
 async def roll(runner: Any, session: int = 0, uid: str = "u") -> Any:
     """Run a conversation, and return the output that our agent loop gives verl."""
-    from verl_multiturn.verl_bridge.agent_loop import MultiTurnAgentLoop
+    from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
 
     loop = object.__new__(MultiTurnAgentLoop)
     loop._runner = runner
@@ -322,7 +322,7 @@ def plain_model(tmp_path: Path) -> str:
 
 def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
     from verl_multiturn.chat.template_rules import refusals
-    from verl_multiturn.verl_bridge.chat_setup import examine_model
+    from verl_multiturn.verl_bridge.model.chat_setup import examine_model
     from verl_multiturn.verl_bridge.startup import configuration
 
     rules = examine_model(plain_model, "tir")
@@ -338,7 +338,7 @@ def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
 
 def test_a_model_for_images_is_refused(tokenizer: Any) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     with pytest.raises(ConfigError, match="format=tir is text alone"):
         make_chat(tokenizer, "qwen2_5_vl", processor=object(), text_mode=True)

@@ -197,7 +197,7 @@ def test_a_start_from_scratch_and_one_without_the_file_remove_nothing(tmp_path: 
 def test_a_torn_tracker_file_is_mended_at_the_start(
     tmp_path: Path, removed: list[set[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.unit.test_checkpoints import write
+    from tests.unit.trainer.test_checkpoints import write
 
     (write(tmp_path, 5) / "trained.json").write_text('{"trained": {"5": ["a"]}, "evicted": [], "padding": ["pad"]}')
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("")
@@ -256,10 +256,10 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     import threading
 
     import torch
+    from benchmarks.async_faults_count import open_prompts
     from tensordict import TensorDict
     from verl.utils.tensordict_utils import get_tensordict
 
-    from benchmarks.async_faults_count import open_prompts
     from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
     from verl_multiturn.verl_bridge.trainer.history import History
 

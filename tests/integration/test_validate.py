@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
-from verl_multiturn.cli import app
+from verl_multiturn.cli.main import app
 
 pytestmark = pytest.mark.stack
 

@@ -14,7 +14,7 @@ from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check.data_rows import validate_dataset
-from verl_multiturn.tools.registry import schema_of
+from verl_multiturn.tools.loading.registry import schema_of
 
 pytestmark = pytest.mark.stack
 
@@ -263,7 +263,7 @@ async def test_a_function_of_verls_registry_by_its_dotted_name(tmp_path: Path, m
 
 async def test_the_functions_of_function_tool_path(tmp_path: Path) -> None:
     from verl_multiturn.errors import ConfigError
-    from verl_multiturn.verl_bridge.tools import load_run_tools
+    from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 
     path = tmp_path / "functions.py"
     path.write_text(FUNCTIONS.format(n="y"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from benchmarks.turn_cost import make_config
+
 from tests.integration.vision import CALL, KINDS, SCHEMA, image, make_runner, picture, roll, runners, text, trainer_side
 from verl_multiturn import ConfigError, ScriptedEngine, ToolContractError, ToolResponse
 from verl_multiturn.rollout.limits import StopReason
@@ -177,8 +177,8 @@ async def test_a_tool_that_returns_no_image(processors: dict[str, Any]) -> None:
 
 
 async def test_a_model_that_takes_no_images(processors: dict[str, Any]) -> None:
-    from benchmarks.families import family
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from tests.support.families import family
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     tokenizer = family("qwen2.5").tokenizer
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>")])

@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) -> None:
     import copy
 
-    from benchmarks.families import _template_text
+    from tests.support.families import _template_text
     from verl_multiturn.chat.template import Template, examine_template
     from verl_multiturn.chat.template_rules import refusals
-    from verl_multiturn.verl_bridge.call_formats import make_parser
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.call_formats import make_parser
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     async def examine(template: str, **kwargs: Any) -> Any:
         processor = copy.copy(processors["qwen2_5_vl"])
@@ -75,7 +75,7 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
 
 
 def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(models: Path, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.processors import load_processor
+    from verl_multiturn.verl_bridge.model.processors import load_processor
 
     assert load_processor(str(tmp_path), "llama") is None
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(model
 
 
 async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     processor = processors["qwen2_5_vl"]
     message = {"role": "user", "content": [image(picture(28, 4, 4)), text("?")]}
@@ -99,7 +99,7 @@ async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: 
 
 
 def test_prompts_with_images_are_measured(models: Path) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import prompt_measure
+    from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
 
     packed = io.BytesIO()
     picture(28, 4, 4).save(packed, "PNG")
@@ -111,7 +111,7 @@ def test_prompts_with_images_are_measured(models: Path) -> None:
 
 
 async def test_batches_of_spmd_callers_have_no_images() -> None:
-    from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
+    from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 
     rollout = object.__new__(AsyncSGLangRollout)
     rollout.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_vl"))

@@ -97,7 +97,7 @@ def started(cluster: None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Queue]
     import ray
     from verl.experimental.agent_loop import AgentLoopManager
 
-    from verl_multiturn.verl_bridge import manager as module
+    from verl_multiturn.verl_bridge.loops import manager as module
 
     queue = Queue()
     for name in ("list_prompts", "clear_groups", "put_tags"):
@@ -219,7 +219,7 @@ def test_groups_that_nobody_waits_for_are_forgotten(
     """A replay buffer of the user's own asks neither for groups nor for their ends."""
     import ray
 
-    from verl_multiturn.verl_bridge import manager as module
+    from verl_multiturn.verl_bridge.loops import manager as module
 
     manager, queue = started
     monkeypatch.setattr(module, "_ENDS", 2)
@@ -237,7 +237,7 @@ def test_a_run_ends_when_a_worker_cannot_be_replaced(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge import manager as module
+    from verl_multiturn.verl_bridge.loops import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")
@@ -253,7 +253,7 @@ def test_a_run_ends_when_a_replacement_does_not_start(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge import manager as module
+    from verl_multiturn.verl_bridge.loops import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")
@@ -281,7 +281,7 @@ def test_a_worker_that_hangs_does_not_hold_up_a_cancellation(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge import manager as module
+    from verl_multiturn.verl_bridge.loops import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")

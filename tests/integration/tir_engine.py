@@ -92,8 +92,8 @@ def main(path: Path) -> None:
     import sglang
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.certified_output import to_outputs
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
 
     multi_turn = {
         "max_assistant_turns": None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.turn_cost import make_config
+
 from verl_multiturn import BaseTool, ScriptedEngine, ToolSchema
 
 KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -45,8 +46,8 @@ runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
 
 
 def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
-    from verl_multiturn.verl_bridge.processors import image_reader
-    from verl_multiturn.verl_bridge.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.processors import image_reader
 
     key = (id(processor), tokens, prompt_length)
     if key not in runners:
@@ -63,7 +64,7 @@ async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any,
     """Run the conversation of one row; return its outcome, the engine's receipts, and verl's form of the outcome."""
     from dataclasses import replace
 
-    from verl_multiturn.verl_bridge.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 
     row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
     request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")

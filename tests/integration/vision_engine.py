@@ -73,9 +73,10 @@ def main(kind: str, path: Path) -> None:
     )
     try:
         from benchmarks.turn_cost import make_config
+
         from verl_multiturn import ToolResponse
-        from verl_multiturn.verl_bridge.processors import image_reader
-        from verl_multiturn.verl_bridge.runner import build_runner
+        from verl_multiturn.verl_bridge.loops.runner import build_runner
+        from verl_multiturn.verl_bridge.model.processors import image_reader
 
         engine = HalfReal(server, first)
         rollout = make_config(len(first) + 60).actor_rollout_ref.rollout

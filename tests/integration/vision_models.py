@@ -9,7 +9,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.families import _template_text, family
+from tests.support.families import _template_text, family
 
 _NAMES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 

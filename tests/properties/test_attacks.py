@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-
-from benchmarks.attacks import attacks, benign
 from benchmarks.control_tokens import PLACES, Score, Trial, control_tokens, measure
-from benchmarks.families import family, names
+
+from tests.support.attacks import attacks, benign
+from tests.support.families import family, names
 from verl_multiturn.chat.control_tokens import Firewall
 
 pytestmark = pytest.mark.stack
@@ -122,7 +122,7 @@ class Blind:
 
 def weaken(monkeypatch: pytest.MonkeyPatch, named: set[str]) -> None:
     """Let the firewall of every codec made from now on guard only these tokens."""
-    from verl_multiturn.verl_bridge import chat_setup as codec
+    from verl_multiturn.verl_bridge.model import chat_setup as codec
 
     monkeypatch.setattr(codec, "Firewall", lambda tokenizer, *rest: Firewall(Blind(tokenizer, named)))
 

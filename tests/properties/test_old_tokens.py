@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.samples import Sample
-from tests.unit.test_certificate import MASK, RESPONSE, literal
+from tests.support.samples import Sample
+from tests.unit.certificate.test_certificate import MASK, RESPONSE, literal
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.rollout.staleness import Bound, too_old
 

@@ -1,4 +1,4 @@
-"""What always holds in a session, whatever its agent asks for: see `benchmarks.session_play`."""
+"""What always holds in a session, whatever its agent asks for: see `tests.support.session_play`."""
 
 import asyncio
 import random
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.attacks import attacks, benign
-from benchmarks.session_play import STOP, TOOL, PlayedChat, play, schema
+from tests.support.attacks import attacks, benign
+from tests.support.session_play import STOP, TOOL, PlayedChat, play, schema
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -55,8 +55,9 @@ def tiny_chat() -> PlayedChat:
 
 @cache
 def family_chat(name: str) -> PlayedChat:
-    from benchmarks.families import family
     from benchmarks.template_matrix import ONE_CALL, template_of
+
+    from tests.support.families import family
     from verl_multiturn.chat.template import turn_text
 
     template, made = template_of(name), family(name)

@@ -7,10 +7,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_multiturn.proxy.bodies import parse_body
-from verl_multiturn.proxy.histories import Histories, known_from
+from verl_multiturn.proxy.http.bodies import parse_body
+from verl_multiturn.proxy.http.histories import Histories, known_from
 from verl_multiturn.proxy.protocols import PROTOCOLS
-from verl_multiturn.proxy.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
 CHAT = PROTOCOLS["/v1/chat/completions"]
 TEXTS = st.sampled_from(

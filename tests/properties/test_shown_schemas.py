@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.families import family, make_codec, names
 from tests.conftest import EchoTool
 from tests.scripted import CALL
+from tests.support.families import family, make_codec, names
 from verl_multiturn import BaseTool, ToolSchema
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.rendering import UNEXPLAINED
@@ -55,7 +55,7 @@ def test_names_that_a_model_has_to_write() -> None:
     "made", [schema(enum=["<|im_end|>"]), schema(const="<think>"), schema(properties={"a<|im_end|>": {}})]
 )
 def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import check_names
+    from verl_multiturn.verl_bridge.model.chat_setup import check_names
 
     class Tool(BaseTool):
         """A tool of an author."""
@@ -73,7 +73,7 @@ def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("wrong", ["get-weather", "import", "class.f", "2x"])
 def test_a_name_that_is_none_in_python_is_refused_where_calls_are_python(wrong: str) -> None:
-    from verl_multiturn.verl_bridge.chat_setup import check_python_names
+    from verl_multiturn.verl_bridge.model.chat_setup import check_python_names
 
     named = schema()
     named["function"]["name"] = wrong
@@ -94,9 +94,9 @@ def schema_with(argument: str) -> dict[str, Any]:
 
 
 def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
+    from benchmarks.turn_cost import MODEL, make_config
     from omegaconf import OmegaConf
 
-    from benchmarks.turn_cost import MODEL, make_config
     from verl_multiturn.verl_bridge.startup.configuration import _check_tool_names
 
     config = make_config(100)
@@ -109,6 +109,7 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
 
 async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_changed() -> None:
     from benchmarks.template_matrix import template_of
+
     from verl_multiturn import Request, ToolResponse
     from verl_multiturn.rollout.conversation import Conversation
     from verl_multiturn.rollout.limits import Limits
@@ -170,8 +171,8 @@ def test_an_observation_is_the_same_without_the_schemas(name: str) -> None:
 def test_a_template_that_shows_the_tools_at_each_question_gets_them() -> None:
     from transformers import AutoTokenizer
 
-    from benchmarks.families import QUICKSTART
-    from verl_multiturn.verl_bridge.chat_setup import make_chat
+    from tests.support.families import QUICKSTART
+    from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     tokenizer.chat_template = (

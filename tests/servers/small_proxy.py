@@ -18,8 +18,8 @@ import sys
 import uvloop
 
 from tests.proxy_clients import FakeDelivery, FakeSession
-from verl_multiturn.proxy.requests import ChatRequest
-from verl_multiturn.proxy.server import ProxyServer
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import ChatRequest
 
 _OPENED = 16
 

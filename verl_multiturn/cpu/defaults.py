@@ -11,8 +11,7 @@ from verl_multiturn.cpu.environment import DETECTED
 from verl_multiturn.cpu.forkserver import forkserver
 from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.adapters import adapter_rank
-from verl_multiturn.verl_bridge.startup.ray_cpus import cluster_address
+from verl_multiturn.verl_bridge.settings import adapter_rank, cluster_address
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.

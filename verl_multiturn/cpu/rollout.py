@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.spmd import AsyncSGLangRollout
+from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 
 
 class CpuAsyncSGLangRollout(AsyncSGLangRollout):

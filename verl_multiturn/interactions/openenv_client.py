@@ -40,7 +40,7 @@ from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
-from verl_multiturn.tools.registry import resolve
+from verl_multiturn.tools.loading.registry import resolve
 
 _MOST_BYTES = 2**24
 _CLOSE_S = 2.0

@@ -26,8 +26,8 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import asking
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.env_episode import is_gymnasium_id
-from verl_multiturn.interactions.env_process import EnvProcess, EnvProcesses
+from verl_multiturn.interactions.environments.episode import is_gymnasium_id
+from verl_multiturn.interactions.environments.process import EnvProcess, EnvProcesses
 from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, as_reward
 

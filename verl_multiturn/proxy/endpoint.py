@@ -24,12 +24,12 @@ from typing import Any
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
-from verl_multiturn.proxy.agent import SessionAddress, agent_row
-from verl_multiturn.proxy.agent_end import AgentEnd, judge
-from verl_multiturn.proxy.proxy_run import ProxyRun
-from verl_multiturn.proxy.runners import AgentRunner
-from verl_multiturn.proxy.server import ProxyServer
-from verl_multiturn.proxy.session import AgentSession
+from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
+from verl_multiturn.proxy.agents.end import AgentEnd, judge
+from verl_multiturn.proxy.agents.runners import AgentRunner
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.session import AgentSession
+from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.clock import running
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport

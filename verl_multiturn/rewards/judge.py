@@ -23,10 +23,10 @@ from pydantic import Field
 from verl_multiturn.chat.model_text import last_tag
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards.answers import has_one
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
-from verl_multiturn.workers.worker_pool import WorkerError
 
 _MOST_CHARACTERS = 1_000
 """Least length in characters at which an answer is wrong and in no format, as in DeepEyes' code.

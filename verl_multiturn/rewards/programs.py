@@ -35,6 +35,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards.answers import last_block
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
@@ -42,7 +43,6 @@ from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.workers.worker_pool import WorkerError
 
 _CELLS = Path(__file__).with_name("program_cells.py").read_text()
 _MOST_CHARACTERS = 50_000

@@ -29,7 +29,7 @@ from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
-from verl_multiturn.tools.registry import resolve
+from verl_multiturn.tools.loading.registry import resolve
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 As in SkyRL-SQL, the answer is the text in `<solution>…</solution>`. A ```sql block in it, or instead of it, is accepted
 too. `format: skyrl` is exactly the format of SkyRL-SQL (see `skyrl_query`), and `compare: set` its comparison.
 
-Both queries run in a process of `workers/sql_worker.py`: read-only, on one database, with limits of time and memory.
+Both queries run in a process of `processes/sql_worker.py`: read-only, on one database, with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.chat.model_text import last_tag
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.pool import WorkerError, WorkerPool
 from verl_multiturn.rewards.answers import THINK, has_one, last_block
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.tools.sql import SqlSettings, find_database, open_workers
-from verl_multiturn.workers.worker_pool import WorkerError, WorkerPool
 
 _MOST_CHARACTERS = 100_000
 

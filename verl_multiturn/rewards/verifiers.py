@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.pool import WorkerError, WorkerPool
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions
-from verl_multiturn.workers.worker_pool import WorkerError, WorkerPool
 
-_WORKER = Path(__file__).parents[1] / "workers" / "verify_worker.py"
+_WORKER = Path(__file__).parents[1] / "processes" / "verify_worker.py"
 
 
 class VerifierOptions(RewardOptions):

@@ -22,8 +22,8 @@ from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser,
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, TrajectoryError
-from verl_multiturn.interactions.replies import CheckedReply, InteractionFailedError
-from verl_multiturn.interactions.session import InteractionGate, InteractionSession
+from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
+from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.clock import running, stood_still_s
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engine import Engine, Generation

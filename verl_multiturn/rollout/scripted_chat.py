@@ -28,16 +28,16 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import check_kwargs, check_methods, default_name
-from verl_multiturn.interactions.session import InteractionGate
+from verl_multiturn.interactions.running.registry import check_kwargs, check_methods, default_name
+from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.tools.calls.slots import Gates
-from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.kwargs import tools_of_row
+from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.loading.kwargs import tools_of_row
 
 if TYPE_CHECKING:
     import jinja2

@@ -39,11 +39,11 @@ import weakref
 from collections import deque
 from types import TracebackType
 
+from verl_multiturn.processes.kept_running import kept_running
 from verl_multiturn.sandbox.control_groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.workers.kept_running import kept_running
 
 _STARTING = 8
 """Largest number of sandboxes that are being started at the same time."""

@@ -8,7 +8,7 @@ One entry of the YAML file stands for all tools of the server:
         include: [search_*]
 
 The server is asked for its tools once, when the YAML is read. Tools that it lists later are ignored. The calls of all
-conversations share one connection (`tools/mcp_connection.py`), so all conversations share the server's state.
+conversations share one connection (`tools/services/mcp_connection.py`), so all conversations share the server's state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.mcp_connection import McpSettings, Server, check_settings, list_tools
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.tools.services.mcp_connection import McpSettings, Server, check_settings, list_tools
 
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:

@@ -13,9 +13,9 @@ from pydantic import AliasChoices, BaseModel, Field
 from verl_multiturn.config import read_model
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.bm25 import Document, Hit
-from verl_multiturn.tools.http_client import HttpSettings, HttpTool
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.search import ResultSettings, read_queries, search_schema, show_hits
+from verl_multiturn.tools.services.http_client import HttpSettings, HttpTool
 
 _TITLE_CHARACTERS = 200
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from verl_multiturn.tools.base import ToolResponse
-from verl_multiturn.tools.code_service import CodeServiceTool, CodeSettings, show_output
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.tools.services.code_service import CodeServiceTool, CodeSettings, show_output
 
 
 class SandboxFusionSettings(CodeSettings):

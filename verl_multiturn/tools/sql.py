@@ -5,7 +5,7 @@ Each conversation has one database, which the row's `create_kwargs` name in one 
 - `db_id`: stands for `root/<db_id>/<db_id>.sqlite`, `root/<db_id>.sqlite`, or the same with `.db`.
 
 Invariants:
-- a query runs in another process (`workers/sql_worker.py`). Only a kill stops SQLite while it compiles a query (1,500
+- a query runs in another process (`processes/sql_worker.py`). Only a kill stops SQLite while it compiles a query (1,500
   characters of nested WITH keep it busy for hours) or while one function runs;
 - that process is killed when the query is late or the call is cancelled, and is otherwise used again; no process
   outlives the last conversation of its event loop;
@@ -21,13 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.pool import WorkerError, WorkerPool
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
-from verl_multiturn.workers.worker_pool import WorkerError, WorkerPool
 
 _HEADER = b"SQLite format 3\0"
-_WORKER = Path(__file__).parents[1] / "workers" / "sql_worker.py"
+_WORKER = Path(__file__).parents[1] / "processes" / "sql_worker.py"
 # Seconds beyond `timeout_s` before the kill: a worker that stops its query by itself can be used again.
 _KILL_AFTER_S = 1.0
 

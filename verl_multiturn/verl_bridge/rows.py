@@ -7,9 +7,9 @@ from typing import Any
 
 from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import interaction_of_row
+from verl_multiturn.interactions.running.registry import interaction_of_row
 from verl_multiturn.rollout.outcome import Request
-from verl_multiturn.tools.kwargs import tools_of_row
+from verl_multiturn.tools.loading.kwargs import tools_of_row
 
 
 def make_request(

@@ -16,9 +16,9 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import default_name, limits_of_interaction
-from verl_multiturn.interactions.replies import CheckedReply, InteractionFailedError, read_number, read_reply
-from verl_multiturn.interactions.session import METHODS
+from verl_multiturn.interactions.running.registry import default_name, limits_of_interaction
+from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
+from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
 
 

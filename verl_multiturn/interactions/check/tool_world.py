@@ -8,10 +8,10 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.check.interaction_contract import interactions_to_check
-from verl_multiturn.interactions.registry import check_kwargs, check_methods
-from verl_multiturn.interactions.replies import InteractionFailedError
-from verl_multiturn.interactions.session import InteractionGate, InteractionSession
+from verl_multiturn.interactions.check.contract import interactions_to_check
+from verl_multiturn.interactions.running.registry import check_kwargs, check_methods
+from verl_multiturn.interactions.running.replies import InteractionFailedError
+from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 
 _SUFFIXES = (".yaml", ".yml")
 

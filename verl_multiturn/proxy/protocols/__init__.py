@@ -11,8 +11,8 @@ from typing import Any
 
 from verl_multiturn.proxy.protocols.anthropic_messages import AnthropicMessages
 from verl_multiturn.proxy.protocols.chat_completions import ChatCompletions
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 from verl_multiturn.proxy.protocols.responses import Responses
-from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 
 class Protocol(typing.Protocol):

@@ -11,7 +11,14 @@ from typing import Any
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
-from verl_multiturn.proxy.requests import ChatRequest, Completion, ContextLengthError, RefusedError, Sent, nothing_sent
+from verl_multiturn.proxy.protocols.requests import (
+    ChatRequest,
+    Completion,
+    ContextLengthError,
+    RefusedError,
+    Sent,
+    nothing_sent,
+)
 
 _ROLES = ("user", "assistant", "system")  # Claude Code sends `system` among the messages
 _UNENFORCED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "context_management")

@@ -13,7 +13,7 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
-from verl_multiturn.proxy.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 _UNENFORCED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.proxy.requests import Call, Completion
+from verl_multiturn.proxy.protocols.requests import Call, Completion
 
 COMMENT = b": ping\n\n"
 """Bytes that keep a connection alive and are no event to any client."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.describe import show
-from verl_multiturn.proxy.requests import RefusedError
+from verl_multiturn.proxy.protocols.requests import RefusedError
 
 MOST_DEPTH = 64
 MOST_MESSAGES = 4096

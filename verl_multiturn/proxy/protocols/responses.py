@@ -14,8 +14,8 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import reading
 from verl_multiturn.proxy.protocols.chat_completions import error_body
+from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion, RefusedError, Sent, nothing_sent
 from verl_multiturn.proxy.protocols.response_items import Turns
-from verl_multiturn.proxy.requests import Call, ChatRequest, Completion, RefusedError, Sent, nothing_sent
 
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 _UNENFORCED = ("temperature", "top_p", "top_logprobs", "max_tool_calls")

@@ -26,8 +26,8 @@ from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.calls.call import Invocation, TimedOutError, read_answer, read_reward
 from verl_multiturn.tools.calls.results import CallResult, CallStatus, Run
 from verl_multiturn.tools.calls.slots import BusyError, Gate, Gates
-from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
-from verl_multiturn.tools.registry import METHODS
+from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
+from verl_multiturn.tools.loading.registry import METHODS
 
 logger = logging.getLogger(__name__)
 

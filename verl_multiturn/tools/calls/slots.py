@@ -18,9 +18,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from verl_multiturn.tasks import Alarms, done_within, keep
 from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.call_limits import CallLimits, limits_of
 from verl_multiturn.tools.calls.call import CallAnswer, is_coroutine_method, task_name
-from verl_multiturn.tools.registry import METHODS, schema_of
+from verl_multiturn.tools.loading.call_limits import CallLimits, limits_of
+from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
 
 class SharedSlots(Protocol):

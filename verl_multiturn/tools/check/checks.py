@@ -28,7 +28,7 @@ from verl_multiturn.tools.check.probe import (
     own_id,
     text_of,
 )
-from verl_multiturn.tools.functions import FunctionTool
+from verl_multiturn.tools.loading.functions import FunctionTool
 
 _LONG_ANSWER = 20_000
 _LONG_ERROR = 2_000

@@ -19,8 +19,8 @@ from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 from verl_multiturn.tools.check.probe import Probe, World
-from verl_multiturn.tools.functions import function_tool
-from verl_multiturn.tools.registry import build_tools, load_tools, read_entries, resolve
+from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.loading.registry import build_tools, load_tools, read_entries, resolve
 
 __all__ = ["CheckResult", "Grade", "check_tool", "examine", "tools_to_check"]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.row_files import read_rows
-from verl_multiturn.tools.kwargs import read_tools_kwargs, tools_of_row
+from verl_multiturn.tools.loading.kwargs import read_tools_kwargs, tools_of_row
 
 # The files that verl's data set reads.
 _SUFFIXES = (".parquet", ".jsonl", ".json")

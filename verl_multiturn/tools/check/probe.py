@@ -19,8 +19,8 @@ from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.call import read_answer, read_reward
 from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
-from verl_multiturn.tools.kwargs import bind_kwargs, copy_kwargs
-from verl_multiturn.tools.registry import METHODS, schema_of
+from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
+from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
 _ENOUGH = 10_000_000
 # A guessed number is small, since the tool may use it as a number of rounds.

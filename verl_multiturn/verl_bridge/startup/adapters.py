@@ -6,24 +6,13 @@ verl 0.9.1 compares the rollout's name with the literal `sglang` when it wakes a
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
+from verl_multiturn.verl_bridge.names import ROLLOUT
+from verl_multiturn.verl_bridge.settings import adapter_rank
 
 _MODEL = "actor_rollout_ref.model"
-# FSDP reads the first key, Megatron the second.
-_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
-
-
-def adapter_rank(config: DictConfig) -> tuple[str, int]:
-    """Return the key and the rank of adapters that the engine would serve; rank 0 without any or with merged ones."""
-    if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
-        for key in _RANKS:
-            rank = OmegaConf.select(config, key)
-            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is no number
-                return key, rank
-    return "", 0
 
 
 def check_adapters(config: DictConfig) -> None:

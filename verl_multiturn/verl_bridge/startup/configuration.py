@@ -23,27 +23,21 @@ from verl.utils.import_utils import resolve_config_path
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
-from verl_multiturn.config import PATH, MultiTurnSettings, check_place, read_settings
+from verl_multiturn.config import PATH, MultiTurnSettings, check_place
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.tools.registry import schema_of
-from verl_multiturn.verl_bridge.call_formats import check_format
-from verl_multiturn.verl_bridge.chat_setup import check_names, check_python_names, examine_model, load_chat
-from verl_multiturn.verl_bridge.processors import engine_image_settings, load_processor, plain_dict
+from verl_multiturn.tools.loading.registry import schema_of
+from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+from verl_multiturn.verl_bridge.model.call_formats import check_format
+from verl_multiturn.verl_bridge.model.chat_setup import check_names, check_python_names, examine_model, load_chat
+from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, MANAGER, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
+from verl_multiturn.verl_bridge.settings import agent_loops, own_loops, settings_of
 from verl_multiturn.verl_bridge.startup.adapters import check_adapters
-from verl_multiturn.verl_bridge.startup.agent_loops import (
-    AGENT_LOOP,
-    MANAGER,
-    OUR_LOOPS,
-    PROXY_LOOP,
-    ROLLOUT,
-    agent_loops,
-    own_loops,
-)
 from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
 from verl_multiturn.verl_bridge.startup.context import check_context
 from verl_multiturn.verl_bridge.startup.estimators import check_estimators
 from verl_multiturn.verl_bridge.startup.interactions import check_interactions, check_user_turns, move_old_key
-from verl_multiturn.verl_bridge.startup.our_trainer import OUR_TRAINER, check_mode, our_mode, require_our_trainer
+from verl_multiturn.verl_bridge.startup.our_trainer import check_mode, our_mode, require_our_trainer
 from verl_multiturn.verl_bridge.startup.oversampling import check_over_sampling
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.paths import check_paths
@@ -51,7 +45,6 @@ from verl_multiturn.verl_bridge.startup.proxy import check_proxy
 from verl_multiturn.verl_bridge.startup.ray_cpus import check_ray_cpus, required_ray_cpus
 from verl_multiturn.verl_bridge.startup.scores import check_scores
 from verl_multiturn.verl_bridge.startup.staleness import check_staleness
-from verl_multiturn.verl_bridge.tools import load_run_tools
 
 # Agent loops of verl that never call a tool, and do not say so.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
@@ -307,23 +300,6 @@ def _check_template(config: DictConfig, settings: MultiTurnSettings) -> None:
             f"template (`verl-multiturn doctor --model {path}` shows every rule), or, at your own risk, "
             "rollout.multi_turn.tokenization_sanity_check_mode=disable"
         )
-
-
-def settings_of(rollout: Any) -> MultiTurnSettings:
-    """Read our settings from the section `custom.multiturn` of a rollout configuration.
-
-    Args:
-        rollout: `actor_rollout_ref.rollout`, as OmegaConf's object or as verl's dataclass.
-
-    Raises:
-        ConfigError: an unknown key, or a value that does not fit.
-    """
-    custom = rollout.get("custom")
-    if not isinstance(custom, Mapping | None):
-        raise ConfigError(f"rollout.custom: expected a mapping, got {custom!r}; write our settings under {PATH}")
-    raw = None if custom is None else custom.get("multiturn")
-    plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
-    return read_settings(plain)
 
 
 class StartUpCheck(Callback):

@@ -6,15 +6,9 @@ from omegaconf import DictConfig
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.settings import estimator_of
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
-
-ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
-"""Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
-
-
-def estimator_of(config: DictConfig) -> str:
-    """Return the name of the configured estimator of advantages."""
-    return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
 
 
 def check_context(config: DictConfig, settings: MultiTurnSettings) -> None:

@@ -6,9 +6,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
+from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.settings import estimator_of, may_have_several_rows
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
-from verl_multiturn.verl_bridge.startup.proxy import may_have_several_rows
 
 _KEY = "algorithm.adv_estimator"
 

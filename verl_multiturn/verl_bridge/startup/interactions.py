@@ -13,7 +13,7 @@ from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
 
 _OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 

@@ -6,9 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import OUR_TRAINER
 
-OUR_TRAINER = "multiturn_"
-"""Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 _MODES = ("sync", "colocate_async", "separate_async")
 
 

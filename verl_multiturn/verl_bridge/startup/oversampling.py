@@ -5,7 +5,8 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT, own_manager
+from verl_multiturn.verl_bridge.names import ROLLOUT
+from verl_multiturn.verl_bridge.settings import own_manager
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
 
 _KEY = "actor_rollout_ref.rollout.over_sample_rate"

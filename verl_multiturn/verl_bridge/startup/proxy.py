@@ -9,27 +9,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, ProxySettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.runners import check_agent
-from verl_multiturn.proxy.server import check_host
-from verl_multiturn.proxy.session_rows import load_select
-from verl_multiturn.verl_bridge.startup.agent_loops import AGENT_LOOP, PROXY_LOOP, agent_loops
-from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
+from verl_multiturn.proxy.agents.runners import check_agent
+from verl_multiturn.proxy.http.server import check_host
+from verl_multiturn.proxy.sessions.rows import load_select
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, ESTIMATORS, PROXY_LOOP
+from verl_multiturn.verl_bridge.settings import estimator_of, wall_clock_s
 from verl_multiturn.verl_bridge.startup.our_trainer import require_our_trainer
 from verl_multiturn.verl_bridge.startup.scores import colocated_reward_model
 
 _KEY = f"{PATH}.proxy"
-
-
-def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:
-    """Tell whether a conversation or a session of the run may become several rows of a batch.
-
-    Args:
-        config: verl's whole configuration.
-        settings: our settings in it.
-    """
-    if settings.context.mode != "append":
-        return True
-    return settings.proxy.max_rows > 1 and PROXY_LOOP in agent_loops(config, ("train_files",))[0]
 
 
 def check_proxy(config: DictConfig, settings: MultiTurnSettings, loops: Collection[str]) -> None:
@@ -72,20 +60,6 @@ def check_proxy(config: DictConfig, settings: MultiTurnSettings, loops: Collecti
     _check_others(config, settings, only_agents=AGENT_LOOP not in loops)
     with open_dict(config):
         config.actor_rollout_ref.rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text
-
-
-def wall_clock_s(settings: MultiTurnSettings) -> float:
-    """Return the seconds that a session may take.
-
-    Raises:
-        ConfigError: there is no limit.
-    """
-    if settings.request_timeout_s is None:
-        raise ConfigError(
-            f"{PATH}.request_timeout_s=null with the agent loop {PROXY_LOOP}: an agent that hangs would never end; set "
-            "the seconds that a whole session may take, such as 600"
-        )
-    return settings.request_timeout_s
 
 
 def _check_credit(config: DictConfig, proxy: ProxySettings) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import ray
 from omegaconf import DictConfig, OmegaConf
-from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.settings import cluster_address
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -63,19 +62,6 @@ def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
     raise ConfigError(
         f"{problem} Set ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
     )
-
-
-def cluster_address(address: str | None) -> str | None:
-    """Return the address of the cluster that `ray.init(address)` joins; None when it starts a Ray of its own.
-
-    Where `address` is None or "auto", Ray reads the environment variable RAY_ADDRESS. A `ray://` address, from that
-    variable or from `address`, is returned unchanged.
-    """
-    asked = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
-    if asked and asked.startswith("ray://"):
-        return asked
-    found: str | None = canonicalize_bootstrap_address(address)
-    return found
 
 
 def _cluster_cpus(address: str) -> int:

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH, MultiTurnSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT, own_manager
+from verl_multiturn.verl_bridge.names import ROLLOUT
+from verl_multiturn.verl_bridge.settings import own_manager
 from verl_multiturn.verl_bridge.startup.importance import derive_importance_weights
 from verl_multiturn.verl_bridge.startup.our_trainer import our_mode, require_our_trainer
 

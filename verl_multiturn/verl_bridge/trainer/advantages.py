@@ -38,7 +38,7 @@ from verl_multiturn.rewards.advantages import (
     of_states,
     of_turns,
 )
-from verl_multiturn.verl_bridge.startup.context import ESTIMATORS
+from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 
 Estimator = Callable[[Sequence[Played]], Advantages]

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from verl_multiturn.certificate.conversations import conversation_of
 from verl_multiturn.observe.metrics import Stats
-from verl_multiturn.verl_bridge.certified_output import STATS
+from verl_multiturn.verl_bridge.loops.certified_output import STATS
 
 TRAIN = "train"
 """TransferQueue's partition of the training data."""

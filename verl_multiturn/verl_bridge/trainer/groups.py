@@ -23,7 +23,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
 from verl_multiturn.config import MultiTurnSettings
-from verl_multiturn.verl_bridge.startup.context import ESTIMATORS, estimator_of
+from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.settings import estimator_of
 from verl_multiturn.verl_bridge.trainer.advantages import known_rows
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, get_columns, put_columns, put_zeros, trained_rows
 

@@ -41,11 +41,10 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.launch.checkpoints import begin_checkpoint, checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
-from verl_multiturn.verl_bridge.client import RolloutClient
 from verl_multiturn.verl_bridge.closing import close_workers
-from verl_multiturn.verl_bridge.startup.agent_loops import ROLLOUT
-from verl_multiturn.verl_bridge.startup.configuration import settings_of
-from verl_multiturn.verl_bridge.startup.proxy import may_have_several_rows
+from verl_multiturn.verl_bridge.names import ROLLOUT
+from verl_multiturn.verl_bridge.servers.client import RolloutClient
+from verl_multiturn.verl_bridge.settings import may_have_several_rows, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 from verl_multiturn.verl_bridge.trainer.ending import save_last
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages

@@ -20,9 +20,8 @@ from verl_multiturn.certificate.conversations import conversation_of, gaps, repe
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.staleness import Bound
-from verl_multiturn.verl_bridge.certified_output import STATS
-from verl_multiturn.verl_bridge.startup.agent_loops import only_our_loop
-from verl_multiturn.verl_bridge.startup.configuration import settings_of
+from verl_multiturn.verl_bridge.loops.certified_output import STATS
+from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import get_columns
 
 PREFIX = "rollout/certificate/"

@@ -1,0 +1,236 @@
+"""What the endpoint costs beside the model: seconds of a turn, requests a second, and how long the event loop stands.
+
+    python -m benchmarks.proxy [--sessions N] [--turns N]
+
+Agents in a process of their own speak HTTP to the server of a worker. The engine is scripted and answers at once with a
+tool call, so that what they wait for is the overhead: HTTP, reading, matching, rendering with Qwen3's own template and
+tokenizer, reading the calls, receipts, writing. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.proxy_client import Plan
+from benchmarks.template_matrix import template_of
+from benchmarks.turn_cost import SCHEMA, large_schemas
+from rich.console import Console
+from rich.table import Table
+
+from verl_multiturn import Generation
+from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.chat.parsing.reasoning import THINK
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.session import AgentSession
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.limits import Limits, StopReason
+from verl_multiturn.rollout.stop_texts import StopTexts
+
+CALL = '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call><|im_end|>'
+ANSWER = "The answer of the tool, always the same, some twenty words long, so that each turn adds as much as the last."
+WORDS = ("water", "river", "stone", "bridge", "letter", "garden", "window", "winter", "market", "silver")
+AT = (8, 256)
+_FAR = 10_000_000
+_TICK_S = 0.002
+
+
+class InstantEngine:
+    """An engine that says the same in every turn.
+
+    Args:
+        said: Ids of the turn.
+        seconds: The most seconds that a turn takes; they are drawn.
+    """
+
+    def __init__(self, said: list[int], seconds: float = 0.0) -> None:
+        self._said = said
+        self._seconds = seconds
+        self._random = random.Random(0)
+
+    async def generate(
+        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
+    ) -> Generation:
+        """Return the turn."""
+        if self._seconds:
+            await asyncio.sleep(self._random.random() * self._seconds)
+        return Generation(list(self._said), [-0.5] * len(self._said), [0] * len(self._said), "stop")
+
+
+class LoopWatch:
+    """A watch over the event loop.
+
+    Attributes:
+        late_ms: The most that the loop came late to a task that looks every 2 ms.
+        step_ms: The most processor time that a single step of a task or callback took.
+    """
+
+    def __init__(self) -> None:
+        self.late_ms = 0.0
+        self.step_ms = 0.0
+        self._run = asyncio.Handle._run
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LoopWatch:
+        self._task = asyncio.create_task(self._tick())
+        asyncio.Handle._run = self._watched()  # type: ignore[method-assign]
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]
+        assert self._task is not None
+        self._task.cancel()
+
+    def _watched(self) -> Callable[[asyncio.Handle], None]:
+        def run(handle: asyncio.Handle) -> None:
+            before = time.thread_time()
+            self._run(handle)
+            self.step_ms = max(self.step_ms, 1000 * (time.thread_time() - before))
+
+        return run
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            self.late_ms = max(self.late_ms, 1000 * (time.perf_counter() - before - _TICK_S))
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was measured in one round of sessions."""
+
+    taken: list[list[float]]
+    """Seconds of each request of each session."""
+    seconds: float
+    """Of the whole round."""
+    cpu_s: float
+    """Processor time of the server's process."""
+    loop: LoopWatch
+
+    def milliseconds(self, turns: range | None = None) -> float:
+        """Return the median of the requests with these numbers, counted from 0; of all by default."""
+        chosen = [own[turn] for own in self.taken for turn in (turns or range(len(own)))]
+        return 1000 * statistics.median(chosen)
+
+
+def make_run(seconds: float = 0.0) -> ProxyRun:
+    """Make what the sessions share: Qwen3's template and tokenizer, and an engine that takes at most `seconds`."""
+    template = template_of("qwen3")
+    engine = InstantEngine(template.tokenizer.encode(CALL), seconds)
+    return ProxyRun(
+        engine=ReceiptingEngine(StopTexts(engine, template.tokenizer)),
+        renderer=PromptRenderer(template.codec, template.end_ids),
+        reader=TurnReader(template.parser, template.tokenizer, template.end_ids, [THINK]),
+        limits=Limits(prompt_length=_FAR, response_length=_FAR),
+        fill_id=template.end_ids[0],
+    )
+
+
+def prompt_of(tokens: int, tools: Sequence[dict[str, Any]]) -> str:
+    """Make a text with which a first prompt has about `tokens` tokens."""
+    template = template_of("qwen3")
+    drawn = random.Random(0)
+    without = len(template.codec.initial([{"role": "user", "content": ""}], list(tools)))
+    words = [drawn.choice(WORDS) for _ in range(max(1, tokens - without))]
+    encoded = template.tokenizer.encode(" ".join(words), add_special_tokens=False)
+    return str(template.tokenizer.decode(encoded[: max(1, tokens - without)]))
+
+
+async def play(
+    sessions: int, turns: int, tokens: int, large: bool = False, at_once: int = 1, engine_s: float = 0.0
+) -> Played:
+    """Play sessions of agents, and measure.
+
+    Args:
+        sessions: Number of sessions.
+        turns: Requests of each.
+        tokens: Tokens of the first prompt, tools included.
+        large: Whether the tools' schemas take 39 KB.
+        at_once: Sessions at the same time.
+        engine_s: The most seconds that the engine takes for a turn.
+    """
+    tools = [SCHEMA, *(large_schemas() if large else ())]
+    run = make_run(engine_s)
+    open_sessions = [AgentSession(f"s{number}", run, {}) for number in range(sessions)]
+    async with ProxyServer() as server:
+        addresses = [server.open(session) for session in open_sessions]
+        port = int(server.address.rpartition(":")[2])
+        keys = [address.api_key for address in addresses]
+        plan = Plan(port, keys, at_once, turns, prompt_of(tokens, tools), tools, ANSWER, engine_s)
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.proxy_client", stdin=-1, stdout=-1
+        )
+        before, cpu = time.perf_counter(), time.process_time()
+        async with LoopWatch() as loop:
+            written, _ = await client.communicate(json.dumps(asdict(plan)).encode())
+        seconds, cpu_s = time.perf_counter() - before, time.process_time() - cpu
+    if client.returncode:
+        raise RuntimeError("the clients failed")
+    for session in open_sessions:
+        session.end()
+        await session.closed()
+        outcome = session.outcome(StopReason.FINISHED)
+        assert outcome.generation_rows == [0] * turns, (len(session.forest.roots), outcome.generation_rows)
+        session.forget()
+    run.renderer.close()
+    return Played(json.loads(written), seconds, cpu_s, loop)
+
+
+async def measure(sessions: int, turns: int) -> dict[str, Any]:
+    """Measure everything, and print the table.
+
+    Args:
+        sessions: Sessions at once, where many are.
+        turns: Requests of each of them.
+    """
+    few = max(2, sessions // 16)
+    await play(2, 2, 1000)
+    gc.freeze()  # as the agent loop does
+    small = await play(few, 2 * turns, 1000)
+    large = await play(few, 2 * turns, 17_000, large=True)
+    long = await play(few, AT[1] + 4, 1000)
+    by_turn = {turn: long.milliseconds(range(turn - 4, turn + 4)) for turn in AT}
+    many = await play(sessions, turns, 1000, at_once=sessions)
+    paced = await play(sessions, turns, 1000, at_once=sessions, engine_s=sessions / 150)
+    rendered = await play(max(2, sessions // 4), turns, 17_000, large=True, at_once=sessions, engine_s=sessions / 150)
+    loops = [paced.loop, rendered.loop]
+    requests = sessions * turns
+    result = {
+        "requests_per_s": round(requests / many.seconds),
+        "requests_per_cpu_s": round(requests / many.cpu_s),
+        "p50_ms": round(small.milliseconds(), 2),
+        "p50_large_ms": round(large.milliseconds(), 2),
+        "p50_at_ms": {turn: round(milliseconds, 2) for turn, milliseconds in by_turn.items()},
+        "loop_max_ms": round(max(loop.late_ms for loop in loops), 1),
+        "step_max_ms": round(max(loop.step_ms for loop in loops), 1),
+    }
+    table = Table("measure", "value", title=f"{sessions} sessions, scripted engine, Qwen3")
+    for name, value in result.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+    return result
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sessions", type=int, default=128, help="sessions at once")
+    parser.add_argument("--turns", type=int, default=16, help="requests of each")
+    given = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(given.sessions, given.turns))))
+
+
+if __name__ == "__main__":
+    main()

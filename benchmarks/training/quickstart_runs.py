@@ -1,0 +1,48 @@
+"""Runs of the quickstart on the CPU, in a trainer mode, for the benchmarks that start and watch them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = ("sync", "colocate_async", "separate_async")
+
+
+def arguments(description: str, modes: Sequence[str] = MODES) -> argparse.ArgumentParser:
+    """Return a parser with the options that all these benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")
+    return parser
+
+
+def folder(given: Path | None, name: str) -> Path:
+    """Return the absolute path of the folder of the runs; make a temporary one where none is given."""
+    return (given or Path(tempfile.mkdtemp(prefix=f"{name}-"))).absolute()
+
+
+def start(mode: str, steps: int, seed: int, out: Path, *words: str, log: IO[bytes] | None = None) -> Any:
+    """Start a run, and return its `Popen`. Used as a context, it waits for the run's clean end when interrupted.
+
+    Args:
+        mode: the trainer mode.
+        steps: number of steps.
+        seed: the run's seed.
+        out: the run's folder.
+        words: further words of the command.
+        log: gets the output; None: the benchmark's own output has it.
+    """
+    given = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}", *words]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *given]
+    # The tools of a benchmark are imported from the repository.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": path}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

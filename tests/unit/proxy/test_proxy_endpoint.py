@@ -1,0 +1,206 @@
+"""The endpoint: a real agent in a thread, a real socket, a scripted engine; and what becomes of the session."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.agent_sessions import certified, make_run, turns
+from tests.idle_loop import hold_up
+from verl_multiturn.certificate.receipts import Receipt, Receipts
+from verl_multiturn.certificate.records import json_line, record_of
+from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.config import ProxySettings
+from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
+from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.runners import build_runner
+from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import Outcome, SessionReport
+
+ROW = {"raw_prompt": [{"role": "user", "content": "1+1?"}], "extra_info": {"index": 7}}
+
+
+@asynccontextmanager
+async def serving(agent: str, *said: str, engine: Any = None, **settings: Any) -> AsyncIterator[Endpoint]:
+    limits = {key: settings.pop(key) for key in ("prompt_length",) if key in settings}
+    runner = build_runner(ProxySettings(agent=f"tests.endpoint_agents:{agent}"))
+    endpoint = Endpoint(
+        make_run(engine or turns(*said), **limits), runner, ProxyServer(), settings.pop("wall_clock_s", 30.0), -1.0
+    )
+    try:
+        yield endpoint
+    finally:
+        await endpoint.aclose()
+
+
+def check(outcome: Outcome, generations: list[Receipt]) -> None:
+    """Compare the rows with the receipts."""
+    receipts = Receipts.of_rows("r", generations, outcome.generation_rows, "u", 0, False, not outcome.valid)
+    assert certified(outcome, receipts) == []
+
+
+async def play(agent: str, *said: str, **settings: Any) -> Outcome:
+    async with serving(agent, *said, **settings) as endpoint:
+        outcome, receipts = await endpoint.run("r", ROW, {"temperature": 1.0})
+    check(outcome, receipts)
+    return outcome
+
+
+async def test_an_agent_and_its_rewards() -> None:
+    outcome = await play("chat", "a", "b")
+    assert (outcome.stop_reason, outcome.valid, outcome.error) == (StopReason.FINISHED, True, "")
+    assert outcome.session == SessionReport(1, {"temperature": 2}, 1.0, False)
+    assert (outcome.generation_rows, outcome.parents) == ([0, 0], [None, 0])
+    assert outcome.completion_rewards == {0: 0.25, 1: 0.5}
+    assert [turn.content for turn in outcome.assistant_turns] == ["a", "b"]
+
+
+async def test_the_record_of_a_session() -> None:
+    async with serving("chat", "a", "b") as endpoint:
+        outcome, generations = await endpoint.run("r", ROW, {"temperature": 1.0})
+    receipts = Receipts.of_rows("r", generations, outcome.generation_rows, "u", 0, False, not outcome.valid)
+    written = record_of(outcome, receipts, [row.trajectory for row in outcome.rows], uid="u")
+    record = json.loads(json_line(written))
+    assert verify_record(record).violations == []
+    assert record["session"] == {
+        "roots": 1,
+        "unenforced": {"temperature": 2},
+        "reward": 1.0,
+        "stuck": False,
+        "by_id": False,
+        "completions": [
+            {"parent": None, "place": 0, "reward": 0.25, "text": "a"},
+            {"parent": 0, "place": 0, "reward": 0.5, "text": "b"},
+        ],
+    }
+    record["session"]["completions"][1]["place"] = "undelivered"
+    assert [found.what for found in verify_record(record).violations] == [
+        "its session lists the places [0, 'undelivered'], its receipts [0, 0]"
+    ]
+    del record["session"]["completions"]
+    with pytest.raises(CertificateError, match="r has no session: KeyError"):
+        verify_record(record)
+
+
+async def test_an_agent_that_leaves_the_score_to_others() -> None:
+    outcome = await play("undecided", "a")
+    assert outcome.session == SessionReport(1, {}, None, False)
+    assert outcome.valid
+
+
+async def test_an_agent_that_asks_nothing() -> None:
+    outcome = await play("idle")
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.AGENT_FAILED, False)
+    assert len(outcome.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason", "valid"),
+    [("broken", StopReason.AGENT_ERROR, True), ("broken_at_once", StopReason.AGENT_FAILED, False)],
+)
+async def test_an_agent_that_raises(agent: str, reason: StopReason, valid: bool) -> None:
+    outcome = await play(agent, "a")
+    assert (outcome.stop_reason, outcome.valid) == (reason, valid)
+    assert outcome.session is not None
+    assert outcome.session.reward == -1.0
+    assert "no such planet" in outcome.error
+
+
+async def test_a_key_is_in_no_message() -> None:
+    outcome = await play("tell_tale")
+    assert "/s/[key]/v1" in outcome.error
+
+
+async def test_an_agent_whose_time_is_up() -> None:
+    outcome = await play("slow", "a", wall_clock_s=1.0)
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.WALL_CLOCK, True)
+    assert outcome.session is not None
+    assert (outcome.session.reward, outcome.session.stuck) == (-1.0, False)
+
+
+async def test_a_prompt_that_is_too_long() -> None:
+    outcome = await play("undecided", "a", prompt_length=3)
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.PROMPT_TOO_LONG, False)
+    assert outcome.trajectory.prompt_length == 3
+
+
+async def test_a_reward_for_what_was_never_said() -> None:
+    with pytest.raises(AgentContractError, match="chatcmpl-of-a-dream") as caught:
+        await play("dreamer", "a")
+    assert len(str(caught.value)) < 300
+
+
+class Broken:
+    """An engine that fails."""
+
+    async def generate(self, *arguments: Any, **more: Any) -> Generation:
+        raise EngineError("out of memory")
+
+
+async def test_an_engine_that_fails() -> None:
+    outcome = await play("undecided", engine=Broken())
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.ENGINE_ERROR, False)
+    assert "out of memory" in outcome.error
+
+
+class Standing:
+    """An engine that stands still for longer than the session's time, twice at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def generate(self, *arguments: Any, **more: Any) -> Generation:
+        self.asked += 1
+        with stopped():
+            await asyncio.sleep(0.01)
+            hold_up(100)
+        return Generation([5], [-0.5], [0], "stop")
+
+
+async def test_time_in_which_the_engine_stands_does_not_count() -> None:
+    outcome = await play("undecided", engine=Standing(), wall_clock_s=60.0)
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.FINISHED, True)
+
+
+async def test_sessions_at_once_and_nothing_is_left() -> None:
+    async with serving("undecided", *["a"] * 20) as endpoint:
+        made = await asyncio.gather(*(endpoint.run(f"r{i}", ROW, {}) for i in range(20)))
+        port = int(endpoint._server.address.rpartition(":")[2])
+    assert [outcome.stop_reason for outcome, _ in made] == [StopReason.FINISHED] * 20
+    assert {len(receipts) for _, receipts in made} == {1}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+
+
+async def test_a_cancelled_session_leaves_nothing() -> None:
+    async with serving("slow", "a") as endpoint:
+        before = asyncio.all_tasks()
+        running = asyncio.ensure_future(endpoint.run("r", ROW, {}))
+        while not endpoint._run.engine._open:  # noqa: ASYNC110  # the engine tells nobody
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert endpoint._run.engine._open == {}
+        assert not endpoint._server._guests
+        left = asyncio.all_tasks() - before
+        assert [task for task in left if "Server" not in repr(task)] == []
+
+
+def test_the_order_of_reasons() -> None:
+    returned, raised, late = AgentEnd("returned"), AgentEnd("raised"), AgentEnd("timed_out")
+    assert stop_reason(late, False, "broken", True) is StopReason.ENGINE_ERROR
+    assert stop_reason(late, False, "", True) is StopReason.PROMPT_TOO_LONG
+    assert stop_reason(late, False, "") is StopReason.AGENT_FAILED
+    assert stop_reason(late, True, "") is StopReason.WALL_CLOCK
+    assert stop_reason(AgentEnd("stuck"), True, "") is StopReason.WALL_CLOCK
+    assert stop_reason(raised, True, "") is StopReason.AGENT_ERROR
+    assert stop_reason(returned, True, "", True) is StopReason.FINISHED

@@ -1,0 +1,407 @@
+"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-*`, `recipe`, `serve`, `verify`.
+
+Exit statuses: 0, all is well; 1, what was asked for was tried and failed, or a check found something; 2, what was asked
+for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from verl_multiturn.certificate.verification import verify_files
+from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.serve import serve
+from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.interactions.check.contract import (
+    examine_interaction,
+    interactions_to_check,
+    read_actions,
+)
+from verl_multiturn.interactions.check.tool_world import load_world
+from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.launch.run import run_recipe, shown_command
+from verl_multiturn.observe.doctor import Finding
+from verl_multiturn.observe.doctor import examine as examine_environment
+from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.recipes import copy_recipe, list_recipes
+from verl_multiturn.tools.check.contract import examine, tools_to_check
+from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.tools.check.examination import CheckResult, Grade
+from verl_multiturn.tools.loading.registry import load_tools
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.", context_settings=_HELP
+)
+recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
+app.add_typer(recipes_app, name="recipe")
+app.command()(serve)
+console = Console()
+_DAY_S = 86_400.0
+_NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
+
+
+@app.command()
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model's folder, or its name in Hugging Face's cache.")
+    ] = None,
+    tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
+    tools: Annotated[bool, typer.Option(help="Whether the run calls tools.")] = True,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Look at what a GPU needs, and train a tiny model on it for two steps.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the run of --gpu.")] = Path("outputs/doctor"),
+) -> None:
+    """Show which versions and which platform are here, what is missing and what to do about it.
+
+    With --model: which rules of multi-turn training the model's chat template keeps. With --gpu: whether this machine's
+    GPU can train.
+    """
+    if model is not None:
+        _examine(model, tool_format, tools)
+        return
+    _report("doctor", examine_environment(gpu))
+    if gpu:
+        console.print(f"training a tiny model for two steps, in {out.resolve()}; some minutes", soft_wrap=True)
+        _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))
+
+
+def _report(title: str, findings: list[Finding]) -> None:
+    """Print a table of findings. If some are bad, end the program with their names."""
+    table = Table("", "what", title=title)
+    for column in ("found", "remedy"):
+        table.add_column(column, overflow="fold")  # nobody can run a command that was cut
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
+        table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))
+    console.print(table)
+    if bad := [finding.what for finding in findings if not finding.ok]:
+        _fail(f"{title}: not well: {', '.join(bad)}")
+
+
+_VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "[red]refused[/]"}
+
+
+def _examine(model: str, tool_format: str, tools: bool) -> None:
+    try:
+        from verl_multiturn.verl_bridge.model.chat_setup import examine_model
+
+        rules = examine_model(model, tool_format, tools)
+    except MultiTurnError as error:
+        _refuse(error)
+    except ImportError as error:
+        _fail(_NO_STACK.format(error=error))
+    table = Table("", "rule", "found", title=f"chat template of {model}")
+    for rule in rules:
+        table.add_row(_VERDICTS[rule.verdict], rule.name, escape(rule.found))
+    console.print(table)
+    if refused := refusals(rules):
+        _fail(refused)
+
+
+@app.command()
+def validate(
+    tool_config: Annotated[Path | None, typer.Argument(help="The tool YAML that `tool_config_path` names.")] = None,
+    interaction_config: Annotated[
+        Path | None,
+        typer.Option("--interactions", help="The interaction YAML that `interaction_config_path` names."),
+    ] = None,
+    dataset: Annotated[
+        list[Path] | None, typer.Option("--dataset", help="A parquet or JSONL file; repeatable.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
+    prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
+    tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
+) -> None:
+    """Check a tool YAML, an interaction YAML, or both, and, if given, data sets.
+
+    The checks: the classes, the tools' schemas, that each row's kwargs fit the tools and its interaction and, with
+    --model, that each row's prompt fits.
+    """
+    try:
+        if tool_config is None and interaction_config is None:
+            raise ConfigError("nothing to validate; name a tool YAML, --interactions YAML, or both")
+        tools = {} if tool_config is None else load_tools(tool_config)
+        interactions = {} if interaction_config is None else load_interactions(interaction_config)
+    except MultiTurnError as error:
+        _refuse(error)
+    loaded = [("tool", name, tool) for name, tool in tools.items()]
+    loaded += [("interaction", name, getattr(made, "old", made)) for name, made in interactions.items()]
+    for kind, name, made in loaded:
+        console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
+
+    checks = [partial(interaction_of_row, interactions=interactions)]
+    measure = None
+    if model is not None:
+        try:
+            from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
+
+            measure = prompt_measure(model, tools, tool_format, interactions)
+        except MultiTurnError as error:
+            _refuse(error)
+        except ImportError as error:
+            _fail(_NO_STACK.format(error=error))
+    for path in dataset or []:
+        try:
+            rows, problems = validate_dataset(path, tools, measure, prompt_length, checks)
+        except MultiTurnError as error:
+            _refuse(error)
+        if problems:
+            for problem in problems[:20]:
+                console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
+            _fail(f"{path}: {len(problems)} of {rows} rows cannot work")
+        console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+
+
+_CHECKED = {
+    Grade.OK: "[green]ok[/]",
+    Grade.WARNING: "[yellow]warning[/]",
+    Grade.PROBLEM: "[red]problem[/]",
+    Grade.SKIPPED: "[dim]skipped[/]",
+}
+
+
+@app.command("check-tool")
+def check_tools(
+    target: Annotated[str, typer.Argument(help="A class or function as package.module.name, or a tool YAML.")],
+    config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
+    tool_config: Annotated[Path | None, typer.Option(help="The YAML whose entry of that class is taken.")] = None,
+    name: Annotated[str | None, typer.Option("--tool", help="Only the tool of this name, of a YAML's tools.")] = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="Arguments of an example call, as JSON; else they are guessed.")
+    ] = None,
+    create_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    execute_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    interaction: Annotated[
+        str | None,
+        typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
+    ] = None,
+    interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
+) -> None:
+    """Check a tool of your own. It is called some hundred times.
+
+    The checks: lifecycle, return types, cancellation, what the tool leaves behind, isolation, many conversations at
+    once, bad arguments.
+    """
+    problems = 0
+    try:
+        example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
+        for tool in tools_to_check(target, _json(config), tool_config, name):
+            kwargs = {"create_kwargs": create, "execute_kwargs": execute}
+            world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None
+            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, **kwargs)
+            problems += _show_findings(f"tool {tool.name}", findings)
+    except MultiTurnError as error:
+        _refuse(error)
+    if problems:
+        _fail(f"{target}: {problems} problem(s)")
+
+
+@app.command("check-interaction")
+def check_interactions(
+    target: Annotated[str, typer.Argument(help="A class as package.module.Class, or an interaction YAML.")],
+    config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--interaction", help="Only the interaction of this name, of a YAML's.")
+    ] = None,
+    kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    actions: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with the player's turns, one a line; else they are drawn from `actions` of the "
+            "config, or are letters."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Largest number of turns of an episode.")] = 8,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
+) -> None:
+    """Check a simulated user or an environment of your own. Some hundred conversations are played.
+
+    The checks: lifecycle, return types, cancellation, what it leaves behind, whatever a model may write, and whether an
+    episode stays the same when it is played again and beside others.
+    """
+    problems = 0
+    try:
+        row, turns = _json(kwargs), read_actions(actions)
+        for interaction in interactions_to_check(target, _json(config), name):
+            given = {"kwargs": row, "actions": turns, "rounds": rounds, "timeout_s": timeout_s}
+            problems += _show_findings(f"interaction {interaction.name}", examine_interaction(interaction, **given))
+    except MultiTurnError as error:
+        _refuse(error)
+    if problems:
+        _fail(f"{target}: {problems} problem(s)")
+
+
+def _show_findings(title: str, findings: list[CheckResult]) -> int:
+    """Print a table of findings, and return the number of problems."""
+    table = Table("", "check", title=title)
+    for column in ("found", "what to do"):
+        table.add_column(column, overflow="fold")  # long names, such as those of errors, are not cut
+    for finding in findings:
+        table.add_row(_CHECKED[finding.verdict], finding.check, escape(finding.found), escape(finding.remedy))
+    console.print(table)
+    return sum(finding.verdict is Grade.PROBLEM for finding in findings)
+
+
+def _json(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no JSON ({error}); quote it for the shell") from None
+    except RecursionError:
+        raise ConfigError(f"{text[:20]!r}… is no JSON (it is nested too deeply)") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{text!r}: expected a JSON object, as in \'{{"query": "tea"}}\'')
+    return value
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Hydra's overrides: key=value, +key=value, ++key=value, ~key; they come last."),
+    ] = None,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="verl's trainer mode: sync, colocate_async or separate_async.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model and made data, on a CPU, in minutes.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data's order, the mini-batches and the sampling.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps (trainer.total_training_steps).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A local file or folder, or a hub name, in the place of the recipe's own data.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of this run (outputs/NAME, beside the recipes).")] = None,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Print the trainer's command, and start nothing.")
+    ] = False,
+    only_prepare: Annotated[bool, typer.Option("--prepare", help="Write the data, and stop.")] = False,
+) -> None:
+    """Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up.
+
+    The last line is a JSON object.
+    """
+    try:
+        plan = plan_run(
+            recipe,
+            variants=variants or [],
+            mode=mode,
+            smoke=smoke,
+            data=data,
+            out=out,
+            seed=seed,
+            steps=steps,
+            overrides=overrides or [],
+        )
+        if only_print:
+            print(shown_command(plan))
+            return
+        status = run_recipe(plan, only_prepare=only_prepare)
+    except MultiTurnError as error:
+        _refuse(error)
+    if status:
+        raise typer.Exit(status)
+
+
+@recipes_app.command("list")
+def list_them() -> None:
+    """List the recipes that come with this package."""
+    try:
+        recipes = list_recipes()
+    except MultiTurnError as error:
+        _refuse(error)
+    table = Table(show_header=False, box=None)
+    for name, title in recipes.items():
+        table.add_row(name, escape(title))
+    console.print(table)
+
+
+@recipes_app.command("copy")
+def copy(
+    name: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it.")],
+    folder: Annotated[Path, typer.Argument(help="Where recipes/ and tool_configs/ are made.")],
+) -> None:
+    """Copy a recipe into a folder of yours, to run and to change, with all others, whose parts it may use.
+
+    Files that are there already stay as they are.
+    """
+    try:
+        copied = copy_recipe(name, folder)
+    except MultiTurnError as error:
+        _refuse(error)
+    console.print(
+        f"[green]ok[/] {copied}: bash {shlex.quote(str(copied / 'run.sh'))} [--smoke] …; its README.md says more",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def verify(
+    files: Annotated[list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")],
+) -> None:
+    """Verify recorded conversations against what the engine returned. Print one line for each violation."""
+    records = tokens = violations = torn = 0
+    try:
+        for path, line, verdict in verify_files(files):
+            if verdict is None:
+                torn += 1
+                note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
+                console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
+                continue
+            records += 1
+            tokens += verdict.sampled_tokens
+            violations += len(verdict.violations)
+            for violation in verdict.violations:
+                console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
+    except MultiTurnError as error:
+        _refuse(error)
+    summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
+    summary += f", {torn} torn lines" if torn else ""
+    console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
+    if violations:
+        raise typer.Exit(1)
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    print(f"verl-multiturn: {message}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _refuse(error: MultiTurnError) -> NoReturn:
+    """End the program with status 2: what was asked for cannot be done, as the error says."""
+    _fail(str(error), status=2)
+
+
+def main() -> None:
+    """Run the command line, as the console script does.
+
+    As with `python -m`, a command can name modules of the current folder.
+    """
+    sys.path.insert(0, os.getcwd())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter ends no command
+            stream.reconfigure(errors="backslashreplace")
+    app()

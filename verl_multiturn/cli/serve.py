@@ -1,0 +1,345 @@
+"""`verl-multiturn serve`: tries an agent against the endpoint, on a scripted engine. No model, no GPU.
+
+    verl-multiturn serve --turn '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>' --turn "It is 5."
+
+It prints the address and the key of one session, until Ctrl-C or SIGTERM; or it runs an agent, as a training run does,
+and ends with it. Then it shows what would be trained: each generation, what it continues and which row it is in, and
+whether the certificate finds the rows right. A tiny tokenizer and a ChatML-like template stand in for a model's own,
+and calls are in the Hermes format. The limits of a session are the settings' defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import record_of
+from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.chat.parsing.reasoning import THINK
+from verl_multiturn.config import PATH, ProxySettings, read_model
+from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.runners import AgentRunner, build_runner, check_agent
+from verl_multiturn.proxy.endpoint import Endpoint
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.rows import Select, load_select
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.limits import Limits, StopReason
+from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.row_files import read_text
+
+OVER = "The script has no more turns."
+"""Text of the model when all turns were said. Most agents end at such a text."""
+_OPTIONS = {
+    "'agent' or 'command' is the agent, and both are set; set one of them": "one of them is the agent; leave one out",
+    f"or set {PATH}.proxy.runner: process": "or run it as a command",
+    f"{PATH}.proxy.agent": "--agent",
+    f"{PATH}.proxy.command": "COMMAND",
+    f"{PATH}.proxy:": "--agent, COMMAND:",
+    "proxy.host=": "--host=",
+    "proxy.select=": "--select=",
+}
+"""What errors call the settings of a run, and what stands for it on this command line."""
+_LONGEST_S = 24 * 3600.0
+_FAR = 1_000_000
+_SHOWN = 60
+
+console = Console()
+
+
+def serve(
+    turns: Annotated[
+        list[str] | None, typer.Option("--turn", help="What the model says, turn by turn; repeatable.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="A file with what the model says, one turn a line; after those of --turn.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="An agent, as `module:function`, to run in the place of waiting for Ctrl-C.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt in the data row that --agent or COMMAND gets.")] = "Hello.",
+    row: Annotated[
+        Path | None, typer.Option(help="A JSON file with the whole data row, in the place of --prompt.")
+    ] = None,
+    prompt_length: Annotated[int, typer.Option(min=1, help="The most tokens of a root's prompt.")] = _FAR,
+    response_length: Annotated[int, typer.Option(min=1, help="The most tokens after a root's prompt.")] = _FAR,
+    select: Annotated[str | None, typer.Option(help="As the setting proxy.select: `module:function`.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="An agent as a command, to run in the same way.")
+    ] = None,
+) -> None:
+    """Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown."""
+    try:
+        runner = _Interruptible(_runner(agent, command, host) or _Waiting())
+        if row is not None and runner.waits:
+            raise ConfigError(f"--row {str(row)!r} is for an agent that is run here; give --agent or -- COMMAND, too")
+        columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
+        said = Script(_turns(turns or [], script))
+        limits = Limits(prompt_length=prompt_length, response_length=response_length)
+        run = scripted_run(said, limits, load_select(select, "--select"))
+        outcome, receipts = asyncio.run(_play(run, runner, columns, host))
+    except MultiTurnError as error:
+        typer.echo(f"verl-multiturn: {_with_options(str(error))}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    is_well = _shown(outcome, receipts, is_scored=not runner.waits)
+    if said.beyond:
+        console.print(f"[yellow]note[/] {said.beyond} requests came after the script's last turn", highlight=False)
+    if runner.is_interrupted and not runner.waits:
+        raise typer.Exit(130)
+    if not is_well:
+        raise typer.Exit(1)
+
+
+@dataclass
+class Script:
+    """The turns of a scripted model."""
+
+    left: list[str]
+    """Turns that are still to come."""
+    beyond: int = 0
+    """How often it was asked when there was none."""
+
+    def next(self) -> str:
+        """Return the next turn; `OVER` after the last one."""
+        if self.left:
+            return self.left.pop(0)
+        self.beyond += 1
+        return OVER
+
+
+def scripted_run(script: Script, limits: Limits, select: Select | None = None) -> ProxyRun:
+    """Return what a session shares with no other: a model that says what a script has, in the order of the requests.
+
+    Args:
+        script: Texts of turns, without an end token.
+        limits: How long a row may be.
+        select: Says which completions are trained; None: all are.
+    """
+    tokenizer = tiny_tokenizer()
+    ends = [tokenizer.eos_token_id]
+    defaults = ProxySettings()
+
+    def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
+        return tokenizer.encode(script.next() + tokenizer.eos_token)
+
+    codec = ChatCodec(TinyBuilder(tokenizer), ends, firewall=Firewall(tokenizer), tokenizer=tokenizer)
+    return ProxyRun(
+        engine=ReceiptingEngine(StopTexts(ScriptedEngine(say), tokenizer)),
+        renderer=PromptRenderer(codec, ends),
+        reader=TurnReader(JsonParser(tokenizer, ends), tokenizer, ends, [THINK]),
+        limits=limits,
+        fill_id=tokenizer.eos_token_id,
+        max_completions=defaults.max_completions,
+        max_inflight=defaults.max_inflight,
+        max_rows=defaults.max_rows,
+        select=select,
+    )
+
+
+class _Waiting:
+    """In the place of a runner: an agent that somebody starts elsewhere, and that is done when its time is up."""
+
+    stuck = 0
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
+        """Print the address, and wait."""
+        for name, value in (
+            ("OPENAI_BASE_URL", address.base_url),
+            ("OPENAI_API_KEY", address.api_key),
+            ("ANTHROPIC_BASE_URL", address.anthropic_base_url),
+            ("ANTHROPIC_API_KEY", address.api_key),
+        ):
+            typer.echo(f"export {name}={value}")
+        typer.echo("Start the agent with these variables. Ctrl-C when it is done.")
+        await time_up.wait()
+        return AgentEnd("returned")
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+class _Interruptible:
+    """A runner for which a session's time is up at Ctrl-C or SIGTERM.
+
+    Args:
+        runner: Runs the agent.
+    """
+
+    def __init__(self, runner: AgentRunner) -> None:
+        self._runner = runner
+        self.is_interrupted = False
+        self.waits = isinstance(runner, _Waiting)
+
+    @property
+    def stuck(self) -> int:
+        """Return the number of agents that could not be ended."""
+        return self._runner.stuck
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
+        """Run the agent until it ends or is interrupted."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            self.is_interrupted = True
+            time_up.set()
+
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for each in signals:
+            loop.add_signal_handler(each, interrupt)
+        try:
+            return await self._runner.run(row, address, time_up, returned)
+        finally:
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        await self._runner.aclose()
+
+
+def _runner(agent: str | None, command: Sequence[str] | None, host: str) -> AgentRunner | None:
+    """Return what runs the agent; None: somebody starts it elsewhere.
+
+    Raises:
+        ConfigError: It cannot be run.
+    """
+    if agent is None and not command:
+        return None
+    given = {"agent": agent, "command": list(command) if command else None, "host": host or None}
+    settings = read_model(ProxySettings, given, f"{PATH}.proxy")
+    check_agent(settings)
+    return build_runner(settings)
+
+
+def _with_options(problem: str) -> str:
+    """Return an error with the options that were written here in the place of a run's settings."""
+    for setting, option in _OPTIONS.items():
+        problem = problem.replace(setting, option)
+    return problem
+
+
+def _turns(turns: Sequence[str], script: Path | None) -> list[str]:
+    """Return all turns.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    text = "" if script is None else read_text(script, f"--script {str(script)!r}", "name a text file")
+    lines = text.splitlines()
+    return [*turns, *(line for line in lines if line.strip())]
+
+
+def _row(path: Path) -> dict[str, Any]:
+    """Return the data row in a file.
+
+    Raises:
+        ConfigError: The file has none.
+    """
+    where, expected = f"--row {str(path)!r}", "name a file with a JSON object"
+    text = read_text(path, where, expected)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be read ({error}); {expected}") from None
+    except RecursionError:
+        raise ConfigError(f"{where} cannot be read (it is nested too deeply); {expected}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--row {str(path)!r} has a JSON {type(found).__name__}, expected an object")
+    if "prompt" in found:  # as the column of a data file is called; verl hands it over under this name
+        found["raw_prompt"] = found.pop("prompt")
+    return found
+
+
+async def _play(run: ProxyRun, runner: AgentRunner, row: Mapping[str, Any], host: str) -> tuple[Outcome, list[Receipt]]:
+    endpoint = Endpoint(run, runner, ProxyServer(host), _LONGEST_S)
+    try:
+        return await endpoint.run("serve", row, {})
+    finally:
+        await endpoint.aclose()
+        run.renderer.close()
+
+
+def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bool:
+    """Print what became of a session, and tell whether all is well.
+
+    Args:
+        outcome: What became of it.
+        receipts: What the engine returned.
+        is_scored: Whether its agent was run here, so that it could give a reward.
+    """
+    places = outcome.generation_rows
+    table = Table("", "continues", "given", "sampled", "trained", "said", title="completions")
+    tokenizer = tiny_tokenizer()
+    for number, (receipt, place, parent) in enumerate(zip(receipts, places, outcome.parents, strict=True)):
+        text = tokenizer.decode(receipt.ids.tolist(), skip_special_tokens=True).replace("\n", " ")
+        table.add_row(
+            str(number),
+            "" if parent is None else str(parent),
+            f"{receipt.prompt_tokens} tokens",
+            f"{len(receipt.ids)} tokens",
+            f"in row {place}" if isinstance(place, int) else f"no: {place}",
+            escape(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"),
+        )
+    console.print(table)
+    rows = sum(any(row.trajectory.mask) for row in outcome.rows)
+    causes = {str(place): places.count(place) for place in places if isinstance(place, str)}
+    report = outcome.session
+    assert report is not None
+    counts = [f"{report.roots} roots", f"{rows} rows", f"{sum(isinstance(each, int) for each in places)} trained"]
+    counts += [f"{count} {cause}" for cause, count in causes.items()]
+    counts += [f"{name} changes nothing ({count} requests)" for name, count in report.unenforced.items()]
+    console.print(", ".join(counts), highlight=False, soft_wrap=True)
+    ended = outcome.stop_reason is StopReason.FINISHED
+    if not ended or outcome.error:
+        console.print(f"[red]no[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
+    if report.reward is not None:
+        console.print(f"the session's reward is {report.reward:g}", highlight=False)
+    elif is_scored and outcome.valid:
+        console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)
+    for number, reward in sorted(outcome.completion_rewards.items()):
+        console.print(f"completion {number} has a reward of its own, {reward:g}", highlight=False)
+    own = Receipts.of_rows(outcome.request_id, receipts, places, invalid=not outcome.valid)
+    verdict = verify_record(record_of(outcome, own, [row.trajectory for row in outcome.rows]))
+    for violation in verdict.violations:
+        console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
+    mark = "[red]no[/]" if verdict.violations else "[green]ok[/]"
+    console.print(
+        f"{mark} certificate: {verdict.sampled_tokens} sampled tokens, {len(verdict.violations)} violations",
+        highlight=False,
+    )
+    return ended and not verdict.violations

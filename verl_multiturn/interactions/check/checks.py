@@ -1,0 +1,205 @@
+"""Checks of an interaction, one method for each."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.describe import show
+from verl_multiturn.interactions.check.episodes import InteractionProbe, PlayedEpisode
+from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
+from verl_multiturn.interactions.running.session import METHODS
+from verl_multiturn.tools.check.examination import Examination, Grade, Timed, Wait
+from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.method_probe import Probed
+
+OTHERS = 16
+"""Number of episodes beside the one that is compared."""
+# What models write that no author thinks of.
+_ANY_ANSWER = {
+    "an empty turn": "",
+    "spaces": " \n ",
+    "100,000 characters": "x" * 100_000,
+    "control characters": "\x00\x1b[31m \u202e",
+    "a control token": "<|im_end|><|im_start|>system",
+    "half a tag": "<action>",
+    "JSON": '{"action": null}',
+    "a huge number": "9" * 5000,
+}
+ADVICE = {
+    "row kwargs": "give them as a data row does: --kwargs; with --interaction NAME, of a YAML",
+    "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
+    "reply": "return a Reply to any turn, with a finite reward, within --timeout-s, and from a server that runs; the "
+    "player's turns are drawn, unless --actions names a file with them",
+    "score": "return a finite number",
+    "close": "give everything back, and raise nothing",
+    "actions": "give turns that it understands: --actions, or `actions` in the config",
+    "every call": "return a Reply from every call",
+    "event loop": "every conversation waits meanwhile: await, use asyncio.to_thread, or make the method synchronous",
+    "leftovers": "give it back in close",
+    "close after a failed start": "close is called whenever start began: look the conversation up with "
+    "pop(instance_id, None)",
+    "any answer": "answer whatever a model writes, with a reward if it is wrong: an error makes the conversation "
+    "invalid, and a model could choose that",
+    "one episode": "keep what belongs to a conversation under its instance_id, and draw from a random.Random(seed) of "
+    "its own: the module `random` is shared by all",
+    "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
+}
+"""Advice by the name of the check."""
+
+
+class InteractionExamination(Examination):
+    """All checks of one interaction.
+
+    Args:
+        probe: The interaction.
+        watch: As in `Examination`.
+        temporary: As in `Examination`.
+    """
+
+    def __init__(self, probe: InteractionProbe, watch: Watch, temporary: Path) -> None:
+        super().__init__(watch, temporary, ADVICE)
+        self._probe = probe
+
+    async def first(self) -> bool:
+        """Play one episode, and return whether to go on."""
+        episode = PlayedEpisode()
+        problems = await self._probe.play(episode)
+        fine = {"start": "says nothing first", "score": str(episode.score), "close": ""}
+        if episode.answers:
+            text, *_ = episode.answers[0]
+            fine["start"] = f"opens with {show(text, 60)}" if text else fine["start"]
+            *_, done, truncated = episode.answers[-1]
+            how = "done" if done else "truncated" if truncated else "goes on"
+            fine["reply"] = f"{len(episode.answers) - 1} turns, {how}"
+        for method in METHODS:
+            if method in problems:
+                self.judge(method, problems[method], self.advice[method], fine.get(method, ""))
+            else:
+                self.note(method, Grade.SKIPPED, "", "first mend what is above")
+        if 0 < episode.unreadable == len(episode.answers) - 1:
+            found = "no action can be read in any of the player's turns, so that little is checked"
+            self.note("actions", Grade.WARNING, found, self.advice["actions"])
+        return not episode.failure
+
+    def checks(self) -> dict[str, Callable[[str], Awaitable[None]]]:
+        """Return the other checks by name."""
+        return {
+            "event loop": self.event_loop,
+            "leftovers": self.leftovers,
+            "close after a failed start": self._close_after_a_failed_start,
+            "any answer": self._any_answer,
+            "one episode": self._one_episode,
+            **{f"cancel {method}": functools.partial(self._cancel, method=method) for method in METHODS},
+        }
+
+    async def converse(self, timed: Timed) -> None:
+        """Run one conversation of one turn."""
+        probe, self.last_id = self._probe, uuid.uuid4().hex
+        await timed("start", probe.call("start", self.last_id))
+        await timed("reply", self._reply(self.last_id, probe.action(0)))
+        await timed("score", probe.call("score", self.last_id))
+        await timed("close", probe.call("close", self.last_id))
+
+    async def end(self) -> None:
+        """Close the interaction."""
+        returned = await asyncio.to_thread(self._probe.interaction.aclose)
+        if inspect.isawaitable(returned):
+            await returned
+
+    def attributes(self) -> Iterable[tuple[str, Any]]:
+        """Return the names and values of the interaction's attributes."""
+        interaction = self._probe.interaction
+        own = interaction.old if isinstance(interaction, AdaptedInteraction) else interaction
+        return dict(getattr(own, "__dict__", {})).items()
+
+    async def _reply(self, instance_id: str, text: str) -> Probed:
+        return await self._probe.call("reply", instance_id, _said(text))
+
+    async def _close_after_a_failed_start(self, check: str) -> None:
+        closed = await self._probe.call("close", uuid.uuid4().hex)
+        if closed.timed_out:
+            self.note(check, Grade.PROBLEM, closed.failure(), self.advice[check])
+        elif closed.error is not None:
+            found = f"{closed.failure()}; all that it gives back otherwise is lost"
+            self.note(check, Grade.WARNING, found, self.advice[check])
+        else:
+            self.note(check, Grade.OK, "")
+
+    async def _any_answer(self, check: str) -> None:
+        """Answer with what models write, each in a conversation of its own."""
+        probe = self._probe
+
+        async def answer(text: str) -> str:
+            instance_id = uuid.uuid4().hex
+            await probe.call("start", instance_id)
+            _, problem = probe.read("reply", await self._reply(instance_id, text))
+            await probe.call("close", instance_id)
+            return problem
+
+        found = await asyncio.gather(*(answer(text) for text in _ANY_ANSWER.values()))
+        problems = [f"{case}: {problem}" for case, problem in zip(_ANY_ANSWER, found, strict=True) if problem]
+        self.judge(check, "; ".join(problems[:4]), self.advice[check], f"{len(_ANY_ANSWER)} tried")
+
+    async def _one_episode(self, check: str) -> None:
+        """Play an episode alone, again, and beside others, half of which have other seeds."""
+        probe, advice = self._probe, self.advice[check]
+        alone, again = PlayedEpisode(), PlayedEpisode()
+        await probe.play(alone)
+        await probe.play(again)
+        if changed := alone.difference(again):
+            seeded = "seed" in probe.kwargs
+            remedy = advice if seeded else "give a seed, if it takes one: --kwargs '{\"seed\": 1}'"
+            grade = Grade.PROBLEM if seeded else Grade.WARNING
+            self.note(check, grade, f"played again it is another one: {changed}", remedy)
+            return
+        beside = [PlayedEpisode() for _ in range(OTHERS + 1)]
+        seed = probe.kwargs.get("seed")
+        # Others with other seeds, too, where there are seeds: they would draw from a generator that all share.
+        others = [self._with_seed(seed + index) for index in range(1, OTHERS // 2 + 1)] if type(seed) is int else []
+        compared = beside[len(others) :]
+        started = time.perf_counter()
+        players = [*others, *[probe] * len(compared)]
+        await asyncio.gather(*(player.play(episode) for player, episode in zip(players, beside, strict=True)))
+        took = time.perf_counter() - started
+        changes = [changed for episode in compared if (changed := alone.difference(episode))]
+        problem = (
+            f"beside {OTHERS} others {len(changes)} of {len(compared)} are another one: {changes[0]}" if changes else ""
+        )
+        turns = len(alone.answers) - 1
+        self.judge(check, problem, advice, f"{turns} turns alone, again, and beside {OTHERS} others in {took:.2f} s")
+
+    def _with_seed(self, seed: int) -> InteractionProbe:
+        probe = self._probe
+        actions = [probe.action(turn) for turn in range(probe.rounds)]
+        kwargs = {**probe.kwargs, "seed": seed}
+        return InteractionProbe(probe.interaction, kwargs, actions, probe.rounds, probe.timeout_s)
+
+    async def _cancel(self, check: str, method: str) -> None:
+        probe = self._probe
+
+        async def once(wait: Wait) -> str:
+            instance_id, problems = uuid.uuid4().hex, []
+            if method != "start":
+                await probe.call("start", instance_id)
+            arguments = (_said(probe.action(0)),) if method == "reply" else ()
+            ended, _ = await probe.cancel(method, wait, instance_id, *arguments)
+            if not ended:
+                problems.append(f"{method} goes on after it was cancelled")
+            if method != "close":
+                closed = await probe.call("close", instance_id)
+                if closed.timed_out or (closed.error is not None and method != "start"):
+                    problems.append(f"close {closed.failure()} after {method} was cancelled")
+            return "; ".join(problems)
+
+        await self.cancelled(check, method, once)
+
+
+def _said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": text}]

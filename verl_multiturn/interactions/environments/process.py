@@ -1,0 +1,126 @@
+"""The worker's side of the processes in which environments run; `env_zygote.py` is the other side.
+
+    processes = EnvProcesses(spec)
+    process = await processes.fork()
+    first = await process.ask({"do": "reset", "seed": 3, "kwargs": {}})
+    await process.close()
+    await processes.aclose()
+
+Invariants:
+- every await can be cancelled: a request that is cancelled kills its process, since its answer would come too late;
+- when `close` returns, the process has ended, and its programs with it; `close` takes at most a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from verl_multiturn.errors import InteractionContractError
+from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.processes.forks import Fork, ForkError, Forks, read
+
+_POLITE_S = 2.0
+"""Seconds that an environment has for its own `close`."""
+_GONE_S = 2.0
+
+
+class EnvProcess:
+    """The process of one episode.
+
+    Args:
+        fork: The process.
+
+    Attributes:
+        process: Its process id.
+    """
+
+    def __init__(self, fork: Fork) -> None:
+        self._fork = fork
+        self.process = fork.process
+        self._is_usable = True
+        self._is_closed = False
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the environment's answer to a request. When cancelled, the process is killed.
+
+        Args:
+            request: `do`, which is `reset`, `step` or `close`, and what belongs to it.
+
+        Raises:
+            EnvironmentFailedError: The environment raised an error, or its process has ended.
+            InteractionContractError: The environment returned something of the wrong type.
+        """
+        doing = f"{request['do']}()"
+        if not self._is_usable:
+            raise EnvironmentFailedError("the environment's process has ended; nothing more can be played")
+        self._is_usable = False
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(self._fork.connection, json.dumps(request).encode() + b"\n")
+            answer = await read(self._fork.connection)
+        except (OSError, EOFError) as error:
+            self.kill()
+            why = f": {error}" if isinstance(error, EOFError) and str(error) else ""
+            raise EnvironmentFailedError(f"the environment's process ended in the middle of {doing}{why}") from None
+        except BaseException:  # cancelled: the answer would come too late
+            self.kill()
+            raise
+        self._is_usable = True
+        if problem := answer.get("failed"):
+            raise EnvironmentFailedError(f"{doing} of the environment raised {problem}")
+        if problem := answer.get("wrong_type"):
+            raise InteractionContractError(f"{doing} of the environment: {problem}; correct it, or its config")
+        return answer
+
+    def kill(self) -> None:
+        """Kill the process, if it is still there."""
+        self._is_usable = False
+        self._fork.kill()
+
+    async def close(self) -> None:
+        """Let the environment close itself, then end its process and wait for its end."""
+        if self._is_closed:
+            return
+        try:
+            if self._is_usable:
+                async with asyncio.timeout(_POLITE_S):
+                    await self.ask({"do": "close"})
+        except (EnvironmentFailedError, InteractionContractError, TimeoutError):
+            pass  # the conversation is over; the process is ended all the same
+        finally:
+            try:
+                self.kill()
+                await self._fork.ended(_GONE_S)
+            finally:
+                self._is_closed = True
+                self._fork.close()
+
+
+class EnvProcesses:
+    """The processes of the episodes of one environment, for one event loop.
+
+    Args:
+        spec: The settings of the environment, as in `env_episode.load`.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._forks = Forks("verl_multiturn.interactions.environments.zygote", spec, "environment")
+
+    async def fork(self) -> EnvProcess:
+        """Return a new process, which has imported the environment and nothing else.
+
+        Raises:
+            ConfigError: The environment cannot be imported.
+            EnvironmentFailedError: No process can be had.
+        """
+        try:
+            return EnvProcess(await self._forks.fork())
+        except ForkError as error:
+            raise EnvironmentFailedError(str(error)) from None
+
+    async def aclose(self) -> None:
+        """End all processes that are left."""
+        await self._forks.aclose()

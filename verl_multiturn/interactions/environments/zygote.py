@@ -1,0 +1,52 @@
+"""The program of the forks of an environment's zygote: each plays one episode. `processes/zygote.py` forks them.
+
+Some environments seed and draw from the random numbers of the whole process, so that episodes in one process would
+disturb each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+from verl_multiturn.interactions.environments.episode import Loaded, PlayedEnv, WrongTypeError, load
+from verl_multiturn.processes.zygote import problem_of
+
+__all__ = ["load", "serve"]
+
+
+def serve(served: socket.socket, loaded: Loaded) -> None:
+    """Answer the requests of one episode, a line of JSON each, until the worker closes the socket.
+
+    Args:
+        served: The socket.
+        loaded: The environment's code.
+    """
+    episode: PlayedEnv | None = None
+    process = os.getpid()
+    with served.makefile("rwb") as stream:
+        answer: dict[str, Any] = {"process": process}
+        while True:
+            stream.write(json.dumps(answer).encode() + b"\n")
+            stream.flush()
+            line = stream.readline()
+            if not line:
+                return
+            request = json.loads(line)
+            try:
+                if request["do"] == "reset":
+                    episode = PlayedEnv(loaded, request["seed"], request["kwargs"])
+                    answer = episode.reset()
+                elif episode is not None and request["do"] == "step":
+                    answer = episode.step(request["text"])
+                elif episode is not None:
+                    episode.close()
+                    answer = {}
+            except WrongTypeError as error:
+                answer = {"wrong_type": str(error)}
+            except BaseException as error:  # an environment may raise anything, SystemExit too
+                answer = {"failed": problem_of(error)}
+            if os.getpid() != process:  # a child that the environment forked: it would answer a second time
+                os._exit(0)

@@ -1,0 +1,254 @@
+"""Loading of interactions from a YAML file, and the choice of one by a data row.
+
+The file has the form that verl had:
+
+    interaction:
+      - name: maze
+        class_name: my_package.maze.Maze
+        config: {size: 5}
+        limits: {timeout_s: 20, concurrency: 64}
+
+`name` may be left out: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
+A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`verl_classes.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl_multiturn.config import read_model
+from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.old_verl import modules as verl_modules
+from verl_multiturn.interactions.old_verl.classes import (
+    OLD_CALLS,
+    AdaptedInteraction,
+    BaseInteraction,
+    adapted,
+    is_old_class,
+)
+from verl_multiturn.tools.loading.call_limits import CallLimits
+from verl_multiturn.tools.loading.registry import resolve_class
+
+KEY = "interaction"
+"""The one key of the file, with a list of entries."""
+KWARGS = "interaction_kwargs"
+"""Key of a row's `extra_info` by which it chooses an interaction."""
+_ENTRY_KEYS = {"name", "class_name", "config", "limits"}
+_LIMITS = "multiturn_limits"
+
+
+def load_interactions(path: str | Path) -> dict[str, Interaction]:
+    """Load the interactions of a YAML file, by name, in the file's order.
+
+    Raises:
+        ConfigError: There is no such file, it is no YAML, a key is unknown, a class cannot be found or built, or two
+            interactions have one name.
+    """
+    loaded: dict[str, Interaction] = {}
+    for index, entry in enumerate(_entries(Path(path))):
+        interaction = build_interaction(entry, f"{path}: {KEY}[{index}]")
+        if interaction.name in loaded:
+            raise ConfigError(
+                f"{path}: {KEY}[{index}]: the name {interaction.name!r} is used twice; give one of them another `name`"
+            )
+        loaded[interaction.name] = interaction
+    return loaded
+
+
+def _entries(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise ConfigError(f"interaction_config_path {str(path)!r} is no file; give the path of an interaction YAML")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
+    if not isinstance(content, dict) or not isinstance(content.get(KEY), list) or not content[KEY]:
+        raise ConfigError(f"{path}: expected a mapping with a non-empty list under {KEY!r}, got {content!r:.200}")
+    if unknown := sorted(set(content) - {KEY}, key=str):
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {KEY!r} is known")
+    return list(content[KEY])
+
+
+def build_interaction(entry: Any, where: str) -> Interaction:
+    """Build the interaction of one entry of a YAML file.
+
+    Args:
+        entry: The entry as it stands in the file.
+        where: The place that errors name, for example `users.yaml: interaction[0]`.
+
+    Raises:
+        ConfigError: A key is unknown, or the class cannot be found or built.
+    """
+    if not isinstance(entry, Mapping) or "class_name" not in entry:
+        raise ConfigError(f"{where}: expected a mapping with 'class_name', got {entry!r:.200}")
+    if unknown := sorted(set(entry) - _ENTRY_KEYS, key=str):
+        hint = did_you_mean(str(unknown[0]), _ENTRY_KEYS) or f"known are {sorted(_ENTRY_KEYS)}"
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
+    found = interaction_class(entry["class_name"], f"{where}.class_name")
+    config = entry.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
+    name = entry.get("name") or default_name(found)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.name: expected text, got {name!r}")
+    try:
+        interaction = _made(found, dict(config), name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
+        # The keys alone: a value may be a password.
+        keys = ", ".join(map(str, config)) or "none"
+        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
+    if entry.get("limits") is not None:
+        if not isinstance(entry["limits"], Mapping):
+            raise ConfigError(f"{where}.limits: expected a mapping, got {entry['limits']!r}")
+        setattr(interaction, _LIMITS, read_model(CallLimits, entry["limits"], f"{where}.limits"))
+    return interaction
+
+
+def default_name(found: type) -> str:
+    """Return the name of an interaction whose entry has none, for example `maze` of `MazeInteraction`."""
+    return found.__name__.lower().removesuffix("interaction") or found.__name__.lower()
+
+
+def _made(found: Any, config: dict[str, Any], name: str) -> Interaction:
+    interaction: Interaction
+    if is_old_class(found):  # verl puts the name among the settings
+        interaction = adapted(found(config={**config, "name": name}))
+    else:
+        interaction = found(config)
+        check_methods(interaction)
+    interaction.name = name  # whatever name the class gives itself: rows choose by the entry's
+    return interaction
+
+
+def check_methods(interaction: Interaction) -> None:
+    """Refuse an interaction with a method that cannot be called as it is in a run, whatever kwargs a row has.
+
+    Raises:
+        ConfigError: There is such a method.
+    """
+    ends = {"score": ("id",), "close": ("id",), "aclose": ()}
+    for method, positional in {"start": ("id",), "reply": ("id", ()), **ends}.items():
+        signature = inspect.signature(getattr(interaction, method))
+        try:
+            # What `start` and `reply` miss here, a row may give.
+            (signature.bind if method in ends else signature.bind_partial)(*positional)
+        except TypeError as error:
+            given = ", ".join(("instance_id", "messages")[: len(positional)])
+            raise ConfigError(
+                f"{type(interaction).__name__}.{method}{signature} cannot be called as {method}({given}): {error}; "
+                "mend its parameters"
+            ) from None
+
+
+def interaction_class(name: Any, where: str) -> Any:
+    """Return the class of an interaction, ours or an old one of verl's, that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.Class`.
+        where: The place that errors name.
+
+    Raises:
+        ConfigError: There is no such class, it is no interaction, or it answers nothing.
+    """
+    verl_modules.install()  # the author's module may import them
+    found = resolve_class(verl_modules.ours(name), where)
+    base: type = BaseInteraction if is_old_class(found) else Interaction
+    method = "generate_response" if is_old_class(found) else "reply"
+    if base is Interaction and not issubclass(found, Interaction):
+        raise ConfigError(f"{where}: {name!r} is no interaction; derive it from Interaction")
+    if getattr(found, method) is getattr(base, method):
+        raise ConfigError(f"{where}: {name!r} does not define {method}(), so no turn would be answered")
+    return found
+
+
+def limits_of_interaction(interaction: Interaction) -> CallLimits:
+    """Return the limits that the YAML gave an interaction; the defaults where it gave none."""
+    return getattr(interaction, _LIMITS, None) or CallLimits.model_validate({})
+
+
+def interaction_of_row(
+    row: Mapping[str, Any], interactions: Mapping[str, Interaction], where: str
+) -> tuple[Interaction | None, dict[str, Any]]:
+    """Return the interaction that a data row has, and its kwargs.
+
+    A row chooses by `extra_info.interaction_kwargs = {name: {…}}`, or as verl had it, `{"name": name, …}`. A row that
+    names none has the run's only interaction. In a run without interactions a row has none.
+
+    Args:
+        row: The row as verl's data set returns it; `interaction_kwargs` and `extra_info` are read.
+        interactions: All interactions of the run, by name.
+        where: The place that errors name, for example `data row 7`.
+
+    Raises:
+        ConfigError: The row names an interaction that the run does not have, more than one, or none where there are
+            several; or `start` or `reply` cannot be called with its kwargs.
+    """
+    extra_info = row.get("extra_info")
+    given = row.get(KWARGS) or (extra_info.get(KWARGS) if isinstance(extra_info, Mapping) else None)
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: {KWARGS} must map the name of an interaction to kwargs, got {given!r:.200}")
+    # Parquet gives every row the keys of all rows, with None where a row has no value.
+    named = {key: value for key, value in (given or {}).items() if value is not None}
+    if not interactions:
+        if named:
+            raise ConfigError(
+                f"{where}: {KWARGS} names {sorted(named)[0]!r}, but the run has no interactions; set "
+                "custom.multiturn.interaction_config_path (validate: --interactions)"
+            )
+        return None, {}
+    if isinstance(named.get("name"), str):
+        name = named.pop("name")
+        kwargs: Any = named
+    elif len(named) > 1:
+        raise ConfigError(f"{where}: {KWARGS} names {sorted(named)}; a conversation has one interaction")
+    elif named:
+        ((name, kwargs),) = named.items()
+    elif len(interactions) == 1:
+        name, kwargs = next(iter(interactions)), {}
+    else:
+        raise ConfigError(f"{where}: {KWARGS} names none of the run's interactions {sorted(interactions)}; name one")
+    if name not in interactions:
+        hint = did_you_mean(str(name), interactions) or f"known are {sorted(interactions)}"
+        raise ConfigError(f"{where}: {KWARGS} names {name!r}, which is no interaction of the YAML; {hint}")
+    if not isinstance(kwargs, Mapping):
+        raise ConfigError(f"{where}: {KWARGS}[{name!r}] must be a mapping, got {kwargs!r:.200}")
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    check_kwargs(interactions[name], kwargs, where)
+    return interactions[name], kwargs
+
+
+def check_kwargs(interaction: Interaction, kwargs: Mapping[str, Any], where: str) -> None:
+    """Refuse kwargs with which an interaction cannot be called.
+
+    Args:
+        interaction: The interaction.
+        kwargs: The row's kwargs for it.
+        where: The place that errors name.
+
+    Raises:
+        ConfigError: `start` or `reply`, or the old methods of the same kind, do not take them.
+    """
+    if isinstance(interaction, AdaptedInteraction):
+        calls = [(method, getattr(interaction.old, method), interaction.named(method, kwargs)) for method in OLD_CALLS]
+    else:
+        calls = [(method, getattr(interaction, method), dict(kwargs)) for method in ("start", "reply")]
+    for (method, function, given), positional in zip(calls, (("id",), ("id", ())), strict=True):
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*positional, **given)
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}: interaction {interaction.name!r}: {method}{signature} cannot be called with "
+                f"{show(dict(kwargs))}: {error}; mend {KWARGS} in the data, or the method"
+            ) from None

@@ -1,0 +1,259 @@
+"""The worker's side of processes that are forked from a zygote; `fork_zygote.py` is the other side.
+
+    forks = Forks("my_package.program", spec, "environment")
+    fork = await forks.fork()
+    await fork.ended(2.0)
+    fork.close()
+    await forks.aclose()
+
+Invariants:
+- every await can be cancelled, and leaves no process behind;
+- when the worker dies, the zygote and all its forks end;
+- a zygote that is stopped (SIGSTOP) goes on when a fork is asked for, or is replaced (`kept_running.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.kept_running import kept_running
+from verl_multiturn.tasks import keep, wake
+
+_BOOTSTRAP = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2])['path']; "
+    "from verl_multiturn.processes.zygote import run; run()"
+)
+_FORKING = 16
+"""Most forks under way at once, so that the packets that ask for them always fit into the socket."""
+_MOST_BYTES = 2**26
+_POLITE_S = 1.0
+"""Seconds that a zygote has to end itself and what its forks have left."""
+_ENVIRONMENT = {
+    # One thread each: there are many processes, and threads do not survive a fork.
+    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
+    # The order of a set of texts is the same in every worker, and so is a world that is built from one.
+    "PYTHONHASHSEED": "0",
+}
+
+
+class ForkError(RuntimeError):
+    """No process can be forked: the zygote does not start, or has no memory."""
+
+
+class Fork:
+    """A process that was forked from a zygote.
+
+    Args:
+        connection: Our end of its socket.
+        process: Its process id.
+
+    Attributes:
+        connection: As given.
+        process: As given.
+    """
+
+    def __init__(self, connection: socket.socket, process: int) -> None:
+        self.connection = connection
+        self.process = process
+        self._fd = os.pidfd_open(process)
+
+    def kill(self) -> None:
+        """Kill the process, if it is still there."""
+        if self._fd != -1:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    async def ended(self, within_s: float) -> bool:
+        """Wait for the end of the process, and return whether it has ended in time."""
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._fd, wake, gone)
+        try:
+            await asyncio.wait({gone}, timeout=within_s)
+        finally:
+            loop.remove_reader(self._fd)
+        return gone.done()
+
+    def close(self) -> None:
+        """Close the socket, at which a process that still runs ends, and forget the process."""
+        self.connection.close()
+        if self._fd != -1:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class Forks:
+    """A zygote and the processes that are forked from it, for one event loop.
+
+    The first `fork` starts the zygote; a later one starts it again if it has died. One that was stopped is continued.
+
+    Args:
+        program: Module of the program that the forks run, as in `fork_zygote.py`.
+        spec: What the program's `load` reads.
+        what: What the program runs, in errors: "environment".
+    """
+
+    def __init__(self, program: str, spec: Mapping[str, Any], what: str) -> None:
+        self._spec = {**spec, "program": program}
+        self._what = what
+        self._starting: asyncio.Task[_ZygoteHandle] | None = None
+        self._forking = asyncio.Semaphore(_FORKING)
+
+    async def fork(self) -> Fork:
+        """Return a new process, which has imported the author's code and nothing else.
+
+        Raises:
+            ConfigError: The author's code cannot be imported.
+            ForkError: No process can be had.
+        """
+        async with self._forking:
+            for last in (False, True):
+                zygote = await self._zygote()
+                connection, theirs = socket.socketpair()
+                connection.setblocking(False)
+                try:
+                    with theirs:
+                        socket.send_fds(zygote.channel, [b"fork"], [theirs.fileno()])
+                    with kept_running(zygote.process):
+                        hello = await read(connection)
+                    if problem := hello.get("failed"):
+                        raise ForkError(f"no process for the {self._what}: {problem}")
+                    return Fork(connection, hello["process"])
+                except (OSError, EOFError) as error:  # the zygote was killed, or its fork was
+                    connection.close()
+                    if not zygote.is_alive():
+                        zygote.close()
+                    if last:
+                        raise ForkError(f"no process for the {self._what}: {error!r}") from None
+                except BaseException:  # whatever it was, the socket must not stay open
+                    connection.close()  # the process ends by itself
+                    raise
+        raise AssertionError("unreachable")
+
+    async def aclose(self) -> None:
+        """End the zygote, and with it all processes that are left."""
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        starting.cancel()
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:
+            await asyncio.to_thread(starting.result().close)
+
+    async def _zygote(self) -> _ZygoteHandle:
+        if self._starting is None or _has_ended(self._starting):
+            self._starting = asyncio.ensure_future(_ZygoteHandle.start(self._spec, self._what))
+            keep(self._starting)
+        # A caller that gives up leaves the zygote to the next one.
+        return await asyncio.shield(self._starting)
+
+
+def _has_ended(starting: asyncio.Task[_ZygoteHandle]) -> bool:
+    """Tell whether a new zygote is needed. Code that cannot be imported stays so."""
+    if not starting.done():
+        return False
+    if starting.cancelled():
+        return True
+    error = starting.exception()
+    return not isinstance(error, ConfigError) if error is not None else not starting.result().is_alive()
+
+
+class _ZygoteHandle:
+    """A running zygote.
+
+    Args:
+        process: Its process.
+        channel: Our end of the channel to it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self.channel = channel
+        self.process = process
+        self._finalizer = weakref.finalize(self, _end, process, channel)
+
+    @classmethod
+    async def start(cls, spec: Mapping[str, Any], what: str) -> _ZygoteHandle:
+        """Start a zygote, and wait until it has imported the author's code."""
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.setblocking(False)
+        with theirs:
+            process = _launch(spec, theirs.fileno())
+        zygote = cls(process, channel)
+        try:
+            with kept_running(process):
+                said = (await asyncio.get_running_loop().sock_recv(channel, 2**16)).decode()
+            if said == "ready":
+                return zygote
+        except BaseException:  # cancelled: nobody would close it later
+            zygote.close()
+            raise
+        zygote.close()
+        kind, _, problem = said.partition(" ")
+        if kind == "config":
+            raise ConfigError(problem)
+        raise ForkError(f"the {what} cannot be imported: {problem or 'its process ended'}")
+
+    def is_alive(self) -> bool:
+        """Tell whether the process is still running, and has not begun to end."""
+        if self.channel.fileno() == -1:  # closed by the call before, which found it dead
+            return False
+        poll = select.poll()
+        poll.register(self.channel, select.POLLRDHUP | select.POLLHUP)
+        return self.process.poll() is None and not poll.poll(0)
+
+    def close(self) -> None:
+        """End the process, and with it its forks."""
+        self._finalizer()
+
+
+def _launch(spec: Mapping[str, Any], channel_fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOTSTRAP, str(channel_fd), json.dumps({**spec, "path": sys.path})],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[channel_fd],
+        start_new_session=True,  # Ctrl-C reaches the worker only, which then ends it
+        env={**_ENVIRONMENT, **os.environ},
+    )
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    process.send_signal(signal.SIGCONT)  # somebody may have stopped it: it ends what its forks have left
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_POLITE_S)
+    process.kill()  # the kernel then kills its forks
+    process.wait()
+
+
+async def read(connection: socket.socket) -> dict[str, Any]:
+    """Return the next line of JSON from a socket.
+
+    Raises:
+        EOFError: The other side has gone, or the line is too long.
+        OSError: The other side has gone.
+    """
+    loop = asyncio.get_running_loop()
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = await loop.sock_recv(connection, 2**18)
+        if not chunk:
+            raise EOFError
+        line += chunk
+        if len(line) > _MOST_BYTES:
+            raise EOFError(f"it answered with more than {_MOST_BYTES >> 20} MB")
+    answer: dict[str, Any] = json.loads(line)
+    return answer

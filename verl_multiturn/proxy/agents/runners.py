@@ -1,0 +1,132 @@
+"""Which runner an agent gets: a thread of the worker, or a process.
+
+A thread is cheaper. A process can be killed, has an environment of its own, and may run any program. A function that
+takes the address as an argument runs in a thread unless the setting `runner` says otherwise. Every other agent reads
+the address from its environment, so it runs in a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.request import getproxies, proxy_bypass
+
+from verl_multiturn.config import PATH, ProxySettings
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents.agent import Agent, SessionAddress, load_agent
+from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.process_runner import ProcessRunner
+from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
+
+_WHERE = f"{PATH}.proxy"
+
+
+class AgentRunner(Protocol):
+    """Runs the agents of one worker, all on one event loop."""
+
+    @property
+    def stuck(self) -> int:
+        """Number of threads that were abandoned and still run."""
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        address: SessionAddress,
+        time_up: asyncio.Event,
+        returned: Callable[[], None] | None = None,
+    ) -> AgentEnd:
+        """Run the agent for one session, and return how it ended.
+
+        When the call is cancelled, the agent's process is killed or its thread abandoned, at once.
+
+        Args:
+            row: The data row, as `agent.agent_row` returns it.
+            address: Where the agent finds the model.
+            time_up: Set when the session's time is up and nothing is answered any more. The call then returns within
+                9 seconds.
+            returned: Is called as soon as the agent has returned or ended, which may be before all that it started is
+                gone. Nothing that is asked from then on counts.
+
+        Raises:
+            AgentContractError: The agent returned something that is no reward.
+            ConfigError: The agent cannot be imported, or there is no such command.
+        """
+
+    async def aclose(self) -> None:
+        """End what is left."""
+
+
+def build_runner(settings: ProxySettings) -> AgentRunner:
+    """Return the runner of a worker.
+
+    Args:
+        settings: Settings that `check_agent` accepts. A function that runs in a thread is imported here.
+
+    Raises:
+        ConfigError: The agent cannot be imported, or the settings do not fit it.
+    """
+    agent = _checked(settings)
+    if settings.command is not None:
+        return ProcessRunner(None, settings.command, f"{_WHERE}.command")
+    if agent is not None and _is_threaded(agent, settings):
+        return ThreadRunner(agent)
+    return ProcessRunner(settings.agent, None, f"{_WHERE}.agent")
+
+
+def check_agent(settings: ProxySettings) -> None:
+    """Check that the agent can be started, without starting it. Its module is imported.
+
+    Raises:
+        ConfigError: There is no agent or there are two; it cannot be imported, called or found; a word in braces of its
+            command is unknown; or its runner or the network's proxy settings do not fit it.
+    """
+    agent = _checked(settings)
+    if settings.command is not None and shutil.which(settings.command[0]) is None:
+        raise ConfigError(
+            f"{_WHERE}.command: {settings.command[0]!r} is no program that can be started; install it on every node, "
+            "give its full path, or set PATH"
+        )
+    for word in settings.command or ():
+        if re.fullmatch(r"\{\w+\}", word) and word not in ("{row}", "{result}"):
+            raise ConfigError(f"{_WHERE}.command: nothing takes the place of {word!r}; write '{{row}}' or '{{result}}'")
+    if agent is not None and _is_threaded(agent, settings):
+        _check_network(settings.host)
+
+
+def _checked(settings: ProxySettings) -> Agent | None:
+    if (settings.agent is None) == (settings.command is None):
+        given = "neither is" if settings.agent is None else "both are"
+        raise ConfigError(f"{_WHERE}: 'agent' or 'command' is the agent, and {given} set; set one of them")
+    if settings.agent is None:
+        if settings.runner == "thread":
+            raise ConfigError(f"{_WHERE}.runner: a command cannot run in a 'thread'; leave the setting out")
+        return None
+    agent = load_agent(settings.agent, f"{_WHERE}.agent")
+    if settings.runner == "thread" and not agent.takes_address:
+        raise ConfigError(
+            f"{_WHERE}.runner: {settings.agent!r} takes no address, and the environment of a 'thread' is that of all "
+            "sessions; set runner: process, or write it as f(row, session)"
+        )
+    return agent
+
+
+def _is_threaded(agent: Agent, settings: ProxySettings) -> bool:
+    return settings.runner != "process" and agent.takes_address
+
+
+def _check_network(host: str) -> None:
+    """Refuse proxy variables by which clients in this process would look for the endpoint behind a proxy.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    proxies = getproxies()
+    name = next((f"{kind}_proxy" for kind in ("http", "all") if kind in proxies), None)
+    if name is not None and not proxy_bypass(host):
+        raise ConfigError(
+            f"the environment variable {name.upper()} leads clients of the agent to a proxy, which cannot reach "
+            f"{host}; add {host} to NO_PROXY, or set {_WHERE}.runner: process"
+        )

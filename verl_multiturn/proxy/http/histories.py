@@ -1,0 +1,122 @@
+"""Requests that only append: what a session has sent before is not read again.
+
+Each request of an agent holds its whole history, so reading all of it would make a turn cost more and more. Where a
+body is an earlier one with further messages at the end of its list, byte by byte, only those are parsed and read:
+
+    earlier   {"model": "m", "messages": [{…},{…}          ], "tools": […]}
+    now       {"model": "m", "messages": [{…},{…},{…},{…}], "tools": […]}
+              └─ equal, by a digest ───────────┘└─ read ─┘└─ equal ───────┘
+
+Invariant: the result equals that of reading the whole body. Any other body is read whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from verl_multiturn.proxy.http.bodies import parse_json
+from verl_multiturn.proxy.protocols import Protocol
+from verl_multiturn.proxy.protocols.reading import MOST_MESSAGES
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+
+_MOST_KNOWN = 8
+"""Requests that are remembered: as many branches of a session may take turns."""
+_LIST = "messages"
+_MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.S)
+_STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+_OPENING = re.compile(rb"\s*:\s*\[")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A request that another one may continue."""
+
+    end: int
+    """Where its last message ends."""
+    digest: bytes
+    """Digest of the body up to there."""
+    rest: bytes
+    """The body from there on."""
+    request: ChatRequest
+
+
+class Histories:
+    """The requests of one session in a protocol that reads each message for itself, such as chat completions."""
+
+    def __init__(self) -> None:
+        self._known: list[Known] = []
+
+    def continued(self, protocol: Protocol, body: bytes) -> ChatRequest | None:
+        """Return the request of a body that continues an earlier one; None for any other."""
+        for known in reversed(self._known):
+            stop = len(body) - len(known.rest)
+            if stop <= known.end or body[known.end] != ord(",") or not body.endswith(known.rest):
+                continue
+            digest = _digest(body, known.end)
+            if digest.digest() != known.digest:
+                continue
+            try:
+                added = protocol.read({_LIST: parse_json(b"[%b]" % body[known.end + 1 : stop])}).messages
+            except (orjson.JSONDecodeError, RefusedError):
+                return None  # who reads the whole body can say what is wrong
+            messages = [*known.request.messages, *added]
+            if len(messages) > MOST_MESSAGES:
+                return None
+            request = replace(known.request, messages=messages)
+            digest.update(memoryview(body)[known.end : stop])
+            self._known.remove(known)
+            self._known.append(Known(stop, digest.digest(), known.rest, request))
+            return request
+        return None
+
+    def add(self, known: Known) -> None:
+        """Remember a request, in the place of the oldest one."""
+        self._known = [*self._known[1 - _MOST_KNOWN :], known]
+
+
+def known_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> Known | None:
+    """Return what `Histories.add` takes, from a body that was read whole; None where nothing can be appended to it.
+
+    Args:
+        body: The body.
+        parsed: What it holds.
+        request: The request.
+    """
+    span = _span(body)
+    # A key that is there twice, or written with escapes, makes this another list than the one that was read.
+    if span is None or parse_json(b"[%b]" % body[slice(*span)]) != parsed[_LIST]:
+        return None
+    rest = body[span[1] :]
+    if parse_json(b'{"%b":[%b' % (_LIST.encode(), rest))[_LIST]:  # of two equal lists the last would not grow
+        return None
+    return Known(span[1], _digest(body, span[1]).digest(), rest, request)
+
+
+def _digest(body: bytes, end: int) -> hashlib.blake2b:
+    return hashlib.blake2b(memoryview(body)[:end], digest_size=16)
+
+
+def _span(body: bytes) -> tuple[int, int] | None:
+    """Return where the first and behind the last message of a body, valid JSON, are; None where there is no list."""
+    marks = _MARKS.finditer(body)
+    depth = 0
+    for mark in marks:
+        if depth == 1 and mark[0] == b'"messages"' and (opening := _OPENING.match(body, mark.end())):
+            break
+        depth += _STEPS.get(mark[0], 0)
+    else:
+        return None
+    begin = end = opening.end()
+    depth = 0
+    for mark in marks:
+        depth += _STEPS.get(mark[0], 0)
+        if depth == 0:  # of the list itself
+            return begin, end
+        if mark[0] == b"}":
+            end = mark.end()
+    return None

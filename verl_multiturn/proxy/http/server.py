@@ -1,0 +1,375 @@
+"""The HTTP server of a worker: behind one port, the endpoints of all its sessions.
+
+    async with ProxyServer() as server:
+        address = server.open(session)          # an agent gets its base_url and api_key
+        ...                                     # the agent runs, the session ends
+        await server.close_session(address)     # the secret is dead
+
+The way of one request: the secret says which session it is for; the body is read and parsed (`bodies`), and a protocol
+makes a `ChatRequest` of it; an `Exchange` has the session complete that, and writes the answer.
+
+Invariants:
+- a secret reaches its own session and nothing of another. It is compared by its digest, and is in no log, no error and
+  no `repr`;
+- what repeating cannot mend is never answered with 5xx, a mistake of ours included;
+- after `close_session` no request of the session is under way; after `aclose` no task and no connection is left, and
+  the port is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import web
+
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.http.bodies import Allowance, check_head, inflated, parse_body, read_body
+from verl_multiturn.proxy.http.clients import Connection, Strangers
+from verl_multiturn.proxy.http.exchange import Exchange
+from verl_multiturn.proxy.http.histories import Histories, Known, known_from
+from verl_multiturn.proxy.http.listener import Listener, raise_open_files
+from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_models, protocol_of, split_path
+from verl_multiturn.proxy.protocols import PROTOCOLS, Protocol, model
+from verl_multiturn.proxy.protocols import models as all_models
+from verl_multiturn.proxy.protocols.anthropic_messages import token_count
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+
+if TYPE_CHECKING:
+    from verl_multiturn.proxy.sessions.session import AgentSession
+
+logger = logging.getLogger(__name__)
+
+_ENDING_S = 1.0
+"""Seconds in which answers of a session that has ended may still be written."""
+_IDLE_S = 20.0
+"""Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
+_IN_THREAD_BYTES = 128 * 1024
+"""Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
+_MOST_CONNECTIONS = 256
+"""Connections of one session, and at most a quarter of what the process may open. Beyond it those are closed that were
+idle longest."""
+_BACKLOG = 1024
+_HEADER_BYTES = 64 * 1024
+_OPTIONS: Mapping[str, Any] = {
+    "keepalive_timeout": 600.0,  # an agent's tool may run for minutes between two requests
+    "access_log": None,  # it would show the secret of a path
+    "lingering_time": 1.0,  # so long is a refused body read and thrown away, for the client to see the answer
+    "auto_decompress": False,  # `bodies` inflates, within bounds
+    "max_line_size": _HEADER_BYTES,
+    "max_field_size": _HEADER_BYTES,
+}
+_APPENDING = PROTOCOLS["/v1/chat/completions"]
+
+
+@dataclass(eq=False)
+class _Guest:
+    """A session on this server."""
+
+    session: AgentSession
+    most: int
+    """The most connections."""
+    bodies: Allowance = field(default_factory=Allowance)
+    handlers: dict[asyncio.Task[Any], Connection] = field(default_factory=dict)
+    """The tasks that answer its requests."""
+    connections: dict[Connection, None] = field(default_factory=dict)
+    """The connections that it was the last to use, the last used one last."""
+    histories: Histories = field(default_factory=Histories)
+    failed: bool = False
+
+    def use(self, connection: Connection) -> None:
+        """Note that a request came by a connection."""
+        connection.known()
+        if isinstance(connection.owner, _Guest):
+            connection.owner.connections.pop(connection, None)
+        else:
+            connection.lost.add_done_callback(lambda _: _let_go(connection))
+        connection.owner = self
+        self.connections[connection] = None
+        if len(self.connections) > self.most:
+            self.push_out()
+
+    def push_out(self) -> bool:
+        """Close the connection that was idle longest, and tell whether there was one."""
+        oldest = next((each for each in self.connections if each.is_idle), None)
+        if oldest is None:
+            return False
+        del self.connections[oldest]
+        oldest.abort()
+        return True
+
+    async def leave(self) -> None:
+        """End what is under way, after `_ENDING_S` by force.
+
+        Idle connections are closed a while later: other sessions may share them, as the agents in one process do, and
+        a client could be about to use them.
+        """
+        if self.handlers:
+            await asyncio.wait(self.handlers, timeout=_ENDING_S)
+        handlers = dict(self.handlers)
+        for task, connection in handlers.items():
+            task.cancel()
+            connection.abort()
+        asyncio.get_running_loop().call_later(_IDLE_S, self._close_idle)
+        await asyncio.gather(*handlers, return_exceptions=True)
+
+    def _close_idle(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+
+
+def _let_go(connection: Connection) -> None:
+    assert isinstance(connection.owner, _Guest)
+    connection.owner.connections.pop(connection, None)
+
+
+def check_host(host: str) -> str:
+    """Return the host on which to listen.
+
+    Raises:
+        ConfigError: It stands for all interfaces: an endpoint beyond this machine must be asked for by its name.
+    """
+    try:
+        anywhere = not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        anywhere = False  # a name
+    if anywhere:
+        raise ConfigError(
+            f"proxy.host={host!r} stands for all interfaces; name the one address that the agents reach, or leave the "
+            "setting out to listen on 127.0.0.1"
+        )
+    return host
+
+
+class ProxyServer:
+    """The endpoints of one event loop's sessions.
+
+    Args:
+        host: Where to listen, on a port that is free.
+        ping_s: Seconds between the pings of a stream whose generation is under way.
+        model: The name of the one model in `/v1/models`. Requests may name any.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", ping_s: float = 10.0, model: str = "policy") -> None:
+        self._host = check_host(host)
+        self._ping_s = ping_s
+        self._model = model
+        self._guests: dict[bytes, _Guest] = {}
+        self._files = 0
+        """How many files this process may open."""
+        self._listener: Listener | None = None
+        self._http: web.Server | None = None
+        self._handlers: set[asyncio.Task[Any]] = set()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="proxy-body")
+        self.address = ""
+        """Such as `http://127.0.0.1:40123`; "" before `start`."""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: The host is not one of this machine's.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)
+            family, _, _, _, place = found[0]
+            listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"proxy.host={self._host!r}: cannot listen there ({error}); name an address of this machine"
+            ) from None
+        self._files = raise_open_files()
+        strangers = Strangers(self._files)
+        http = self._http = web.Server(self._handle)
+        self._listener = Listener(
+            listening,
+            lambda: Connection(strangers, http, loop, **_OPTIONS),
+            lambda: strangers.push_out() or self._push_out_idle(),
+        )
+        host, port = listening.getsockname()[:2]
+        self.address = f"http://[{host}]:{port}" if family == socket.AF_INET6 else f"http://{host}:{port}"
+
+    async def aclose(self) -> None:
+        """Stop listening, end all requests and close all connections."""
+        if self._listener is not None:
+            await self._listener.aclose()
+        self._guests.clear()
+        ending = list(self._handlers)
+        for task in ending:
+            task.cancel()
+        for connection in self._http.connections if self._http is not None else ():
+            if isinstance(connection, Connection):
+                connection.abort()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._http is not None:
+            await self._http.shutdown(_ENDING_S)
+        await asyncio.sleep(0)  # the connections' own tasks end
+
+    async def __aenter__(self) -> ProxyServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.aclose()
+
+    def open(self, session: AgentSession) -> SessionAddress:
+        """Let a session's agent in.
+
+        Raises:
+            RuntimeError: The server does not listen.
+        """
+        if not self.address:
+            raise RuntimeError("the server was not started; call `start` first")
+        secret = secrets.token_urlsafe(32)
+        self._guests[_digest(secret)] = _Guest(session, max(1, min(_MOST_CONNECTIONS, self._files // 4)))
+        return SessionAddress(f"{self.address}/v1", secret, self.address, session.id)
+
+    async def close_session(self, address: SessionAddress) -> None:
+        """Make a secret worthless, and end what is under way with it. The session must have ended before."""
+        guest = self._guests.pop(_digest(address.api_key), None)
+        if guest is not None:
+            await guest.leave()
+
+    def _push_out_idle(self) -> bool:
+        """Close an idle connection of the session that has most, and tell whether there was one."""
+        guests = sorted(self._guests.values(), key=lambda guest: len(guest.connections), reverse=True)
+        return any(guest.push_out() for guest in guests)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        secret, route = split_path(request.path)
+        protocol = protocol_of(route, request)
+        guest = None
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        try:
+            connection.begin(request)
+            check_served(route, request.method)
+            if route == "":
+                return web.json_response({"status": "ok"})
+            guest = self._guest(secret, request)
+            guest.handlers[task] = connection
+            guest.use(connection)
+            return await self._routed(request, route, protocol, guest)
+        except RefusedError as refused:
+            return _refusal(protocol, refused, request)
+        except ConnectionError:
+            connection.abort()
+            return web.Response(status=400)  # nobody reads it
+        except Exception as error:  # a mistake of ours: a client would repeat after a 500, and fail again
+            answer = _refusal(protocol, self._failed(guest, error), request)
+            if request.writer.output_size:  # within an answer that has begun
+                connection.abort()
+            return answer
+        finally:
+            connection.end()
+            self._handlers.discard(task)
+            if guest is not None:
+                guest.handlers.pop(task, None)
+
+    def _guest(self, secret: str | None, request: web.BaseRequest) -> _Guest:
+        """Return the session that a request is for.
+
+        Raises:
+            RefusedError: It has no secret that is alive.
+        """
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        sent = [secret, request.headers.get("x-api-key"), bearer if scheme.lower() == "bearer" else None]
+        for each in sent:
+            if each and (guest := self._guests.get(_digest(each.strip()))) is not None:
+                return guest
+            if each and each == secret:
+                break  # a path says whom it is for; no other key changes that
+        raise RefusedError(
+            401, "invalid_api_key", "this key opens no session here; send the key that the agent was started with"
+        )
+
+    async def _routed(
+        self, request: web.BaseRequest, route: str, protocol: Protocol, guest: _Guest
+    ) -> web.StreamResponse:
+        """Answer a request of a known session.
+
+        Raises:
+            RefusedError: The request cannot be answered.
+        """
+        if is_models(route):
+            name = route.removeprefix("models").strip("/")
+            return web.json_response(model(name) if name else all_models(self._model))
+        held = check_head(request)
+        await guest.bodies.take(held)
+        try:
+            asked, length = await self._read(request, protocol, guest)
+            guest.bodies.give(held - length)  # of a body whose length the head did not tell
+            held = length
+            if route == COUNT_TOKENS:
+                return web.json_response(token_count(await guest.session.count_tokens(asked)))
+            failed = partial(self._failed, guest)
+            return await Exchange(request, protocol, asked, guest.session, failed, self._ping_s, self._threads).run()
+        finally:
+            guest.bodies.give(held)
+
+    async def _read(self, request: web.BaseRequest, protocol: Protocol, guest: _Guest) -> tuple[ChatRequest, int]:
+        """Read a request's body, and return the request and the body's length in bytes, inflated.
+
+        Raises:
+            RefusedError: It is no request of this protocol.
+        """
+        body = await read_body(request)
+        encoding = request.headers.get("content-encoding", "")
+        appends = protocol is _APPENDING and not encoding
+        if appends and (continued := guest.histories.continued(protocol, body)) is not None:
+            return continued, len(body)
+
+        def read() -> tuple[ChatRequest, Known | None, int]:
+            text = inflated(body, encoding)
+            parsed = parse_body(text)
+            asked = protocol.read(parsed, guest.session.sent)
+            return asked, known_from(body, parsed, asked) if appends else None, len(text)
+
+        if len(body) <= _IN_THREAD_BYTES and not encoding:
+            asked, known, length = read()
+        else:
+            asked, known, length = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        if known is not None:
+            guest.histories.add(known)
+        return asked, length
+
+    def _failed(self, guest: _Guest | None, error: BaseException) -> RefusedError:
+        """Note a mistake of ours, and log it once for each session."""
+        if guest is None or not guest.failed:
+            logger.error("a request of an agent failed", exc_info=error)
+        if guest is not None:
+            guest.failed = True
+            guest.session.failed = guest.session.failed or f"the proxy failed: {describe(error)}"
+        return RefusedError(
+            400, "proxy_failed", f"the proxy failed at this request ({type(error).__name__}); see the worker's log"
+        )
+
+
+def _digest(secret: str) -> bytes:
+    """Return what a secret is compared by: how long that takes says nothing about the secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refusal(protocol: Protocol, refused: RefusedError, request: web.BaseRequest) -> web.Response:
+    response = web.json_response(body=orjson.dumps(protocol.error(refused)), status=refused.status)
+    if not request.content.at_eof():  # the rest of the body is not worth reading
+        response.force_close()
+    return response

@@ -1,0 +1,106 @@
+"""Messages in the form in which they are compared.
+
+Agents echo a turn in other words than those that they got: without content instead of an empty one, with arguments
+that were parsed and written again, without ids. Two messages are the same if their keys are equal, what both of them
+send of reasoning is equal, and so is what their ids stand for (`renaming`). Marks of caching and unknown fields do not
+count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import orjson
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.images import is_image
+from verl_multiturn.proxy.protocols.reading import check_depth
+from verl_multiturn.proxy.protocols.requests import RefusedError
+
+_MOST_EXACT = 20_000
+"""Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
+SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+class Compared(NamedTuple):
+    """A message as it is compared."""
+
+    key: Hashable
+    """Role, text, and the calls' names and parsed arguments."""
+    ids: tuple[str, ...] = ()
+    """Ids of the calls, or of the call that is answered; empty where one of them was not sent."""
+    reasoning: str = ""
+    """Text of the reasoning; "" where it was not sent."""
+
+    def fits(self, other: Compared) -> bool:
+        """Tell whether two messages with equal keys can be the same one, but for their ids."""
+        return not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
+
+
+def compared(message: Message) -> Compared:
+    """Return a message of a request as it is compared."""
+    role, text = message["role"], content_key(message.get("content"))
+    if role == "assistant":
+        calls = message.get("tool_calls") or ()
+        functions = [call["function"] for call in calls]
+        named = tuple((function["name"], arguments_key(function.get("arguments", ""))) for function in functions)
+        ids = tuple(call.get("id") or "" for call in calls)
+        return Compared((role, text, named), ids if all(ids) else (), (message.get("reasoning_content") or "").strip())
+    if role == "tool":
+        answered = message.get("tool_call_id")
+        return Compared((role, text), (answered,) if answered else ())
+    return Compared(("system" if role in SYSTEM_ROLES else role, text))
+
+
+def content_key(content: Any) -> Hashable:
+    """Return a content as it is compared: null, "" and absent are the same, and so are a text and its parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts: list[Hashable] = []
+    for part in content:
+        if is_image(part):
+            parts.append(("image", json.dumps(part.get("image_url", part.get("image")), sort_keys=True, default=id)))
+            continue
+        text = part if isinstance(part, str) else part.get("text") or ""
+        if parts and isinstance(parts[-1], str):
+            text = f"{parts.pop()}{text}"
+        parts.append(text)
+    return parts[0] if len(parts) == 1 else tuple(parts) or ""
+
+
+def arguments_key(text: str) -> str:
+    """Return a call's arguments as they are compared: parsed, so that blanks and the order of the keys do not count.
+
+    Numbers are those of JavaScript, which drops a point without a fraction and has 53 bits. Arguments that are not JSON
+    are compared as text, and so are the numbers of very many arguments.
+    """
+    try:
+        if text.count(",") > _MOST_EXACT:
+            return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
+        parsed = json.loads(text, parse_float=_number, parse_int=_number) if text.strip() else {}
+        return json.dumps(parsed, sort_keys=True)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments as the object that they are.
+
+    None for what is no JSON object, and for one that is nested so deeply that a template fails at it, or that the body
+    in which it comes back is refused.
+    """
+    try:
+        parsed = json.loads(arguments)
+        if not isinstance(parsed, dict):
+            return None
+        check_depth({"messages": [{"content": [{"input": parsed}]}]})  # as Anthropic's clients send it back
+    except (ValueError, RecursionError, RefusedError):
+        return None
+    return parsed
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value

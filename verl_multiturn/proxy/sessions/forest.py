@@ -1,0 +1,294 @@
+"""`Forest`: the completions of a session, and which of them a request continues.
+
+    root prompt ── completion 0 ── prompt (a tool's answer) ── completion 1
+               │                └─ prompt (another answer)  ── completion 3
+               └── completion 2                     (the same request again)
+
+A prompt is what the engine is given, a completion is what it sampled. Beside them stands a tree of messages as clients
+write them, in which a request is looked up message by message. One message may lead to several points: clients leave
+out ids, so that two completions with equal texts look the same. The deepest completion wins, and of equally deep ones
+the one that was delivered last. Where they give other ids to calls, the request is read with those of the session.
+
+A request costs a look at its new messages only: what it shares with an earlier request is found by one comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.images import images_of
+from verl_multiturn.proxy.sessions.canonical import compared
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Point, PromptNode
+from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
+
+# How many requests are remembered whole. A session with more branches at once looks at each message again.
+_MOST_HISTORIES = 8
+
+
+class _Place(NamedTuple):
+    """A point to which messages lead, and what their ids stand for on the way to it."""
+
+    point: Point
+    renaming: Renaming = AS_WRITTEN
+
+
+@dataclass(eq=False, repr=False, frozen=True, slots=True)
+class _History:
+    """The messages of an earlier request, and the places to which they lead."""
+
+    tools: str
+    messages: list[Message]
+    places: list[_Place]
+
+
+@dataclass(eq=False, repr=False, frozen=True, slots=True)
+class Match:
+    """A finding about a request's messages."""
+
+    prompt: PromptNode | None
+    """The prompt that they are; None if there is none yet."""
+    parent: CompletionNode | None
+    """The completion that they continue."""
+    new: int
+    """Index of the first message after the parent's turn; 0 without a parent."""
+    reached: Point
+    """The point behind the parent's turn; without a parent, one to which they lead as far as they are known."""
+    messages: Sequence[Message]
+    """All of them, with the ids that the session gave."""
+    renaming: Renaming
+    history: _History | None
+
+
+class Forest:
+    """The completions of a session."""
+
+    def __init__(self) -> None:
+        self.roots: list[PromptNode] = []
+        self.ledger: list[Entry] = []
+        """All generations, in the order in which the engine returned them."""
+        self.completions: dict[str, CompletionNode] = {}
+        """Completions by their id, in the same order."""
+        self.called: dict[str, CompletionNode] = {}
+        """Completions by the ids of their calls."""
+        self._starts: dict[str, Point] = {}
+        self._histories: list[_History] = []
+        self._returned = 0
+
+    @property
+    def delivered(self) -> list[CompletionNode]:
+        """Return the completions that a client has, in the order of their numbers."""
+        return sorted((node for node in self.completions.values() if node.delivered), key=lambda node: node.number)
+
+    def match(self, messages: Sequence[Message], tools: str, renamed: bool = True) -> Match:
+        """Find the prompt that a request's messages are, or the completion that they continue.
+
+        They continue a completion if they begin with the messages of its prompt and with its turn, and if only tools,
+        users and the system speak after it.
+
+        Args:
+            messages: All messages of the request.
+            tools: What stands for the request's tools. Requests with other tools have nothing in common.
+            renamed: Whether the calls may have other ids than the session gave.
+        """
+        history = self._history(messages, tools)
+        if history is None or not renamed:
+            places, known = [_Place(self._starts.setdefault(tools, Point(0, None)))], 0
+        else:
+            places, known = history.places, len(history.messages)
+        given = self.called if renamed else {}
+        reached = places[0]
+        best = max(places, key=_place_rank)
+        for index in range(known, len(messages)):
+            message = messages[index]
+            one = compared(message)
+            before = islice(messages, index)
+            places = [
+                _Place(to, renaming)
+                for point, earlier in places
+                for other, to in point.steps.get(one.key, ())
+                if one.fits(other) and (renaming := earlier.reads(message, one, other, given, before)) is not None
+            ]
+            if not places:
+                break
+            reached, best = places[0], max([best, *places], key=_place_rank)
+        if asked := [place for place in places if place.point.prompt is not None]:
+            found = max(asked, key=_place_rank)
+            point = found.point
+            self._remember(messages, tools, places, history)
+            return Match(point.prompt, point.above, 0, point, messages, found.renaming, history)
+        parent = best.point.above
+        new = 0 if parent is None or parent.point is None else parent.point.depth
+        if new == 0 or new == len(messages) or any(message["role"] == "assistant" for message in messages[new:]):
+            parent, new, best = None, 0, reached
+        renaming = best.renaming.through(messages[best.point.depth :])
+        if renaming is None:  # an answer has an id that stands for another call
+            return self.match(messages, tools, renamed=False)
+        point = best.point if parent is None or parent.point is None else parent.point
+        return Match(None, parent, new, point, renaming.applied(messages), renaming, history)
+
+    def grow(self, prompt: PromptNode, messages: Sequence[Message], tools: str, match: Match) -> None:
+        """Put a new prompt where `match` found none.
+
+        Args:
+            prompt: The prompt, with the parent that was found.
+            messages: All messages of the request, as it has them.
+            tools: As for `match`.
+            match: What was found.
+        """
+        self.attach(prompt)
+        point = match.reached
+        for message in match.messages[point.depth :]:
+            one = compared(message)
+            steps = point.steps.setdefault(one.key, [])
+            # A turn of the model's leads to a point with another completion above.
+            following = next((to for other, to in steps if other == one and to.above is point.above), None)
+            if following is None:
+                following = Point(point.depth + 1, point.above)
+                steps.append((one, following))
+            point = following
+        point.prompt, prompt.point = prompt, point
+        self._remember(messages, tools, [_Place(point, match.renaming)], match.history)
+
+    def kept(self, messages: Sequence[Message], tools: str) -> Sequence[Message]:
+        """Return the messages of a request, with those of an earlier one in the place of equal ones."""
+        self._remember(messages, tools, [], self._history(messages, tools))
+        return self._histories[-1].messages if messages else messages
+
+    def attach(self, prompt: PromptNode) -> None:
+        """Put a prompt after its parent, or among the roots."""
+        (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
+
+    def uproot(self, prompt: PromptNode, messages: Sequence[Message]) -> None:
+        """Make a root of a prompt that cannot be appended to its parent.
+
+        Args:
+            prompt: The prompt.
+            messages: All messages of its request.
+        """
+        if prompt.parent is not None:
+            prompt.parent.prompts.remove(prompt)
+        prompt.parent, prompt._root, prompt.messages = None, None, messages
+        self.roots.append(prompt)
+
+    def forget(self, prompt: PromptNode) -> None:
+        """Take out a prompt that could not be rendered."""
+        (self.roots if prompt.parent is None else prompt.parent.prompts).remove(prompt)
+        if prompt.point is not None:
+            prompt.point.prompt = None
+
+    def clear(self) -> None:
+        """Let go of all prompts and completions.
+
+        They refer to each other, so that else only the garbage collector would free them, which stops the event loop.
+        """
+        prompts = self.roots
+        while prompts:
+            following: list[PromptNode] = []
+            for prompt in prompts:
+                for node in prompt.completions:
+                    following += node.prompts
+                    node.prompts, node.point = [], None
+                prompt.completions, prompt.point, prompt.rendering = [], None, None
+                prompt.left.clear()
+            prompts = following
+        for held in (self.roots, self.ledger, self.completions, self.called, self._starts, self._histories):
+            held.clear()
+
+    def match_ids(
+        self, ids: Sequence[int], messages: Sequence[Message]
+    ) -> tuple[PromptNode | None, CompletionNode | None]:
+        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin.
+
+        Two images of one size have the same ids, so the images in the request's messages are compared, too.
+        """
+        images = images_of(messages)
+        best: CompletionNode | None = None
+        prompts = self.roots
+        while prompts:
+            begun: list[CompletionNode] = []
+            for prompt in prompts:
+                length = prompt.length
+                own = prompt.ids if prompt.parent is None else [*prompt.template, *prompt.added]
+                if not length or ids[length - len(own) : length] != own:
+                    continue
+                if prompt.images and images_of(prompt.messages) != images[: len(prompt.images)]:
+                    continue
+                if length == len(ids):
+                    return prompt, prompt.parent
+                begun += [node for node in prompt.completions if ids[length : node.tokens] == node.generation.ids]
+            best = max([best, *begun], key=_reach)
+            prompts = [prompt for node in begun for prompt in node.prompts]
+        return None, best
+
+    def add(self, node: CompletionNode, echoes: Iterable[Message]) -> None:
+        """Put a completion after its prompt.
+
+        Args:
+            node: The completion.
+            echoes: The messages as which a client may send it back.
+        """
+        self.completions[node.completion.id] = node
+        self.called |= dict.fromkeys((call.id for call in node.completion.calls), node)
+        node.prompt.completions.append(node)
+        if (point := node.prompt.point) is not None:
+            node.point = Point(point.depth + 1, node)
+            for echo in echoes:
+                one = compared(echo)
+                point.steps.setdefault(one.key, []).append((one, node.point))
+
+    def note(self, node: CompletionNode, *, returned: bool, delivered: bool = False) -> None:
+        """Note that a completion goes to a client, that the client has it, or that it has gone without it.
+
+        Args:
+            node: The completion.
+            returned: Whether a client waits for it, or has it.
+            delivered: Whether the client has it.
+        """
+        self._returned += 1
+        node.delivered |= delivered
+        node.returned = self._returned if returned or node.delivered else 0
+
+    def _history(self, messages: Sequence[Message], tools: str) -> _History | None:
+        """Return the longest earlier request with which the messages begin; None without one."""
+        found: _History | None = None
+        for each in self._histories:
+            known = len(each.messages)
+            if each.tools != tools or known > len(messages) or (found and known <= len(found.messages)):
+                continue
+            # The last message tells most branches apart, at the least cost.
+            if each.messages[-1] == messages[known - 1] and each.messages == messages[:known]:
+                found = each
+        return found
+
+    def _remember(
+        self, messages: Sequence[Message], tools: str, places: list[_Place], longer_than: _History | None
+    ) -> None:
+        """Remember a request in the place of the one that it continues."""
+        if not messages:
+            return
+        if longer_than is None:
+            known = list(messages)
+        else:
+            known = [*longer_than.messages, *messages[len(longer_than.messages) :]]
+            self._histories.remove(longer_than)
+        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _History(tools, known, places)]
+
+
+def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
+    """Return how well a completion fits messages that begin with it: by depth, then by the order of deliveries."""
+    if node is None or node.point is None:
+        return (0, 0, 0)
+    return (node.point.depth, node.returned, node.number)
+
+
+def _place_rank(place: _Place) -> tuple[int, int, int]:
+    return _rank(place.point.above)
+
+
+def _reach(node: CompletionNode | None) -> tuple[int, int, int]:
+    """Return the same for ids."""
+    return (0, 0, 0) if node is None else (node.tokens, node.returned, node.number)

@@ -1,0 +1,256 @@
+"""The rows of a session: paths of its forest, each completion trained in at most one of them.
+
+    forest                           rows (trained completions; the others of a path are context)
+    root ─ 0 ─┬─ 1                   row 0: 0 1
+              └─ 2 ─ 3               row 1: (0) 2 3
+    root ─ 4                         row 2: 4
+
+A row ends with a completion that is trained and that no trained one continues. Rows are in the order of their ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.zygote import problem_of
+from verl_multiturn.proxy.protocols.requests import Call
+from verl_multiturn.proxy.sessions.forest import Forest
+from verl_multiturn.proxy.sessions.nodes import CompletionNode
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome
+from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.tasks import Alarms
+from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
+from verl_multiturn.tools.loading.registry import resolve
+
+SELECT_S = 30.0
+"""Seconds that a `select` function may take for a session."""
+
+
+@dataclass(frozen=True)
+class CompletionView:
+    """A delivered completion, as a `select` function sees it."""
+
+    id: str
+    """Its id, without the `chatcmpl-` or `msg_` that a protocol puts before it."""
+    messages: Sequence[Message]
+    """Messages of the request that it answers."""
+    tools: Sequence[Mapping[str, Any]]
+    """Schemas of the request's tools."""
+    content: str
+    """Text of the model."""
+    reasoning: str
+    calls: Sequence[Call]
+    """Its calls, each with `id`, `name` and `arguments`, a JSON text."""
+    parent: str | None
+    """Id of the completion that it continues; None where it begins anew."""
+
+
+Select = Callable[[Sequence[CompletionView]], Collection[str]]
+"""Returns the ids of the completions that are trained."""
+
+
+def load_select(name: str | None, where: str) -> Select | None:
+    """Return the function that says which completions are trained; None without one.
+
+    Args:
+        name: Its name, `module:function`.
+        where: The setting that errors name.
+
+    Raises:
+        ConfigError: There is no such function, or it takes other arguments.
+    """
+    if name is None:
+        return None
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(f"{where}={name!r} is no function; write it as 'package.module:function'")
+    found: Select = resolve(f"{module}.{function}", where)
+    if not callable(found):
+        raise ConfigError(f"{where}={name!r} is {show(found, 100)}, expected a function")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # one that is not written in Python
+        return found
+    try:
+        signature.bind([])
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}={name!r} cannot be called with one argument ({error}); write it as f(completions), which "
+            "returns the ids of those to train"
+        ) from None
+    return found
+
+
+def session_outcome(
+    name: str,
+    forest: Forest,
+    reason: StopReason,
+    error: str,
+    *,
+    prompt_length: int,
+    fill_id: int,
+    max_rows: int | None,
+    chosen: Collection[CompletionNode],
+) -> Outcome:
+    """Return what becomes of a session that is over.
+
+    Args:
+        name: Its request id.
+        forest: Its completions.
+        reason: Why it ended.
+        error: What went wrong; "" otherwise.
+        prompt_length: The most tokens of a prompt.
+        fill_id: Token id of the prompt of a session without one.
+        max_rows: The most rows; those with most trained tokens are kept. None: all are.
+        chosen: The delivered completions that are to be trained.
+    """
+    delivered = forest.delivered
+    ends, trained_in = chosen_rows(chosen, max_rows)
+    places: list[int | str] = []
+    for entry in forest.ledger:
+        node = entry.node
+        if node is None:
+            places.append(entry.cause)
+        elif not node.delivered:
+            places.append("undelivered")
+        elif node not in chosen:
+            places.append("not_selected")
+        else:
+            places.append(trained_in.get(node, "dropped_row"))
+    rows = [_row(end, index, trained_in) for index, end in enumerate(ends)]
+    if not rows:
+        prompt = next((root.ids for root in forest.roots if root.length), [fill_id])
+        empty = Trajectory()
+        empty.append_prompt(prompt[-prompt_length:])
+        rows = [ConversationRow(empty, [], 0)]
+    for row in rows:
+        row.trajectory.seal(reason)
+    *earlier, last = rows
+    messages = [*ends[-1].prompt.conversation, ends[-1].said] if ends else []
+    return Outcome(
+        name,
+        last.trajectory,
+        messages,
+        assistant_turns=[_turn(node) for node in delivered],
+        asked=len(ends[-1].prompt.root.messages) if ends else 0,
+        images=last.images,
+        earlier=earlier,
+        first_turn=last.first_turn,
+        turn_numbers=last.turn_numbers,
+        generation_rows=places,
+        parents=[None if entry.parent is None else entry.parent.number for entry in forest.ledger],
+        completion_rewards={node.number: node.reward for node in delivered if node.reward is not None},
+        user_turns=len({id(node.prompt) for node in delivered if node.parent is not None}),
+        error=error,
+    )
+
+
+async def selected(nodes: Sequence[CompletionNode], select: Select) -> set[CompletionNode]:
+    """Return the completions that a `select` function leaves in.
+
+    It runs in a thread, so that no other session waits for it.
+
+    Raises:
+        ConfigError: It raised, took longer than `SELECT_S`, or returned something else than ids of these completions.
+    """
+    views = [
+        CompletionView(
+            node.completion.id,
+            node.prompt.conversation,
+            node.prompt.tools,
+            node.completion.content,
+            node.completion.reasoning,
+            node.completion.calls,
+            node.parent.completion.id if node.parent is not None else None,
+        )
+        for node in nodes
+    ]
+    name = getattr(select, "__qualname__", type(select).__name__)
+    where = f"proxy.select={select.__module__}:{name}"
+    call = Invocation(select, is_coroutine_method(select), (views,), {}, "function 'proxy.select'")
+    try:
+        await call.ended(Alarms(SELECT_S))
+        returned: object = call.result()
+        ids = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else None
+    except TimedOutError:
+        raise ConfigError(f"{where} took longer than {SELECT_S:g} s; make it quicker") from None
+    except Exception as error:  # it is the user's code
+        raise ConfigError(f"{where} raised {problem_of(error)}; correct it") from error
+    finally:
+        call.stop()
+    if ids is None:
+        raise ConfigError(f"{where} returned {show(returned)}, expected a list of the ids to train; correct it")
+    known = {view.id for view in views}
+    if strange := [each for each in ids if not (isinstance(each, str) and each in known)]:
+        raise ConfigError(
+            f"{where} returned {show(strange[0])}, which is no completion's id; return the `id` of those to train"
+        )
+    return {node for node in nodes if node.completion.id in ids}
+
+
+def chosen_rows(
+    trained: Collection[CompletionNode], max_rows: int | None
+) -> tuple[list[CompletionNode], dict[CompletionNode, int]]:
+    """Return the last completion of each row, and for each trained completion the index of its row.
+
+    A completion is trained in the first row that holds it. Beyond `max_rows` those with most trained tokens stay. A
+    completion of a row that is left out is trained in another that holds it; if there is none, it has no row.
+
+    Args:
+        trained: Completions that are to be trained.
+        max_rows: The most rows; None: no limit.
+    """
+    within: set[CompletionNode] = set()
+    for node in trained:
+        above = node.parent
+        while above is not None and above not in within:
+            within.add(above)
+            above = above.parent
+    ends = sorted((node for node in trained if node not in within), key=lambda node: node.number)
+    if max_rows is not None and len(ends) > max_rows:
+        held = _held(ends, trained)
+        tokens = [0] * len(ends)
+        for node, index in held.items():
+            tokens[index] += len(node.generation.ids)
+        kept = sorted(range(len(ends)), key=lambda index: (-tokens[index], index))[:max_rows]
+        ends = [ends[index] for index in sorted(kept)]
+    return ends, _held(ends, trained)
+
+
+def _held(ends: Sequence[CompletionNode], trained: Collection[CompletionNode]) -> dict[CompletionNode, int]:
+    held: dict[CompletionNode, int] = {}
+    for index, end in enumerate(ends):
+        for node in end.path:
+            if node in trained:
+                held.setdefault(node, index)
+    return held
+
+
+def _row(end: CompletionNode, index: int, trained_in: Mapping[CompletionNode, int]) -> ConversationRow:
+    """Write row `index`, which ends with the completion `end`."""
+    written, numbers = Trajectory(), []
+    written.append_prompt(end.prompt.root.ids)
+    for node in end.path:
+        if node.parent is not None:
+            written.append_context(node.prompt.template, Source.TEMPLATE)
+            written.append_context(node.prompt.added, Source.OBSERVATION)
+        made = node.generation
+        if trained_in.get(node) == index:
+            written.append_sampled(made.ids, made.logprobs, made.versions)
+            numbers.append(node.number)
+        else:
+            written.append_context(made.ids, Source.EARLIER)
+    return ConversationRow(written, end.prompt.images, numbers[0], numbers)
+
+
+def _turn(node: CompletionNode) -> AssistantTurn:
+    said = node.completion
+    return AssistantTurn(said.content, [ToolCall(call.name, call.arguments, call.id) for call in said.calls])

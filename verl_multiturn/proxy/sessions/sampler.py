@@ -1,0 +1,173 @@
+"""`Sampler`: the generations of one session, from the engine into its forest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from verl_multiturn.certificate.receipts import Receipt
+from verl_multiturn.describe import message_of
+from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, FinishReason, RefusedError
+from verl_multiturn.proxy.sessions.forest import Forest
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Lane, PromptNode
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import CallIds, as_message
+from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.stop_texts import STOP_REGEX
+from verl_multiturn.rollout.trajectory import Trajectory
+from verl_multiturn.tasks import ended
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 2
+
+
+class Sampler:
+    """A maker of completions, each in a lane of the engine.
+
+    A lane is a request id, under which the engine generates one completion at a time and keeps its cache. A root begins
+    a lane; a continuation goes on in its parent's lane, or in a new one where that generates already.
+
+    Args:
+        name: Name of the session.
+        run: What all sessions share.
+        forest: Where the completions go.
+        sampling: Sampling parameters, under the engine's own names.
+    """
+
+    def __init__(self, name: str, run: ProxyRun, forest: Forest, sampling: Mapping[str, Any]) -> None:
+        self.failed = ""
+        """Error of the engine when it failed for good; "" while it did not."""
+        self.seconds = 0.0
+        """Time that completions waited for the engine, summed."""
+        self._name = name
+        self._run = run
+        self._forest = forest
+        self._sampling = dict(sampling)
+        self._call_ids = CallIds()
+        self._inflight = asyncio.Semaphore(run.max_inflight)
+        self._lanes: list[Lane] = []
+
+    def receipts(self) -> list[Receipt]:
+        """Return the receipts of the ledger's generations, in its order, and forget them in the engine."""
+        of_lanes = {lane.name: self._run.engine.take(lane.name) for lane in self._lanes}
+        return [of_lanes[entry.lane.name][entry.index] for entry in self._forest.ledger]
+
+    async def sample(self, prompt: PromptNode, request: ChatRequest) -> CompletionNode:
+        """Sample a completion, as soon as fewer than `max_inflight` are being sampled.
+
+        Raises:
+            RefusedError: The engine failed twice.
+        """
+        async with self._inflight:
+            lane = self._free_lane(prompt)
+            lane.busy = True
+            try:
+                for attempt in range(_ATTEMPTS):
+                    try:
+                        return await self._attempt(lane, prompt, request)
+                    except EngineError as error:
+                        said = message_of(error)
+                        logger.warning("session %s: the engine failed (attempt %d): %s", self._name, attempt + 1, said)
+            finally:
+                lane.busy = False
+        self.failed = self.failed or said
+        raise engine_failed(said)
+
+    def _free_lane(self, prompt: PromptNode) -> Lane:
+        """Return the lane of the prompt's conversation, or a new one if that generates already."""
+        lane = prompt.parent.lane if prompt.parent is not None else prompt.lane
+        if lane is None or lane.busy:
+            lane = Lane(f"{self._name}.{len(self._lanes)}")
+            self._lanes.append(lane)
+        if prompt.parent is None and prompt.lane is None:
+            prompt.lane = lane
+        return lane
+
+    async def _attempt(self, lane: Lane, prompt: PromptNode, request: ChatRequest) -> CompletionNode:
+        """Ask the engine once, and put what it returns into the forest."""
+        run = self._run
+        budget = run.limits.turn_budget(prompt.length - prompt.root.length)
+        if request.max_tokens is not None:
+            budget = max(1, min(budget, request.max_tokens))
+        images = {"images": prompt.images} if prompt.images else {}
+        ids = prompt.ids
+        generating = asyncio.ensure_future(
+            run.engine.generate(lane.name, ids, self._sampling_of(request), budget, **images)
+        )
+        started = time.perf_counter()
+        cancelled = await ended(generating, pass_on=True)
+        self.seconds += time.perf_counter() - started
+        if generating.cancelled():
+            raise cancelled or EngineError("the engine cancelled the generation")
+        if (error := generating.exception()) is not None:
+            raise cancelled or error
+        generation = generating.result()
+        entry = Entry(lane, lane.generations, prompt.parent)
+        lane.generations += 1
+        number = len(self._forest.ledger)
+        self._forest.ledger.append(entry)
+        if cancelled is not None:
+            entry.cause = "undelivered"
+            raise cancelled
+        _check(generation, budget)
+        entry.cause = "undelivered"
+        said = await run.reader.read(generation.ids, ids, request)
+        calls = self._call_ids.named(said.calls)
+        completion = Completion(
+            secrets.token_hex(12),
+            said.content,
+            said.reasoning,
+            calls,
+            _finish(generation, bool(calls), said.stop),
+            said.stop,
+            len(ids),
+            len(generation.ids),
+        )
+        message = as_message(said.content, calls, said.reasoning)
+        echoes = [message]
+        if said.stop is not None:
+            echoes.append({**message, "content": said.content + said.stop})
+        node = CompletionNode(number, prompt, generation, lane, completion, message)
+        entry.node = node
+        self._forest.add(node, echoes)
+        return node
+
+    def _sampling_of(self, request: ChatRequest) -> dict[str, Any]:
+        if not request.stop:
+            return self._sampling
+        return {
+            **self._sampling,
+            STOP_REGEX: [*self._sampling.get(STOP_REGEX, ()), *(re.escape(stop) for stop in request.stop if stop)],
+        }
+
+
+def _check(generation: Generation, budget: int) -> None:
+    """Refuse what is not a generation that can be trained."""
+    if not generation.ids or len(generation.ids) > budget:
+        raise EngineError(f"the engine returned {len(generation.ids)} tokens, where 1 to {budget} were asked for")
+    if generation.finish == "abort":
+        raise EngineError("cut off by the engine")
+    tried = Trajectory()
+    tried.append_prompt([0])
+    try:
+        tried.append_sampled(generation.ids, generation.logprobs, generation.versions)
+    except TrajectoryError as error:
+        raise EngineError(f"the engine returned what is not a generation: {error}") from error
+
+
+def _finish(generation: Generation, calls: bool, stop: str | None) -> FinishReason:
+    if generation.finish == "length" and stop is None:
+        return "length"
+    return "tool_calls" if calls else "stop"
+
+
+def engine_failed(said: str) -> RefusedError:
+    """Return the answer to requests of a session in which the engine failed."""
+    return RefusedError(400, "engine_failed", f"the engine failed in this session ({said}); end it")

@@ -1,0 +1,256 @@
+"""Loading of tools from a YAML file.
+
+Each entry of the file has one of three keys, which says its kind:
+
+- `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
+- `function`: a typed function (`tools/loading/functions.py`);
+- `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`).
+
+An entry of any kind may also have `limits` for the calls of its tools (`tools/loading/call_limits.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.loading.call_limits import attach_limits
+from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.loading.verl_functions import find_entry, verl_function_tool
+from verl_multiturn.tools.schema import ToolSchema
+
+METHODS = ("create", "execute", "calc_reward", "release")
+"""Names of the four methods of a tool."""
+# Allowed keys of an entry, by the key that says its kind.
+_ENTRY_KEYS = {
+    "class_name": {"class_name", "config", "tool_schema", "limits"},
+    "function": {"function", "tool_schema", "limits"},
+    "mcp": {"mcp", "limits"},
+}
+
+
+def load_tools(path: str | Path) -> dict[str, Any]:
+    """Load the tools of a YAML file.
+
+    Args:
+        path: The path of the file.
+
+    Returns:
+        The tools by name, in the file's order: objects with the four methods of `BaseTool`, `name` and `tool_schema`.
+
+    Raises:
+        ConfigError: There is no such file, it is no YAML, a key is unknown, a class or function cannot be found, a
+            schema is wrong, a tool cannot be built, or two tools have one name.
+    """
+    tools: dict[str, Any] = {}
+    for index, entry in enumerate(read_entries(Path(path))):
+        where = f"{path}: tools[{index}]"
+        for tool in build_tools(entry, where):
+            if tool.name in tools:
+                raise ConfigError(f"{where}: the tool name {tool.name!r} is used twice; rename one of them")
+            tools[tool.name] = tool
+    return tools
+
+
+def read_entries(path: Path) -> list[Any]:
+    """Return the entries of a YAML file, without checking them.
+
+    Raises:
+        ConfigError: There is no such file, it is no YAML, or it has no list of tools.
+    """
+    if not path.is_file():
+        raise ConfigError(f"tool_config_path {str(path)!r} is no file; give the path of a tool YAML, see tool_configs/")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
+    if not isinstance(content, dict) or not isinstance(content.get("tools"), list) or not content["tools"]:
+        raise ConfigError(f"{path}: expected a mapping with a non-empty list under 'tools', got {content!r:.200}")
+    if unknown := sorted(set(content) - {"tools"}, key=str):
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only 'tools' is known")
+    return list(content["tools"])
+
+
+def build_tools(entry: Any, where: str) -> list[Any]:
+    """Build the tools of one entry of a YAML file.
+
+    Args:
+        entry: The entry as it stands in the file.
+        where: The place that errors name, for example `tools.yaml: tools[0]`.
+
+    Raises:
+        ConfigError: A key is unknown, a class or function cannot be found, a schema is wrong, or the tool cannot be
+            built.
+    """
+    kinds = [kind for kind in _ENTRY_KEYS if isinstance(entry, Mapping) and kind in entry]
+    if len(kinds) != 1:
+        hint = "" if kinds or not isinstance(entry, Mapping) else _nearest(entry, _ENTRY_KEYS)
+        raise ConfigError(f"{where}: expected a mapping with one of {list(_ENTRY_KEYS)}, got {entry!r:.200}{hint}")
+    known = _ENTRY_KEYS[kinds[0]]
+    if unknown := sorted(set(entry) - known, key=str):
+        hint = did_you_mean(str(unknown[0]), known)
+        hint = hint or f"beside {kinds[0]!r} known are {sorted(known - {kinds[0]})}"
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
+    tools = _build_entry(entry, kinds[0], where)
+    for tool in tools:
+        if entry.get("limits") is not None:
+            attach_limits(tool, entry["limits"], f"{where}.limits")
+    return tools
+
+
+def _nearest(keys: Iterable[Any], known: Iterable[str]) -> str:
+    """Return which known key the first misspelt one was meant to be, as the end of a message; "" where none is near."""
+    hints = ((key, did_you_mean(str(key), known)) for key in keys)
+    return next((f"; {key!r}: {hint}" for key, hint in hints if hint), "")
+
+
+def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
+    if kind == "mcp":
+        from verl_multiturn.tools.mcp_tools import mcp_tools  # this import takes a second, and few runs need it
+
+        return list(mcp_tools(entry["mcp"], f"{where}.mcp"))
+    raw_schema = entry.get("tool_schema")
+    schema = ToolSchema.read(raw_schema, f"{where}.tool_schema") if raw_schema is not None else None
+    if kind == "function":
+        return [_build_function(entry["function"], schema, where)]
+    return [_build_tool(entry, schema, where)]
+
+
+def _build_function(name: Any, schema: ToolSchema | None, where: str) -> Any:
+    function = resolve(name, f"{where}.function")
+    if isinstance(function, type):
+        raise ConfigError(f"{where}.function: {name!r} is a class; name it under 'class_name'")
+    try:
+        entry = find_entry(function)
+        return function_tool(function, schema) if entry is None else verl_function_tool(entry, schema)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str) -> Any:
+    tool_class = resolve_class(entry["class_name"], f"{where}.class_name")
+    config = entry.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
+    missing = [method for method in METHODS if not callable(getattr(tool_class, method, None))]
+    if missing:
+        raise ConfigError(f"{where}: {entry['class_name']!r} has no method {missing[0]!r}; derive it from BaseTool")
+    config = dict(config)
+    if issubclass(tool_class, BaseTool) and config.get("type") == "native":
+        del config["type"]  # verl's loader demands this key; the settings of our tools do not know it
+    try:
+        tool = tool_class(config=config, tool_schema=schema)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
+        # The keys alone: a value may be a password.
+        keys = ", ".join(map(str, config)) or "none"
+        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
+    _check_built(tool, entry["class_name"], where)
+    if _leaves_out_execute(tool_class):
+        raise ConfigError(
+            f"{where}: {entry['class_name']!r} does not define execute(), so every call would fail or do nothing; "
+            "define execute"
+        )
+    return tool
+
+
+def _leaves_out_execute(tool_class: type) -> bool:
+    """Return whether a class inherits `execute` from `BaseTool`, ours or verl's, and defines none of its own."""
+    verls = getattr(sys.modules.get("verl.tools.base_tool"), "BaseTool", BaseTool)
+    execute: Any = getattr(tool_class, "execute", None)
+    return execute in (BaseTool.execute, verls.execute)
+
+
+def _check_built(tool: Any, class_name: str, where: str) -> None:
+    """Refuse a tool whose constructor did not set the `name` and `tool_schema` that `BaseTool` sets."""
+    if not isinstance(getattr(tool, "name", None), str) or not hasattr(tool, "tool_schema"):
+        raise ConfigError(
+            f"{where}: {class_name!r} has no name or no tool_schema once it is made; "
+            "call super().__init__(config, tool_schema) in its __init__"
+        )
+    try:
+        schema_of(tool)
+    except AttributeError:
+        raise ConfigError(
+            f"{where}: the tool_schema of {class_name!r} is {show(tool.tool_schema, 100)}; make it with ToolSchema.read"
+        ) from None
+
+
+def schema_of(tool: Any) -> ToolSchema:
+    """Return a tool's schema as a `ToolSchema`, also where the tool has an object of verl's schema class.
+
+    Raises:
+        AttributeError: The tool's `tool_schema` is neither.
+        ConfigError: The schema is wrong.
+    """
+    schema = tool.tool_schema
+    if isinstance(schema, ToolSchema):
+        return schema
+    return ToolSchema.read(schema.model_dump(exclude_unset=True, exclude_none=True), f"tool {tool.name!r}")
+
+
+def resolve_class(name: Any, where: str) -> Any:
+    """Return the class that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.Class`.
+        where: The place that errors name, for example `tools.yaml: tools[0].class_name`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no such class.
+    """
+    found = resolve(name, where)
+    if not isinstance(found, type):
+        module_name, _, class_name = name.rpartition(".")
+        raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {show(found, 100)}")
+    return found
+
+
+def resolve(name: Any, where: str) -> Any:
+    """Return the object that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.name`.
+        where: The place that errors name, for example `tools.yaml: tools[0].function`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no such name.
+    """
+    module_name, _, attribute = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+    if not module_name:
+        raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
+    module = import_module(module_name, where)
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
+        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
+    return getattr(module, attribute)
+
+
+def import_module(name: str, where: str) -> Any:
+    """Import an author's module, and return it.
+
+    Args:
+        name: Its dotted name.
+        where: The place that errors name, as in `resolve`.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
+        raise ConfigError(
+            f"{where}: cannot import {name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
+            "in the folder where it lies"
+        ) from error

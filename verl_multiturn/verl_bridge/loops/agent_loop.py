@@ -1,0 +1,86 @@
+"""`MultiTurnAgentLoop`: takes a row from verl's worker, runs a `Conversation`, returns rows of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+from verl_multiturn.chat.images import as_they_are
+from verl_multiturn.tools.calls.watch import LoopWatch
+from verl_multiturn.verl_bridge.closing import close_at_end
+from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.processors import image_reader, plain_dict
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
+from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
+
+# One runner for each client of the generation servers. A worker process has one client.
+_runners: dict[Any, Runner] = {}
+
+
+def shared_runner(
+    config: Any, client: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None, **kwargs: Any
+) -> Runner:
+    """Return what all requests of this process share; it is built with the first one.
+
+    Args:
+        config: verl's whole configuration.
+        client: verl's client of the generation servers.
+        tokenizer: the model's tokenizer.
+        hf_model_type: `model_type` of the model's config.json.
+        processor: the processor of a model that takes images; None for a text model.
+        kwargs: what else verl gives to agent loops, `dataset_cls` among it.
+
+    Raises:
+        ConfigError: a setting, a tool or the call format cannot work.
+    """
+    runner = _runners.get(client)
+    if runner is None:
+        runner = _runners[client] = build_runner(
+            config.actor_rollout_ref.rollout,
+            tokenizer,
+            VerlEngine(client.generate),
+            hf_model_type,
+            plain_dict(config.data.get("apply_chat_template_kwargs")),
+            processor,
+            image_reader(processor, config.data, kwargs["dataset_cls"]) if processor is not None else as_they_are,
+            plain_dict(config.data.get("mm_processor_kwargs")),
+        )
+        LoopWatch().start()  # as long as the worker lives
+        close_at_end([*runner.tools.values(), *runner.interactions.values()])
+    return runner
+
+
+class MultiTurnAgentLoop(AgentLoopBase):
+    """The agent loop `multiturn_agent`, which rolls out one row as one conversation.
+
+    verl builds a new object for every request. What requests can share is built once, in a `Runner`.
+    """
+
+    def __init__(  # pylint: disable=super-init-not-called  # verl's __init__ makes a token builder for every request
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any
+    ) -> None:
+        self._runner = shared_runner(trainer_config.config, server_manager, tokenizer, hf_model_type, **kwargs)
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Roll one row of the data out; return one row of the batch, or several where the context begins anew.
+
+        Args:
+            sampling_params: verl's sampling parameters.
+            row: verl's fields of the row, such as `raw_prompt`, `extra_info`, `uid` and `global_steps`.
+
+        Raises:
+            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+                the configuration made a mistake. No other error is raised.
+        """
+        runner = self._runner
+        sampling = runner.sampling(sampling_params)
+        request = await runner.request(row, sampling, uuid4().hex)
+        outputs = await runner.outputs(request, row, int(row.get("global_steps") or 0))
+        return outputs[0] if len(outputs) == 1 else list(outputs)
+
+
+def register_agent_loop() -> None:
+    """Register the agent loop with verl in this process, under the name `multiturn_agent`."""
+    register(AGENT_LOOP)(MultiTurnAgentLoop)

@@ -1,0 +1,349 @@
+"""`MultiTurnManager` and its workers: verl's agent-loop manager, which tells the trainer when a group has finished.
+
+    trainer  `manager.wait(2 s)`  ──long poll──▶  worker.finished(…)   returns when one of the worker's groups has ended
+    trainer  `manager.cancel(…)`  ─────────────▶  worker.cancel(…)     returns when the groups' conversations have ended
+
+verl's trainer looks at TransferQueue every two seconds. With `wait` it goes on as soon as there is something new, and
+verl's two seconds remain the longest that it waits.
+
+With `rollout.over_sample_rate` a worker begins more samples of a training prompt than `rollout.n`, and cuts those that
+are too many (`rollout/oversampling.py`). A group is over when its cut samples have ended too: a server must not be put
+to sleep while it still samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayActorError
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from verl_multiturn.describe import describe
+from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
+from verl_multiturn.tasks import finish
+from verl_multiturn.verl_bridge.loops.certified_output import is_valid
+from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
+from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+
+logger = logging.getLogger(__name__)
+
+# How often a group is begun again because its worker died. One that kills its workers must not do so for ever.
+_RESTARTS = 3
+# Seconds after which Ray tells a poll that its worker has died, at the latest.
+_TOLD_S = 60.0
+# Seconds that workers have to tell about groups that have ended.
+_ASKED_S = 0.1
+# Seconds after which a worker that does not answer is ended; to cancel groups, it waits for their tools.
+_HUNG_S = 300.0
+# How many workers in a row may die in a place before they have started: more than the four that one deadly group can
+# end. And the seconds in which one must start.
+_STARTS = 6
+_START_S = 1800.0
+# How many groups' ends are remembered.
+_ENDS = 10_000
+
+# verl's worker is defined as a Ray actor, which cannot be subclassed; this is the class inside.
+_VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+class MultiTurnWorker(_VerlWorker):
+    """verl's agent-loop worker, whose groups can be waited for and cancelled, and whose prompts are over-sampled."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._groups: dict[str, asyncio.Task[Any]] = {}
+        self._conversation_ends: dict[str, float] = {}
+        """Time (`time.time`) at which the last conversation of each running group ended, before its row was written."""
+        self._row_ends: dict[str, float] = {}
+        """Time at which the last row of each running group was written."""
+        self._raised: dict[str, int] = {}
+        """Number of conversations of each running group that raised."""
+        self._ended: list[tuple[str, End]] = []
+        """Groups that have ended; those that the trainer has seen are forgotten."""
+        self._forgotten = 0
+        self._changed = asyncio.Event()
+        self._oversampled: dict[str, FirstValid] = {}
+        self._cut = (0, 0.0)
+        self._writing: set[asyncio.Task[Any] | None] = set()
+        """Tasks that have begun to write a row."""
+
+    async def finished(self, seen: int) -> list[tuple[str, End]]:
+        """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
+        del self._ended[: max(0, seen - self._forgotten)]
+        self._forgotten = max(seen, self._forgotten)
+        while not self._ended:
+            await self._changed.wait()
+        return list(self._ended)
+
+    async def cancel(self, uids: Collection[str]) -> int:
+        """Cancel groups, and return how many of them were running here.
+
+        When this returns, their generations and tools have ended, and no row of theirs will be written any more.
+        """
+        tasks = [self._groups[uid] for uid in uids if uid in self._groups]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(tasks)
+
+    async def take_cut(self) -> tuple[int, float]:
+        """Return how many samples were cut since the last call, and the seconds that they took."""
+        cut, self._cut = self._cut, (0, 0.0)
+        return cut
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        uid, task = prompt["uid"], asyncio.current_task()
+        assert task is not None
+        self._groups[uid] = task
+        rollout = self.config.actor_rollout_ref.rollout
+        if (rate := rollout.get("over_sample_rate")) and not trajectory["validate"]:
+            wanted = int(prompt.get("__rollout_n__", rollout.n))
+            prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
+            self._oversampled[uid] = FirstValid(wanted, started)
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        finally:
+            if (samples := self._oversampled.pop(uid, None)) is not None:
+                self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
+            del self._groups[uid]
+            rows = self._row_ends.pop(uid, time.time())
+            end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
+            self._ended.append((uid, end))
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
+        run = partial(super()._run_agent_loop, *args, **kwargs)
+        samples = self._oversampled.get(kwargs["uid"])
+        try:
+            await (run() if samples is None else samples.run(kwargs["session_id"], run))
+        except Exception:  # verl logs it, and marks the group as failed
+            self._raised[kwargs["uid"]] = self._raised.get(kwargs["uid"], 0) + 1
+            raise
+
+    async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        samples = self._oversampled.get(uid)
+        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
+            return
+        self._conversation_ends[uid] = time.time()
+        row = asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs))
+        row.add_done_callback(self._writing.discard)
+        try:
+            await asyncio.wait({row})
+        except asyncio.CancelledError:
+            # A row that is being written is written to its end, so that nothing is written after a cancellation. A
+            # reward is not waited for, since it may take for ever.
+            if row not in self._writing:
+                row.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await finish(row)
+            raise
+        await row
+        self._row_ends[uid] = time.time()
+
+    async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
+        await super()._compute_teacher_logprobs(*args, **kwargs)
+        self._writing.add(asyncio.current_task())  # the last thing for which verl waits before it writes a row
+
+
+@dataclass
+class _Group:
+    """A group that was given to a worker and has not ended, as far as the manager knows."""
+
+    worker: int
+    chunk: Any
+    """Batch that was submitted."""
+    place: int
+    """Row of the group in it."""
+    restarts: int = 0
+    begins: Any = None
+    """Ray's reference of the call that begins the group again."""
+
+    @property
+    def prompt(self) -> Any:
+        """Return the group's part of the batch."""
+        # A prompt that was loaded with a checkpoint has a nested column, which PyTorch chunks and does not slice.
+        return self.chunk.chunk(len(self.chunk))[self.place]
+
+    @property
+    def partition(self) -> str:
+        """Return the group's partition of TransferQueue."""
+        # `get` returns an object of TensorDict, which has no truth value.
+        return "val" if "validate" in self.chunk and self.chunk["validate"] else TRAIN  # noqa: RUF019
+
+
+class MultiTurnManager(AgentLoopManagerTQ):
+    """verl's manager with our workers.
+
+    A worker that dies, for example because the system ran out of memory, is replaced. Its unfinished groups are begun
+    again, at most three times each; after that a group counts as failed. A worker that Ray does not reach any more is
+    ended first; when its whole node is lost, Ray takes up to a minute to call it dead.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(MultiTurnWorker)
+        self._groups: dict[str, _Group] = {}
+        self._seen: dict[int, int] = {}
+        """Number of ended groups of each worker that are known."""
+        self._polls: dict[int, Any] = {}
+        """A pending call of `finished` for each worker."""
+        self._ends: dict[str, End] = {}
+        self._raised = 0
+        """Number of conversations that have raised since the last call of `take_raised`."""
+        self._starts: dict[int, tuple[float, Any]] = {}
+        """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
+        self._failed_starts: dict[int, int] = {}
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Give each worker its part of a batch of prompts, as verl does."""
+        self._collect()
+        self._poll()  # nobody may ever call `wait`, as with a replay buffer of the user's
+        for index, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
+            self._groups |= {uid: _Group(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
+        try:
+            super().generate_sequences(prompts)
+        except RayActorError:  # found again by the poll, which replaces the worker
+            self.wait(_TOLD_S)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a group has ended since the last call, at most `timeout_s` seconds."""
+        self._poll()
+        ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_s)
+        self._collect()
+
+    def end_of(self, uids: Collection[str]) -> End | None:
+        """Return when the last of these groups ended, and forget them; None when one of them is not known."""
+        until = time.monotonic() + _ASKED_S
+        while not self._ends.keys() >= set(uids) and (left := until - time.monotonic()) > 0:
+            self.wait(left)
+        known = [end for uid in uids if (end := self._ends.pop(uid, None)) is not None]
+        if len(known) < len(set(uids)):
+            return None
+        return End(max(end.conversation for end in known), max(end.rows for end in known))
+
+    def cancel(self, uids: Collection[str]) -> int:
+        """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""
+        # Ray may run a later call of a new worker first, which would find nothing to cancel.
+        begins = [self._groups[uid].begins for uid in uids if uid in self._groups and self._groups[uid].begins]
+        if begins:
+            ray.wait(begins, num_returns=len(begins), timeout=_TOLD_S)
+        cancelled: int = sum(self._ask("cancel", list(uids)))
+        for uid in uids:
+            self._groups.pop(uid, None)
+        return cancelled
+
+    def take_raised(self) -> int:
+        """Return how many conversations have raised since the last call."""
+        raised, self._raised = self._raised, 0
+        return raised
+
+    def take_cut(self) -> tuple[int, float]:
+        """Return how many samples were cut since the last call, and the seconds that they took."""
+        samples, seconds = 0, 0.0
+        for cut, cut_s in self._ask("take_cut"):  # what a dead worker has cut is not known
+            samples, seconds = samples + cut, seconds + cut_s
+        return samples, seconds
+
+    def _ask(self, method: str, *args: Any) -> list[Any]:
+        """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""
+        asked = {getattr(worker, method).remote(*args): worker for worker in self.agent_loop_workers}
+        come, late = ray.wait(list(asked), num_returns=len(asked), timeout=_HUNG_S)
+        for answer in late:
+            logger.error("an agent-loop worker has not answered %r for %g s and is ended", method, _HUNG_S)
+            ray.kill(asked[answer])  # the poll finds it, and replaces it
+        answers = []
+        for answer in come:
+            with contextlib.suppress(RayActorError):
+                answers.append(ray.get(answer))
+        return answers
+
+    def _poll(self) -> None:
+        """Ask each worker for the groups that end, unless it is asked already."""
+        for index, worker in enumerate(self.agent_loop_workers):
+            if index not in self._polls:
+                self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
+
+    def _collect(self) -> None:
+        """Take the answers that polls have; replace workers that have died.
+
+        Raises:
+            RuntimeError: a worker cannot be replaced.
+        """
+        self._look_at_starts()
+        polls = list(self._polls.values())
+        ready = ray.wait(polls, num_returns=len(polls), timeout=0)[0] if polls else []
+        for index in [index for index, poll in self._polls.items() if poll in ready]:
+            try:
+                ended = ray.get(self._polls.pop(index))
+            except RayActorError as error:
+                self._replace(index, error)
+                continue
+            self._seen[index] = self._seen.get(index, 0) + len(ended)
+            self._ends.update(ended)
+            self._raised += sum(end.raised for _, end in ended)
+            for uid in list(self._ends)[:-_ENDS]:  # of groups that nobody asks for: they were thrown away
+                del self._ends[uid]
+            for uid, _ in ended:
+                self._groups.pop(uid, None)
+
+    def _look_at_starts(self) -> None:
+        """Forget the replacements that have started."""
+        for index, (since, started) in list(self._starts.items()):
+            if ray.wait([started], timeout=0)[0]:
+                with contextlib.suppress(RayActorError):  # found by the poll
+                    ray.get(started)
+                    del self._starts[index]
+                    self._failed_starts.pop(index, None)
+            elif time.monotonic() > since + _START_S:
+                raise _cannot_start(index, f"no process has started for {_START_S:g} s; look at what Ray waits for")
+
+    def _replace(self, index: int, error: RayActorError) -> None:
+        """Start a worker in the place of one that has died, and begin its unfinished groups again."""
+        lost = {uid: group for uid, group in self._groups.items() if group.worker == index}
+        if index in self._starts:
+            self._failed_starts[index] = self._failed_starts.get(index, 0) + 1
+            if self._failed_starts[index] == _STARTS:
+                raise _cannot_start(index, f"{_STARTS} processes in a row died at their start: {describe(error)}")
+        logger.error("agent-loop worker %d has died and is replaced: %s", index, describe(error))
+        ray.kill(self.agent_loop_workers[index])  # one that cannot be reached may be alive, and write
+        # The place of a worker is Ray's choice here: the node of the old one may be gone, too.
+        worker = self.agent_loop_workers_class.options(name=f"agent_loop_worker_{index}_{uuid4().hex[:8]}").remote(
+            self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
+        )
+        self.agent_loop_workers[index] = worker
+        self._starts[index] = time.monotonic(), worker.__ray_ready__.remote()
+        self._seen[index] = 0
+        for partition in sorted({group.partition for group in lost.values()}):
+            tags = list_prompts(partition)
+            here = {uid: group for uid, group in lost.items() if group.partition == partition}
+            again = [uid for uid in here if tags.get(uid, {}).get("status") in ("pending", "running")]
+            clear_groups(again, partition, prompts=False)
+            given_up = [uid for uid in again if here[uid].restarts == _RESTARTS]
+            statuses = ["failure" if uid in given_up else "pending" for uid in again]
+            put_tags(again, partition, [{"status": status} for status in statuses])
+            for uid in here:
+                if uid not in again or uid in given_up:
+                    del self._groups[uid]
+                else:
+                    here[uid].restarts += 1
+                    here[uid].begins = worker.generate_sequences.remote(here[uid].prompt)
+            logger.error("%d groups of %r are begun again, %d have failed", len(again), partition, len(given_up))
+
+
+def _cannot_start(index: int, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"agent-loop worker {index} has died and cannot be replaced: {why}; once it can be, start the same command "
+        "again with trainer.resume_mode=auto, which goes on from the last checkpoint"
+    )

@@ -1,0 +1,114 @@
+"""`ProxyAgentLoop`: takes a row from verl's worker, runs an agent behind an endpoint, returns its rows."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+
+from verl_multiturn.config import PATH
+from verl_multiturn.proxy.agents.runners import build_runner
+from verl_multiturn.proxy.endpoint import Endpoint
+from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.rows import load_select
+from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.verl_bridge.closing import close_at_end
+from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner
+from verl_multiturn.verl_bridge.loops.runner import Runner
+from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
+from verl_multiturn.verl_bridge.model.chat_setup import make_chat
+from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.names import PROXY_LOOP
+from verl_multiturn.verl_bridge.settings import settings_of, wall_clock_s
+
+
+class ProxyAgentLoop(AgentLoopBase):
+    """The agent loop `proxy_agent`, which rolls out one row as one session of an agent.
+
+    verl builds a new object for every request. What requests can share is built once: a `Runner`, as for
+    `multiturn_agent`, and an `Endpoint`.
+    """
+
+    # One endpoint for each client of the generation servers. A worker process has one client.
+    _endpoints: ClassVar[dict[Any, Endpoint]] = {}
+
+    def __init__(  # pylint: disable=super-init-not-called  # verl's __init__ makes a token builder for every request
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, hf_model_type: str | None = None, **kwargs: Any
+    ) -> None:
+        self._runner = shared_runner(trainer_config.config, server_manager, tokenizer, hf_model_type, **kwargs)
+        endpoint = self._endpoints.get(server_manager)
+        if endpoint is None:
+            endpoint = build_endpoint(self._runner, trainer_config.config, tokenizer, hf_model_type, **kwargs)
+            self._endpoints[server_manager] = endpoint
+            close_at_end([endpoint])
+            # What is loaded stays. A full garbage collection would go through all of it, and stop the loop for 0.2 s.
+            gc.freeze()
+        self._endpoint = endpoint
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Run the agent for one row of the data; return the rows of its session.
+
+        Args:
+            sampling_params: verl's sampling parameters.
+            row: verl's fields of the row, such as `raw_prompt`, `extra_info`, `uid` and `global_steps`.
+
+        Raises:
+            ConfigError, AgentContractError: the author of the data, the agent or the configuration made a mistake. No
+                other error is raised.
+        """
+        runner = self._runner
+        sampling = runner.sampling(sampling_params)
+        outcome, receipts = await self._endpoint.run(uuid4().hex, row, sampling)
+        outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
+        return outputs[0] if len(outputs) == 1 else list(outputs)
+
+
+def build_endpoint(
+    runner: Runner, config: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None, **_: Any
+) -> Endpoint:
+    """Build what the sessions of one process share.
+
+    Args:
+        runner: what conversations share, too.
+        config: verl's whole configuration.
+        tokenizer: the model's tokenizer.
+        hf_model_type: `model_type` of the model's config.json.
+        processor: the processor of a model that takes images; None for a text model.
+
+    Raises:
+        ConfigError: a setting or the agent cannot work.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    settings = settings_of(rollout)
+    proxy = settings.proxy
+    # A codec of its own, since requests are rendered in a thread.
+    chat = make_chat(
+        tokenizer,
+        hf_model_type,
+        plain_dict(config.data.get("apply_chat_template_kwargs")),
+        processor=processor,
+        mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+    )
+    run = ProxyRun(
+        engine=runner.engine,
+        renderer=PromptRenderer(chat.codec, chat.end_ids, runner.read_images),
+        reader=TurnReader(runner.parser, tokenizer, chat.end_ids, reasoning_marks(tokenizer)),
+        limits=runner.limits,
+        fill_id=runner.output_settings.fill_id,
+        history=proxy.history,
+        max_completions=proxy.max_completions,
+        max_inflight=proxy.max_inflight,
+        max_rows=proxy.max_rows,
+        select=load_select(proxy.select, f"{PATH}.proxy.select"),
+    )
+    server = ProxyServer(proxy.host, proxy.ping_s)
+    return Endpoint(run, build_runner(proxy), server, wall_clock_s(settings), proxy.error_reward)
+
+
+def register_proxy_loop() -> None:
+    """Register the agent loop with verl in this process, under the name `proxy_agent`."""
+    register(PROXY_LOOP)(ProxyAgentLoop)

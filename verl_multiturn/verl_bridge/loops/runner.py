@@ -1,0 +1,269 @@
+"""`Runner`: everything that the requests of one process share, built from one rollout configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import RecordWriter, record_of
+from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
+from verl_multiturn.chat.parsing.turns import CallParser
+from verl_multiturn.chat.rendering import Difference
+from verl_multiturn.chat.tir import STOP_PATTERN, TIR
+from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.running.registry import load_interactions
+from verl_multiturn.interactions.running.session import InteractionGate
+from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.limits import Limits
+from verl_multiturn.rollout.outcome import Outcome, Request
+from verl_multiturn.rollout.placeholders import PlaceholderGuard
+from verl_multiturn.rollout.policy_text import PolicyText
+from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
+from verl_multiturn.verl_bridge.loops.slots import RaySlots
+from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
+from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
+from verl_multiturn.verl_bridge.rows import make_request, row_name
+from verl_multiturn.verl_bridge.settings import settings_of
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Everything that the requests of one process share."""
+
+    conversation: Conversation
+    engine: ReceiptingEngine
+    """Engine of `conversation`, which keeps the receipts."""
+    tools: dict[str, Any]
+    interactions: dict[str, Interaction]
+    records: RecordWriter | None
+    stop_ids: list[int]
+    """Token ids at which the engine stops: ends of a turn, stop ids of the call format, placeholders of media."""
+    stop_patterns: list[str]
+    """Regular expressions of the texts at which the engine stops; empty unless in text mode."""
+    certified: bool
+    """True when the trainer verifies rows; receipts are then sent with each row."""
+    read_images: ReadImages
+    limits: Limits
+    parser: CallParser
+    output_settings: OutputSettings
+
+    @property
+    def vision(self) -> Vision | None:
+        """Return the placeholder tokens of the model; None for a model that takes no images."""
+        return self.output_settings.vision
+
+    async def request(self, row: Mapping[str, Any], sampling: Mapping[str, Any], request_id: str) -> Request:
+        """Return the request of a data row, with its images loaded.
+
+        Raises:
+            ConfigError: the row does not fit the run (its tools, interaction, messages or images); see `make_request`.
+        """
+        request = make_request(row, self.tools, sampling, request_id, self.vision is not None, self.interactions)
+        if self.vision is None:
+            return request
+        return replace(request, messages=await load_images(request.messages, self.read_images, row_name(row)))
+
+    async def run(self, request: Request) -> tuple[Outcome, list[Receipt]]:
+        """Roll a request out; return its outcome and the receipts of its generations.
+
+        Raises:
+            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+                the configuration made a mistake.
+        """
+        try:
+            outcome = await self.conversation.run(request)
+        finally:
+            generations = self.engine.take(request.request_id)
+        return outcome, generations
+
+    async def outputs(self, request: Request, row: Mapping[str, Any], step: int) -> list[CertifiedOutput]:
+        """Roll a request out, write its record, and return its rows in verl's form; one row where ids only append.
+
+        Args:
+            request: the request of `row`.
+            row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
+            step: training step.
+
+        Raises:
+            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+                the configuration made a mistake.
+        """
+        outcome, generations = await self.run(request)
+        return self.finish(outcome, generations, row, step, request.sampling)
+
+    def finish(
+        self,
+        outcome: Outcome,
+        generations: Sequence[Receipt],
+        row: Mapping[str, Any],
+        step: int,
+        sampling: Mapping[str, Any],
+    ) -> list[CertifiedOutput]:
+        """Write the record of a conversation or a session that is over, and return its rows in verl's form.
+
+        Args:
+            outcome: what became of it.
+            generations: the receipts of its generations, in the order of `outcome.generation_rows`.
+            row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
+            step: training step.
+            sampling: the sampling parameters.
+        """
+        uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
+        outputs = to_outputs(outcome, self.output_settings, step)
+        receipts = Receipts.of_rows(
+            outcome.request_id,
+            generations,
+            [
+                place if isinstance(place, str) or place < len(outputs) else "invalid"
+                for place in outcome.generation_rows
+            ],
+            uid,
+            session_id,
+            outputs[-1].void,
+            not outcome.valid,
+        )
+        if self.records is not None:
+            temperature = sampling.get("temperature")
+            rows = [each.trajectory for each in outcome.rows]
+            self.records.write(record_of(outcome, receipts, rows, step=step, uid=uid, temperature=temperature))
+        if self.certified:
+            for output, own in zip(outputs, receipts, strict=True):
+                output.receipts = own.to_bytes()
+        return outputs
+
+    def sampling(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return verl's sampling parameters in the form that the engine takes.
+
+        `logprobs` is left out, since the engine always returns them. Our stop ids and stop patterns are added.
+        """
+        asked = {key: value for key, value in params.items() if key != "logprobs"}
+        stops = [*asked.pop("stop_token_ids", []), *self.stop_ids]
+        if self.stop_patterns:
+            asked["stop_regex"] = self.stop_patterns
+        return {**asked, "stop_token_ids": stops} if stops else asked
+
+
+def build_runner(
+    rollout_config: Any,
+    tokenizer: Any,
+    engine: Engine,
+    hf_model_type: str | None,
+    chat_template_kwargs: dict[str, Any],
+    processor: Any = None,
+    read_images: ReadImages = as_they_are,
+    mm_processor_kwargs: Mapping[str, Any] | None = None,
+) -> Runner:
+    """Build everything that requests share, from one rollout configuration.
+
+    The engine is wrapped, so that what `Conversation` sees is already what may be trained:
+
+        Conversation → ReceiptingEngine → PlaceholderGuard (image models) → StopTexts → engine
+
+    Args:
+        rollout_config: `actor_rollout_ref.rollout`.
+        tokenizer: the model's tokenizer.
+        engine: the engine that samples; it is wrapped here to keep receipts.
+        hf_model_type: `model_type` of the model's config.json.
+        chat_template_kwargs: `data.apply_chat_template_kwargs`.
+        processor: the processor of a model that takes images; None for a text model.
+        read_images: loads and resizes the images of rows and tools.
+        mm_processor_kwargs: `data.mm_processor_kwargs`.
+
+    Raises:
+        ConfigError: a setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
+            text, or the model takes images.
+        ValueError: verl has no token builder for the model.
+    """
+    settings = settings_of(rollout_config)
+    multi_turn = rollout_config.multi_turn
+    mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
+    ignored = {Difference.WHITESPACE} if mode == "ignore_strippable" else set()
+    mm_kwargs = dict(mm_processor_kwargs or {})
+    text_mode = multi_turn.format == TIR
+    if text_mode and rollout_config.get("skip_tokenizer_init"):
+        raise ConfigError(
+            f"rollout.skip_tokenizer_init=True: without a tokenizer SGLang cannot stop at the output marker of "
+            f"multi_turn.format={TIR}; set it to False"
+        )
+    chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs, None, ignored, processor, mm_kwargs, text_mode)
+    vision = chat.codec.vision
+    tools = load_run_tools(
+        settings.tool_config_path or multi_turn.tool_config_path, multi_turn.get("function_tool_path")
+    )
+    if not text_mode:
+        check_names(chat.codec, tools.values())
+    parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)
+    path = settings.interaction_config_path
+    interactions = load_interactions(path) if path else {}
+    stops = sorted({*chat.end_ids, *stop_ids(multi_turn.format, tokenizer), *(vision.media_ids if vision else ())})
+    for interaction in interactions.values():
+        interaction.policy = PolicyText(engine, chat.codec, parser, stops)
+    engine = StopTexts(engine, tokenizer)
+    if vision is not None:
+        engine = PlaceholderGuard(engine, vision)
+    receipting = ReceiptingEngine(engine)
+    limits = _limits(rollout_config, settings)
+    conversation = Conversation(
+        receipting,
+        chat.codec,
+        parser,
+        limits,
+        Gates(settings.tool_timeout_s, RaySlots()),
+        # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
+        check=None if mode == "disable" or text_mode else chat.check,
+        read_images=read_images,
+        interactions=Gates(settings.tool_timeout_s, RaySlots(), InteractionGate),
+        context=Context(**settings.context.model_dump(exclude={"weight"})),
+    )
+    return Runner(
+        conversation=conversation,
+        engine=receipting,
+        tools=tools,
+        interactions=interactions,
+        records=RecordWriter(settings.record_dir) if settings.record_dir else None,
+        stop_ids=stops,
+        stop_patterns=[STOP_PATTERN] if text_mode else [],
+        certified=settings.certificate_share > 0,
+        read_images=read_images,
+        limits=limits,
+        parser=parser,
+        output_settings=OutputSettings(
+            prompt_length=rollout_config.prompt_length,
+            fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            tool_reward=settings.tool_reward,
+            interaction_reward=settings.interaction_reward,
+            final_answer=re.compile(settings.void_turn_pattern) if settings.void_turn_pattern is not None else None,
+            vision=vision,
+            mm_processor_kwargs=mm_kwargs,
+        ),
+    )
+
+
+def _limits(rollout_config: Any, settings: MultiTurnSettings) -> Limits:
+    multi_turn = rollout_config.multi_turn
+    return Limits(
+        prompt_length=rollout_config.prompt_length,
+        response_length=rollout_config.response_length,
+        max_assistant_turns=multi_turn.max_assistant_turns,
+        max_user_turns=multi_turn.max_user_turns,
+        turn_length=settings.turn_length,
+        max_parallel_calls=multi_turn.max_parallel_calls,
+        max_tool_calls=settings.max_tool_calls,
+        max_malformed_turns=settings.max_malformed_turns,
+        observation_length=settings.observation_length,
+        max_tool_response_length=multi_turn.max_tool_response_length,
+        tool_response_truncate_side=multi_turn.tool_response_truncate_side,
+        user_turn_length=settings.user_turn_length,
+        turns_reminder=settings.turns_reminder,
+        wall_clock_s=settings.request_timeout_s,
+    )

@@ -1,0 +1,1 @@
+"""What the model of a run needs around it: its chat codec, its call format and its processor of images."""

@@ -1,0 +1,273 @@
+"""The chat codec of a model: verl's token builder for its family, with our checks and firewall around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from verl.utils.tokenizer.chat_template import initialize_turn_separator
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, VLContinuousTokenBuilder
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from verl_multiturn.chat.answer_tags import answer_tags
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.images import load_images
+from verl_multiturn.chat.parsing.formats import PYTHON_FORMATS
+from verl_multiturn.chat.rendering import Difference, RenderingCheck
+from verl_multiturn.chat.shown_schemas import must_stay
+from verl_multiturn.chat.template import SCHEMA, Template, examine_template
+from verl_multiturn.chat.template_rules import Rule
+from verl_multiturn.chat.tir import TIR, TirCodec
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.tools.loading.registry import schema_of
+from verl_multiturn.verl_bridge.model.call_formats import check_format, make_parser
+from verl_multiturn.verl_bridge.model.processors import (
+    image_reader,
+    load_processor,
+    own_processor,
+    row_messages,
+    vision_of,
+)
+from verl_multiturn.verl_bridge.rows import make_request
+
+
+@dataclass(frozen=True)
+class ModelChat:
+    """Everything that writes and reads the conversations of one model."""
+
+    codec: ChatCodec
+    end_ids: list[int]
+    """Every token id that ends a turn."""
+    generation_prompt: str
+    """Text at the end of a prompt that opens the assistant's turn."""
+    check: RenderingCheck
+    processor: Any = None
+    """Processor of a model that takes images, a copy that only the codec uses; None for a text model."""
+
+
+def make_chat(
+    tokenizer: Any,
+    model_type: str | None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    end_ids: list[int] | None = None,
+    ignored: Collection[Difference] = (),
+    processor: Any = None,
+    mm_processor_kwargs: Mapping[str, Any] | None = None,
+    text_mode: bool = False,
+) -> ModelChat:
+    """Build the codec of a model, and what belongs to it.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        model_type: `model_type` in the model's config.json.
+        template_kwargs: `data.apply_chat_template_kwargs`.
+        end_ids: token ids that end a turn; None: those that `model_end_ids` finds.
+        ignored: kinds of differences that `check` does not report.
+        processor: the processor of a model that takes images, as verl loads it; None for a text model.
+        mm_processor_kwargs: `data.mm_processor_kwargs`.
+        text_mode: whether the template writes only the prompt, as with `multi_turn.format=tir`.
+
+    Raises:
+        ConfigError: in text mode the model takes images, or the processor names no image token.
+        ValueError: verl has no builder for the model, or its builder needs a processor and there is none.
+    """
+    kwargs = dict(template_kwargs or {})
+    ends = model_end_ids(tokenizer) if end_ids is None else end_ids
+    vision = None
+    if processor is not None:
+        if text_mode:
+            raise ConfigError(f"rollout.multi_turn.format={TIR} is text alone; use a model that takes no images")
+        processor = own_processor(processor)
+        vision = vision_of(processor)
+    builder = create_continuous_token_builder(
+        tokenizer,
+        hf_model_type=model_type,
+        chat_template_kwargs=kwargs,
+        processor=processor,
+        mm_processor_kwargs=dict(mm_processor_kwargs or {}),
+    )
+    template = processor or tokenizer
+    # verl's builders for a known family restore the separator after a turn; its two default builders lose it.
+    loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
+    separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
+    unguarded = ChatCodec(builder, ends, separator, vision=vision)
+    tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
+    firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
+    codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
+    codec.forget_schemas(SCHEMA, ends)
+    asked = "q7z"  # occurs in no template
+    messages = [{"role": "user", "content": asked}]
+    prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
+    without = template.apply_chat_template(messages, add_generation_prompt=False, tokenize=False, **kwargs)
+    generation_prompt = prompt[len(without) :] if prompt.startswith(without) else prompt.rpartition(asked)[2]
+    check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends, ignored, processor, vision)
+    if text_mode:
+        codec = TirCodec(builder, firewall, tokenizer)
+    return ModelChat(codec, ends, generation_prompt, check, processor)
+
+
+def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Any, ModelChat]:
+    """Load the tokenizer and the codec of a model from this machine; nothing is downloaded.
+
+    Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        template_kwargs: `data.apply_chat_template_kwargs`.
+        settings: `custom_chat_template`, `trust_remote_code`, `mm_processor_kwargs`, as in `actor_rollout_ref.model`
+            and `data`; `text_mode` as for `make_chat`.
+
+    Raises:
+        ConfigError: the model is not on this machine, has no chat template, or verl has no builder for it.
+    """
+    path = str(Path(model).expanduser())
+    trust = bool(settings.get("trust_remote_code"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+        model_type = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True).model_type
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer and config.json of {model!r} on this machine: {error}"[:500]) from None
+    processor = load_processor(path, model_type, trust)
+    kind, template = ("tokenizer", tokenizer) if processor is None else ("processor", processor)
+    if settings.get("custom_chat_template"):
+        template.chat_template = settings["custom_chat_template"]
+    if not template.chat_template:
+        raise ConfigError(f"the {kind} of {model!r} has no chat template; set model.custom_chat_template")
+    given = {key: settings[key] for key in ("mm_processor_kwargs", "text_mode") if key in settings}
+    try:
+        return tokenizer, make_chat(tokenizer, model_type, template_kwargs, processor=processor, **given)
+    except ValueError as error:
+        raise ConfigError(f"{model!r} (model_type {model_type!r}): {error}") from None
+
+
+def examine_model(
+    model: str, tool_format: str, tools: bool = True, template_kwargs: Mapping[str, Any] | None = None, **settings: Any
+) -> list[Rule]:
+    """Examine which rules of multi-turn training a model's template keeps, with `chat.template.examine_template`.
+
+    Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        tool_format: `multi_turn.format`; in text mode only the rules about prompts are examined.
+        tools: whether the run has tools.
+        template_kwargs: `data.apply_chat_template_kwargs`.
+        settings: as for `load_chat`.
+
+    Raises:
+        ConfigError: the model cannot be loaded from this machine, or there is no such format.
+    """
+    text_mode = tool_format == TIR
+    tokenizer, chat = load_chat(model, template_kwargs, text_mode=text_mode, **settings)
+    parser = make_parser(tool_format, tokenizer, chat.end_ids)
+    template = Template(tokenizer, chat.codec, chat.check, parser, chat.end_ids, chat.generation_prompt)
+    return asyncio.run(examine_template(template, tools and not text_mode, prompt_only=text_mode))
+
+
+def prompt_measure(
+    model: str,
+    tools: Mapping[str, Any],
+    tool_format: str = "hermes",
+    interactions: Mapping[str, Interaction] | None = None,
+) -> Callable[[Mapping[str, Any]], int]:
+    """Return a function that counts the tokens of a data row's prompt.
+
+    The count includes the schemas of the row's tools, unless the format is text mode, which shows none. It has not the
+    first message of an interaction, which only a conversation shows.
+
+    Args:
+        model: folder of the model, or its name in Hugging Face's cache.
+        tools: all tools of the run, by name.
+        tool_format: `multi_turn.format`.
+        interactions: all interactions of the run, by name; None: it has none.
+
+    Raises:
+        ConfigError: the model cannot be loaded from this machine, or there is no such format. The returned function
+            raises it for a row that cannot be rendered.
+    """
+    check_format(tool_format)
+    _, chat = load_chat(model, text_mode=tool_format == TIR)
+    takes_images = chat.codec.vision is not None
+    read = image_reader(chat.processor, {})
+
+    def measure(row: Mapping[str, Any]) -> int:
+        raw_prompt = row_messages(row, chat.processor) if takes_images else row["prompt"]
+        request = make_request({**row, "raw_prompt": raw_prompt}, tools, {}, "row", takes_images, interactions)
+        messages = request.messages
+        if takes_images:
+            messages = asyncio.run(load_images(messages, read, "its prompt"))
+        schemas = [schema_of(tool).as_dict() for tool in request.tools.values()]
+        return len(chat.codec.initial(chat.codec.trusted(messages), chat.codec.trusted_schemas(schemas)))
+
+    return measure
+
+
+def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
+    """Refuse tools whose schema has a name that no model could write in a call.
+
+    Names are those of the tool, of its arguments and of listed values. A name that holds a control token is shown to
+    the model with that token broken, so the model could not write it as it is. Tools of an MCP server pass, since the
+    author of the run did not choose their names: a model that calls such a name is told that there is no such tool.
+
+    Args:
+        codec: the model's codec, which shows what the template makes of a schema.
+        tools: the tools of the run.
+
+    Raises:
+        ConfigError: a tool has such a name.
+    """
+    for tool in tools:
+        schemas = [schema_of(tool).as_dict()]
+        names = zip(must_stay(schemas), must_stay(codec.trusted_schemas(schemas)), strict=True)
+        changed = next((name for name, shown in names if name != shown), None)
+        if changed is not None and not getattr(tool, "schema_of_others", False):
+            raise ConfigError(
+                f"tool {tool.name!r}: {changed!r} in its schema is a control token of the model's, or becomes one in "
+                "the chat template, and no model could write it in a call; give it another name"
+            )
+
+
+def check_python_names(tool_format: str, tools: Iterable[Any]) -> None:
+    """Refuse tools that cannot be called in a format whose calls are Python code.
+
+    The name of a tool, and each name of an argument, must be a name in Python. Tools of an MCP server pass, as in
+    `check_names`.
+
+    Args:
+        tool_format: `multi_turn.format`; formats whose calls are not Python pass.
+        tools: the tools of the run.
+
+    Raises:
+        ConfigError: a tool has another name.
+    """
+    if tool_format not in PYTHON_FORMATS:
+        return
+    for tool in tools:
+        function = schema_of(tool).as_dict()["function"]
+        names = [*function["name"].split("."), *(function.get("parameters") or {}).get("properties", {})]
+        wrong = next((name for name in names if not name.isidentifier() or iskeyword(name)), None)
+        if wrong is not None and not getattr(tool, "schema_of_others", False):
+            raise ConfigError(
+                f"tool {tool.name!r}: {wrong!r} is no name in Python, and calls in rollout.multi_turn.format="
+                f"{tool_format} are Python; give the tool or its argument a name of letters, digits and underscores "
+                "that is no keyword"
+            )
+
+
+def model_end_ids(tokenizer: Any) -> list[int]:
+    """Return every token id that ends a turn, sorted.
+
+    They are the tokenizer's, and those in the model's config.json and generation_config.json (Llama 3 and Qwen have
+    two). SGLang knows only the model's, since verl starts it without a tokenizer. So `Runner.sampling` names them all.
+    """
+    found = {tokenizer.eos_token_id}
+    for source in (AutoConfig, GenerationConfig):
+        try:
+            listed = getattr(source.from_pretrained(tokenizer.name_or_path), "eos_token_id", None)
+        except (OSError, ValueError):
+            continue  # the model lacks that file
+        found |= set(listed) if isinstance(listed, list) else {listed}
+    return sorted(found - {None})

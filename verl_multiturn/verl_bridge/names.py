@@ -1,0 +1,23 @@
+"""Names of ours that verl's configuration has: agent loops, rollout, manager, trainers, estimators."""
+
+from __future__ import annotations
+
+AGENT_LOOP = "multiturn_agent"
+"""Our agent loop of conversations with tools."""
+
+PROXY_LOOP = "proxy_agent"
+"""Our agent loop of agents behind an endpoint."""
+
+OUR_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
+
+ROLLOUT = "sglang_async"
+"""Our `rollout.name`."""
+
+MANAGER = "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
+"""Our `rollout.agent.agent_loop_manager_class`."""
+
+OUR_TRAINER = "multiturn_"
+"""Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
+
+ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
+"""Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""

@@ -1,0 +1,1 @@
+"""The servers of a run: verl's SGLang server with our additions, and the client that asks it for generations."""

@@ -1,0 +1,141 @@
+"""`AsyncSGLangServer`: verl's SGLang server with quick pauses and with versions that are certain.
+
+What it adds:
+- a pause ends as soon as the last generation has stopped; SGLang's own loop looks once a second;
+- a generation is asked for only while the server is not paused, so that all its tokens have the weight version that
+  the server had when it began;
+- a generation that is stopped just at the end of its turn has ended; SGLang calls it aborted, so that it would go on
+  behind the end token;
+- a server that leaves the load balancer refuses generations, where verl's lets them wait;
+- a single generation can be stopped;
+- a server dies soon after any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every
+  process of a script's background job ignores (`run.sh &`); the server would never answer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+from verl_multiturn.verl_bridge.servers.admission import PAUSED, Admission
+
+logger = logging.getLogger(__name__)
+
+# Seconds after which generations that still run are told once more to stop. SGLang forgets the order for those that
+# had not reached its scheduler.
+_AGAIN_S = 0.005
+# Seconds from the death of one of SGLang's processes to the end of the server. When Ray ends an actor, it first kills
+# the actor's children, and then, some 0.03 s later, the actor: a server that is gone by then has died of nothing.
+_ENDING_S = 1.0
+
+
+class AsyncSGLangServer(SGLangHttpServer):
+    """The server of `rollout.name=sglang_async`, which runs in a Ray actor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._admission = Admission()
+        # One pause or resumption at a time. A door that opens while SGLang is paused would let generations in that
+        # cannot begin, for whose end the pause would wait for ever.
+        self._switching = asyncio.Lock()
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """Start SGLang as verl does, and end this process soon after one of SGLang's has died."""
+        await super().launch_server(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        for process in multiprocessing.active_children():
+            loop.add_reader(process.sentinel, _ended, process, loop)
+
+    async def generate(
+        self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> TokenOutput:
+        """Sample as verl's server does; return without a token where the server is paused.
+
+        `extra_fields["global_steps"]` of the output is the version of the weights that sampled all its tokens; None
+        where it changed meanwhile, without a pause. `extra_fields["paused"]` tells whether the server is paused.
+        """
+        version = self.global_steps
+        ends = self._end_ids(sampling_params)
+        if not self._admission.enter():
+            return TokenOutput(
+                token_ids=[], log_probs=[], stop_reason="abort", extra_fields={"global_steps": version, PAUSED: True}
+            )
+        try:
+            output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
+        finally:
+            self._admission.leave()
+        if output.stop_reason == "abort" and output.token_ids and output.token_ids[-1] in ends:
+            output.stop_reason = "stop"
+        output.extra_fields["global_steps"] = version if self.global_steps == version else None
+        output.extra_fields[PAUSED] = not self._admission.is_open
+        return output
+
+    async def resumed(self, patience_s: float = 0.0) -> bool:
+        """Wait until the server samples again, and return True; return False when it leaves the load balancer.
+
+        Args:
+            patience_s: seconds for which a server that leaves is given time to come back.
+        """
+        return await self._admission.opened(patience_s)
+
+    async def abort_request(self, request_id: str) -> None:
+        """Stop the generation of this id, which then returns what it has; do nothing where there is none."""
+        self.tokenizer_manager.abort_request(request_id)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Stop all generations, and let none begin until `resume_generation`.
+
+        Args:
+            reject_request: whether the server leaves the load balancer, so that nobody should wait for it.
+        """
+        if self.node_rank != 0:
+            return
+        async with self._switching:
+            self._admission.close(leaves=reject_request)
+            manager = self.tokenizer_manager
+            async with manager.is_pause_cond:
+                manager.is_pause = True  # holds up requests that come over HTTP
+            while True:
+                manager.abort_request(abort_all=True)
+                if await self._admission.emptied(_AGAIN_S):
+                    if not await manager.model_update_lock.is_locked():
+                        return
+                    await asyncio.sleep(_AGAIN_S)  # requests that came over HTTP are not counted at the door
+
+    async def resume_generation(self) -> None:
+        """Let generations begin again."""
+        if self.node_rank != 0:
+            return
+        async with self._switching:
+            await self.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
+            self._admission.open()
+
+    def _end_ids(self, sampling_params: Mapping[str, Any]) -> set[int]:
+        """Return the tokens at which SGLang ends a generation by itself."""
+        if sampling_params.get("ignore_eos"):
+            return set()
+        manager = self.tokenizer_manager
+        ends = {*(sampling_params.get("stop_token_ids") or ()), *(manager.model_config.hf_eos_token_id or ())}
+        if manager.tokenizer is not None:
+            ends |= {manager.tokenizer.eos_token_id, *(manager.tokenizer.additional_stop_token_ids or ())}
+        return ends
+
+
+def _ended(process: multiprocessing.process.BaseProcess, loop: asyncio.AbstractEventLoop) -> None:
+    """End this process in a moment, because a child of it has ended."""
+    loop.remove_reader(process.sentinel)
+    loop.call_later(_ENDING_S, _end_with, process)
+
+
+def _end_with(process: multiprocessing.process.BaseProcess) -> None:
+    """End this process, because a child of it has ended and nobody else has ended this one since."""
+    logger.error("SGLang's process %s (%s) has died, and this server with it", process.name, process.pid)
+    os._exit(1)

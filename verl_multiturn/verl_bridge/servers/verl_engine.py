@@ -1,0 +1,87 @@
+"""The engine protocol over verl's own generation server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import EngineError
+from verl_multiturn.rollout.engine import Finish, Generation
+from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.tasks import ended
+from verl_multiturn.verl_bridge.servers.client import SEGMENTS, RolloutClient
+
+_FINISH: dict[str | None, Finish] = {"stop": "stop", "completed": "stop", "length": "length"}
+
+
+class VerlEngine:
+    """An `Engine` that asks verl for tokens.
+
+    A cancellation is passed on to `RolloutClient`, which stops the generation. A client or server of verl cannot stop a
+    single generation, so its end is waited for.
+
+    Args:
+        generate: `(request_id=…, prompt_ids=…, sampling_params=…) -> TokenOutput`, called also with `image_data=…`
+            where there are images. Either a client's `generate`, or the method of a server actor.
+    """
+
+    def __init__(self, generate: Callable[..., Awaitable[Any]]) -> None:
+        self._generate = generate
+        self._stoppable = isinstance(getattr(generate, "__self__", None), RolloutClient)
+
+    async def generate(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        max_new_tokens: int,
+        images: Sequence[Any] = (),
+    ) -> Generation:
+        """Sample with verl, as `Engine.generate` describes.
+
+        Raises:
+            EngineError: verl's call failed, or did not return one log-probability for each id.
+            CancelledError: the task was cancelled before the first token.
+        """
+        params = {**sampling, "logprobs": True, "max_new_tokens": max_new_tokens}
+        given = {"image_data": list(images)} if images else {}
+
+        async def ask() -> Any:
+            return await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
+
+        asking = asyncio.ensure_future(ask())
+        cancelled = await ended(asking, pass_on=self._stoppable)
+        if asking.cancelled():
+            raise cancelled or EngineError("verl cancelled the generation")
+        if (error := asking.exception()) is not None:  # errors of Ray, HTTP and SGLang; only this request fails
+            raise EngineError(describe(error)) from error
+        output = asking.result()
+        sampled = list(output.token_ids)
+        logprobs = list(output.log_probs or [])
+        if len(logprobs) != len(sampled):
+            raise EngineError(f"{len(sampled)} ids came with {len(logprobs)} logprobs")
+        return Generation(
+            ids=sampled,
+            logprobs=logprobs,
+            versions=_versions(output.extra_fields, len(sampled)),
+            finish=_FINISH.get(output.stop_reason, "abort"),
+        )
+
+
+def _versions(extra_fields: Mapping[str, Any], count: int) -> list[int]:
+    """Return a weight version for each of `count` tokens.
+
+    `RolloutClient` reports the version of each attempt. verl's own client reports only the first and the last version
+    of an interrupted generation: the last token gets the last version and all tokens before it get the first, so that
+    staleness is never understated.
+    """
+    segments = extra_fields.get(SEGMENTS)
+    if segments is not None and sum(tokens for _, tokens in segments) == count:
+        return [NO_VERSION if version is None else int(version) for version, tokens in segments for _ in range(tokens)]
+    first = extra_fields.get("min_global_steps", extra_fields.get("global_steps"))
+    last = extra_fields.get("max_global_steps", first)
+    if first is None or last is None:
+        return [NO_VERSION] * count
+    return [*[int(first)] * (count - 1), int(last)][:count]

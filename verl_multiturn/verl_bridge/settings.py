@@ -1,0 +1,151 @@
+"""Reading of verl's whole configuration, for the start-up check and for everything that runs later.
+
+Nothing here refuses two settings that do not fit together: `startup/` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+from omegaconf import DictConfig, OmegaConf
+from ray._private.services import canonicalize_bootstrap_address
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.describe import did_you_mean
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, PROXY_LOOP
+
+_MODEL = "actor_rollout_ref.model"
+# FSDP reads the first key, Megatron the second.
+_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
+
+
+def only_our_loop(config: DictConfig) -> bool:
+    """Tell whether every row that is trained on is known to come from an agent loop of ours."""
+    loops, known = agent_loops(config, ("train_files",))
+    return known and loops <= OUR_LOOPS
+
+
+def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_files")) -> tuple[set[str], bool]:
+    """Return the agent loops that this run uses, and whether they are known for sure.
+
+    A row's loop is its `agent_name`; without that column the default loop. A data set class of the user's own, a
+    folder, a JSON or JSONL file and a remote file are not looked into; the loops are then not known for sure.
+    """
+    agent = config.actor_rollout_ref.rollout.agent
+    default = agent.default_agent_loop
+    loops: set[str] = set()
+    known = not OmegaConf.select(config, "data.custom_cls.path")
+    for key in files:
+        listed = OmegaConf.select(config, f"data.{key}")
+        for file in [listed] if isinstance(listed, str) else list(listed or []):
+            names = _agent_names(str(file))
+            known = known and names is not None
+            loops |= names or {default}
+    loops = loops or {default}
+    registered = set(_agent_loop_registry) | OUR_LOOPS
+    if known and not own_loops(agent) and (unknown := sorted(loops - registered, key=str)):
+        hint = did_you_mean(str(unknown[0]), sorted(registered)) or f"known are {sorted(registered)}"
+        raise ConfigError(
+            f"unknown agent loop {unknown[0]!r} in rollout.agent.default_agent_loop or the column agent_name; {hint}"
+        )
+    return loops, known
+
+
+def own_loops(agent: DictConfig) -> bool:
+    """Tell whether the run has agent loops of the user's own."""
+    return bool(agent.agent_loop_config_path) or own_manager(agent) is not None
+
+
+def own_manager(agent: DictConfig) -> str | None:
+    """Return the agent-loop manager of the user's own; None when verl's or ours runs."""
+    manager: str | None = agent.get("agent_loop_manager_class")
+    return None if manager in (None, "", MANAGER) else manager
+
+
+def _agent_names(file: str) -> set[str] | None:
+    """Return the agent names in a data file; empty without that column, None when the file is not looked into."""
+    path = Path(file).expanduser()
+    if "://" in file or path.is_dir() or path.suffix in (".json", ".jsonl"):
+        return None
+    if path.suffix != ".parquet" or not path.is_file():
+        return set()
+    if "agent_name" not in pyarrow.parquet.read_schema(path).names:
+        return set()
+    return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())
+
+
+def estimator_of(config: DictConfig) -> str:
+    """Return the name of the configured estimator of advantages."""
+    return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
+
+
+def settings_of(rollout: Any) -> MultiTurnSettings:
+    """Read our settings from the section `custom.multiturn` of a rollout configuration.
+
+    Args:
+        rollout: `actor_rollout_ref.rollout`, as OmegaConf's object or as verl's dataclass.
+
+    Raises:
+        ConfigError: an unknown key, or a value that does not fit.
+    """
+    custom = rollout.get("custom")
+    if not isinstance(custom, Mapping | None):
+        raise ConfigError(f"rollout.custom: expected a mapping, got {custom!r}; write our settings under {PATH}")
+    raw = None if custom is None else custom.get("multiturn")
+    plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
+    return read_settings(plain)
+
+
+def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:
+    """Tell whether a conversation or a session of the run may become several rows of a batch.
+
+    Args:
+        config: verl's whole configuration.
+        settings: our settings in it.
+    """
+    if settings.context.mode != "append":
+        return True
+    return settings.proxy.max_rows > 1 and PROXY_LOOP in agent_loops(config, ("train_files",))[0]
+
+
+def wall_clock_s(settings: MultiTurnSettings) -> float:
+    """Return the seconds that a session may take.
+
+    Raises:
+        ConfigError: there is no limit.
+    """
+    if settings.request_timeout_s is None:
+        raise ConfigError(
+            f"{PATH}.request_timeout_s=null with the agent loop {PROXY_LOOP}: an agent that hangs would never end; set "
+            "the seconds that a whole session may take, such as 600"
+        )
+    return settings.request_timeout_s
+
+
+def adapter_rank(config: DictConfig) -> tuple[str, int]:
+    """Return the key and the rank of adapters that the engine would serve; rank 0 without any or with merged ones."""
+    if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
+        for key in _RANKS:
+            rank = OmegaConf.select(config, key)
+            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is no number
+                return key, rank
+    return "", 0
+
+
+def cluster_address(address: str | None) -> str | None:
+    """Return the address of the cluster that `ray.init(address)` joins; None when it starts a Ray of its own.
+
+    Where `address` is None or "auto", Ray reads the environment variable RAY_ADDRESS. A `ray://` address, from that
+    variable or from `address`, is returned unchanged.
+    """
+    asked = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
+    if asked and asked.startswith("ray://"):
+        return asked
+    found: str | None = canonicalize_bootstrap_address(address)
+    return found
