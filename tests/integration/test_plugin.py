@@ -68,8 +68,8 @@ def find():
     return BaseInteraction.__module__
 
 from verl.interactions.gsm8k_interaction import Gsm8kInteraction
-from verl_multiturn.interactions import verl_classes
-assert Gsm8kInteraction is verl_classes.Gsm8kInteraction
+from verl_multiturn.interactions.old_verl import classes
+assert Gsm8kInteraction is classes.Gsm8kInteraction
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 @ray.remote
@@ -85,7 +85,7 @@ print(ray.get(worker.remote()))
 
 
 @pytest.mark.parametrize(
-    "module", ["verl_bridge.startup.configuration", "verl_bridge.agent_loop", "cpu.defaults", "plugin"]
+    "module", ["verl_bridge.startup.configuration", "verl_bridge.loops.agent_loop", "cpu.defaults", "plugin"]
 )
 def test_any_module_can_be_imported_first(module: str) -> None:
     program = f"""

@@ -328,7 +328,9 @@ def test_validate_takes_interactions(tmp_path: Path) -> None:
     status, said = validate('{"dice": {"seed": 3}}', '{"name": "gsm8k", "ground_truth": "4"}')
     assert status == 0, said
     assert "ok interaction dice: " in said
-    assert "ok interaction gsm8k: verl_multiturn.interactions.old_verl.classes.Gsm8kInteraction" in said
+    assert "ok interaction gsm8k: verl_multiturn.interactions.old_verl.classes.Gsm8kInteraction" in said.replace(
+        "\n", ""
+    )
     for kwargs, wrong in [
         ("null", "row 0: interaction_kwargs names none of the run's interactions"),
         ('{"dise": {}}', "did you mean 'dice'"),

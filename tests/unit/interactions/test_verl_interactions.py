@@ -327,7 +327,7 @@ def test_old_loops_get_objects_of_old_classes(tmp_path: Path) -> None:
 
 LOOK = """
 import sys
-from verl_multiturn.interactions import verl_modules
+from verl_multiturn.interactions.old_verl import modules as verl_modules
 verl_modules.install()
 verl_modules.install()
 assert "verl" not in sys.modules
@@ -364,7 +364,7 @@ def test_old_imports_find_our_classes(tmp_path: Path) -> None:
     )
     printed = run(
         "import mine, verl.interactions.weather_interaction as weather\n"
-        "from verl_multiturn.interactions import verl_classes\n"
+        "from verl_multiturn.interactions.old_verl import classes as verl_classes\n"
         "assert mine.Mine.__base__ is verl_classes.BaseInteraction\n"
         "assert mine.Gsm8kInteraction is verl_classes.Gsm8kInteraction\n"
         "assert weather.WeatherInteraction is verl_classes.WeatherInteraction\n"

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
-from verl_multiturn.cli.main import main as cli
+from verl_multiturn.cli import main as cli
 from verl_multiturn.data import tool_call
 
 AGENT = """\
