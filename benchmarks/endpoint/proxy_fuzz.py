@@ -59,6 +59,8 @@ from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.stop_texts import StopTexts
 
 REQUESTS = 20_400
+_CONTROLLED = 720
+"""Requests for each fault: at 240, one that only a client that has gone shows was met once or never."""
 _PER_SESSION = 24
 _AT_ONCE = 3
 _FAR = 100_000
@@ -270,7 +272,7 @@ def main() -> None:
     logging.disable(logging.ERROR)  # the engine fails on purpose
     console, started = Console(width=140), time.perf_counter()
     if options.control:
-        figures = control(family_of("quickstart"), 240, options.seed, console)
+        figures = control(family_of("quickstart"), _CONTROLLED, options.seed, console)
         failed = figures["seen"] < figures["faults"]
     else:
         figures = measure([family_of(name) for name in options.families], options.requests, options.seed, console)
