@@ -168,9 +168,6 @@ class ProxySettings(BaseModel):
     max_completions: int = Field(default=256, gt=0)
     """The most completions of a session. Further requests are refused."""
 
-    max_inflight: int = Field(default=16, gt=0)
-    """The most completions of a session that are sampled at once. Further requests wait."""
-
     select: str | None = Field(default=None, min_length=1)
     """Function that says which completions are trained, as `module:function`; null: all that were delivered."""
 
@@ -179,9 +176,6 @@ class ProxySettings(BaseModel):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address at which the endpoint listens. Agents need the session's secret, also on other machines."""
-
-    ping_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Seconds between two signs of life to a client that streams, while its completion is sampled."""
 
 
 class MultiTurnSettings(BaseModel):

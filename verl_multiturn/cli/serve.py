@@ -153,7 +153,6 @@ def scripted_run(script: Script, limits: Limits, select: Select | None = None) -
         limits=limits,
         fill_id=tokenizer.eos_token_id,
         max_completions=defaults.max_completions,
-        max_inflight=defaults.max_inflight,
         max_rows=defaults.max_rows,
         select=select,
     )

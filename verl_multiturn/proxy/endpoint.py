@@ -25,7 +25,7 @@ from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
-from verl_multiturn.proxy.agents.end import AgentEnd, judge
+from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
 from verl_multiturn.proxy.agents.runners import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
@@ -164,7 +164,6 @@ class Endpoint:
                 unread[0].completion.id,
             )
         delivered = any(node.delivered for node in session.forest.completions.values())
-        judged = judge(end, delivered, self._error_reward)
         reason = stop_reason(end, delivered, session.failed, self._asked_too_much(session))
         if end.problem:
             logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
@@ -173,7 +172,7 @@ class Endpoint:
         outcome.session = SessionReport(
             roots=sum(bool(root.completions) for root in session.forest.roots),
             unenforced=dict(session.unenforced),
-            reward=judged.reward,
+            reward=session_reward(end, self._error_reward),
             stuck=end.kind == "stuck",
             by_id=end.result.by_id,
         )

@@ -17,7 +17,7 @@ from tests.proxy_clients import until
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import AgentContractError, ConfigError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row, load_agent
-from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, Judged, judge, read_result
+from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result, session_reward
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner, environment_of
 from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
@@ -211,21 +211,15 @@ def test_areals_agents_may_return_rewards_by_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "has_delivered", "judged"),
+    ("end", "reward"),
     [
-        (AgentEnd("returned", AgentResult(1.0)), True, Judged(True, 1.0)),
-        (AgentEnd("returned"), True, Judged(True, None)),
-        (AgentEnd("raised"), True, Judged(True, -1.0)),
-        (AgentEnd("raised"), False, Judged(False, -1.0)),
-        (AgentEnd("exited"), True, Judged(True, -1.0)),
-        (AgentEnd("exited"), False, Judged(False, -1.0)),
-        (AgentEnd("timed_out"), True, Judged(True, -1.0)),
-        (AgentEnd("stuck"), False, Judged(False, -1.0)),
-        (AgentEnd("failed"), False, Judged(False, -1.0)),
+        (AgentEnd("returned", AgentResult(1.0)), 1.0),
+        (AgentEnd("returned"), None),
+        *((AgentEnd(kind), -1.0) for kind in ("raised", "exited", "timed_out", "stuck", "failed")),
     ],
 )
-def test_what_an_end_means(end: AgentEnd, has_delivered: bool, judged: Judged) -> None:
-    assert judge(end, has_delivered, error_reward=-1.0) == judged
+def test_the_reward_of_a_session_by_the_end_of_its_agent(end: AgentEnd, reward: float | None) -> None:
+    assert session_reward(end, error_reward=-1.0) == reward
 
 
 def test_the_text_of_a_problem_is_bounded_and_can_be_written() -> None:

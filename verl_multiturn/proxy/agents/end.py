@@ -61,30 +61,13 @@ class AgentEnd:
         object.__setattr__(self, "problem", text if len(text) <= _MOST_PROBLEM else f"…{text[-_MOST_PROBLEM:]}")
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The consequence of an agent's end for its session."""
-
-    is_valid: bool
-    """False: the session is left out of its group, since the model had no part in it."""
-    reward: float | None
-    """Reward of the session; None: `compute_score` decides."""
-
-
-def judge(end: AgentEnd, has_delivered: bool, error_reward: float) -> Judged:
-    """Return whether a session counts, and its reward.
+def session_reward(end: AgentEnd, error_reward: float) -> float | None:
+    """Return the reward of a session that counts; None where `compute_score` decides.
 
     An agent that fails after it got a completion may have failed because of it. So the session is trained, with
-    `error_reward`. Before that the model cannot be the reason.
-
-    Args:
-        end: The agent's end.
-        has_delivered: Whether the agent got a completion.
-        error_reward: The reward for an agent that failed.
+    `error_reward`. One that got none before it failed does not count: `endpoint.stop_reason` says so.
     """
-    if end.kind == "returned":
-        return Judged(True, end.result.reward)
-    return Judged(has_delivered, error_reward)
+    return end.result.reward if end.kind == "returned" else error_reward
 
 
 def read_result(value: object, is_areals: bool = False) -> AgentResult:

@@ -162,7 +162,7 @@ class ProxyServer:
         model: The name of the one model in `/v1/models`. Requests may name any.
     """
 
-    def __init__(self, host: str = "127.0.0.1", ping_s: float = 10.0, model: str = "policy") -> None:
+    def __init__(self, host: str = "127.0.0.1", ping_s: float = 2.0, model: str = "policy") -> None:
         self._host = check_host(host)
         self._ping_s = ping_s
         self._model = model

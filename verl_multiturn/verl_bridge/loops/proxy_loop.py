@@ -101,11 +101,10 @@ def build_endpoint(
         fill_id=runner.output_settings.fill_id,
         history=proxy.history,
         max_completions=proxy.max_completions,
-        max_inflight=proxy.max_inflight,
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),
     )
-    server = ProxyServer(proxy.host, proxy.ping_s)
+    server = ProxyServer(proxy.host)
     return Endpoint(run, build_runner(proxy), server, wall_clock_s(settings), proxy.error_reward)
 
 
