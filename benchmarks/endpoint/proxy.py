@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.proxy_client import Plan
-from benchmarks.template_matrix import template_of
-from benchmarks.turn_cost import SCHEMA, large_schemas
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.proxy_client import Plan
+from benchmarks.template_matrix import template_of
+from benchmarks.turn_cost import SCHEMA, large_schemas
 from verl_multiturn import Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK

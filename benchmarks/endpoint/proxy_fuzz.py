@@ -34,6 +34,9 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from rich.console import Console
+from rich.table import Table
+
 from benchmarks.proxy_fuzz_agents import Fuzzed
 from benchmarks.proxy_fuzz_checks import KINDS, Checked, Findings
 from benchmarks.proxy_fuzz_ends import ask_late, play_ends, play_strangers
@@ -41,9 +44,6 @@ from benchmarks.proxy_fuzz_faults import FAULTS
 from benchmarks.proxy_fuzz_http import Clients
 from benchmarks.proxy_fuzz_ids import ACTS
 from benchmarks.proxy_fuzz_model import Family, FuzzEngine, Recorder, attacks_on
-from rich.console import Console
-from rich.table import Table
-
 from tests.support.families import family as made_family
 from tests.support.families import names
 from verl_multiturn.certificate.receipts import ReceiptingEngine
@@ -70,7 +70,6 @@ def family_of(name: str) -> Family:
     """Return a family of `tests.support.families`."""
     from benchmarks.control_tokens import control_tokens
     from benchmarks.template_matrix import ONE_CALL, template_of
-
     from verl_multiturn.chat.template import turn_text
     from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
 

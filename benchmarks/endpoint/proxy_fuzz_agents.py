@@ -24,7 +24,6 @@ from benchmarks.proxy_fuzz_wire import (
     RefusedInStreamError,
     read,
 )
-
 from verl_multiturn.proxy.sessions.session import AgentSession
 
 MOST_MESSAGES = 14

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from benchmarks.proxy_fuzz_agents import Done, Fuzzed, Known
 from benchmarks.proxy_fuzz_ids import misplaced
 from benchmarks.proxy_fuzz_model import MARK, Log, Sampled
 from benchmarks.proxy_fuzz_wire import Message, Received
-
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts

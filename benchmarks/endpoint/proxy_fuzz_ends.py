@@ -22,7 +22,6 @@ from benchmarks.proxy_fuzz_agents import Fuzzed
 from benchmarks.proxy_fuzz_checks import Findings
 from benchmarks.proxy_fuzz_http import Clients
 from benchmarks.proxy_fuzz_wire import PATHS, Ask
-
 from verl_multiturn.cli.serve import Script, scripted_run
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agents.agent import SessionAddress

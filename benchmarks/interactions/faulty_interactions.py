@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from aiohttp import web
-from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 from PIL import Image
 
+from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 from verl_multiturn import Interaction, Reply
 
 TIMEOUT_S = 1.0

@@ -36,13 +36,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from transformers import AutoTokenizer
+
+from benchmarks import faulty_interactions as faulty
 from benchmarks.group_advantages import advantages_of
 from benchmarks.held import held, left
 from benchmarks.interaction_plans import GROUP, MODES, Plan, interactions_file, make_decks
 from benchmarks.turn_cost import MODEL, make_config
-from transformers import AutoTokenizer
-
-from benchmarks import faulty_interactions as faulty
 from verl_multiturn import EngineError, Generation
 from verl_multiturn.certificate.records import read_records
 from verl_multiturn.certificate.verification import verify_record

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.control_tokens import ControlTokens, control_tokens
-from benchmarks.turn_cost import MODEL, make_config
 from transformers import AutoTokenizer
 
+from benchmarks.control_tokens import ControlTokens, control_tokens
+from benchmarks.turn_cost import MODEL, make_config
 from tests.support.attacks import attacks
 from tests.support.families import Family, family, make_codec, names
 from verl_multiturn import Conversation, Generation, Interaction, Limits, Reply, Request, ScriptedEngine

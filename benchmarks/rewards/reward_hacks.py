@@ -20,11 +20,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hacks import Tried, attack
 from benchmarks.hacks.large import float32
 from benchmarks.hacks.places import places
 from benchmarks.hacks.shapers import otc
-
-from benchmarks.hacks import Tried, attack
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.router import REWARDS
 

@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from benchmarks.sandbox_hogs import MEMORY, SCARCE, TIME
 from benchmarks.sandbox_host import ROOT, Host
 from benchmarks.sandbox_programs import ONE_CELL, PRELUDE
 from benchmarks.sandbox_sequences import MANY_CELLS, MANY_CONVERSATIONS
-
 from verl_multiturn.sandbox.guest import syscalls
 from verl_multiturn.tools.python import PythonTool
 

@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+
 from benchmarks.async_speed import SAMPLES
 from benchmarks.async_speed_inputs import RECIPE, write_rows
 

@@ -32,11 +32,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corruptions import CORRUPTIONS
-from benchmarks.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.corruptions import CORRUPTIONS
+from benchmarks.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
 from tests.support.samples import Sample, sample_of_record
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.verification import verify_record

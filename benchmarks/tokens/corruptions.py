@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from benchmarks.row_corruptions import ROW_CORRUPTIONS
 
+from benchmarks.row_corruptions import ROW_CORRUPTIONS
 from tests.support.samples import Corrupted, Sample, at, changed, rebuilt, spliced, with_mask
 
 Corruption = Callable[[Sample, Sample, random.Random], Corrupted | None]

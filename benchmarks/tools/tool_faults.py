@@ -31,11 +31,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from benchmarks.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyTool, Tally
 from benchmarks.held import held, left
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
-from transformers import AutoTokenizer
-
 from verl_multiturn import EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from benchmarks.async_faults_count import count, read
 from benchmarks.quickstart_runs import arguments, folder, start
-
 from verl_multiturn.launch.checkpoints import TRACKER
 from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.observe.metric_files import read_metrics

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.quickstart_runs import arguments, folder, start
 
 _PREFIX = "rollout/async/"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
 
-from benchmarks.async_world import Draw, Engine, Group, World
 from verl.trainer.ppo.v1 import replay_buffer as verls_module
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
+from benchmarks.async_world import Draw, Engine, Group, World
 from verl_multiturn.rollout.staleness import MOST_REROLLS, Bound, to_reroll
 from verl_multiturn.verl_bridge.trainer import replay_buffer as our_module
 from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from

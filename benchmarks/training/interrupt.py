@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from benchmarks.interrupt_engine import SCALES, Engine, Pause, conversation, of_verl, save_model, start, stop
 from benchmarks.interrupt_stand_ins import until
 from benchmarks.interrupt_talk import GREEDY, SAMPLED, Talk, differences, unlike_their_version

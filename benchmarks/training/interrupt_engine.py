@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.interrupt_stand_ins import Balancer, Handle
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+
+from benchmarks.interrupt_stand_ins import Balancer, Handle
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "recipes" / "quickstart" / "model"

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.interrupt_engine import SCALES, STOPS, TOKENIZER, Attempt, Engine, conversation
-
 from verl_multiturn import Outcome
 from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.rollout.trajectory import NO_VERSION

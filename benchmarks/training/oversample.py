@@ -46,12 +46,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.oversample_world import CALL, FILLER, LAST, Sample, Script, ScriptedWorker, kept
-from benchmarks.turn_cost import MODEL
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from benchmarks.oversample_world import CALL, FILLER, LAST, Sample, Script, ScriptedWorker, kept
+from benchmarks.turn_cost import MODEL
 from verl_multiturn.rollout.oversampling import samples_to_start
 
 PROMPTS, SAMPLES, RATE = 16, 8, 0.25

@@ -17,11 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from benchmarks.turn_cost import make_config
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout.replica import TokenOutput
 
+from benchmarks.turn_cost import make_config
 from verl_multiturn import BaseTool, ToolResponse
 from verl_multiturn.verl_bridge.loops import agent_loop
 from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker, _VerlWorker

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recipe_steps import count_steps
-
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
 

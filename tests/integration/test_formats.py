@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from benchmarks.template_matrix import template_of
 
+from benchmarks.template_matrix import template_of
 from tests.call_texts import CODER, FORMATS, HARMONY, SEVERAL, Arguments, write
 from tests.conftest import CharTokenizer, make_schema
 from tests.support.families import names

@@ -69,12 +69,12 @@ async def roll_out(
         session_id: Number of the conversation in its group.
         multiturn: Settings of `custom.multiturn`.
     """
-    from benchmarks.turn_cost import make_config
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
+    from benchmarks.turn_cost import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner

@@ -14,10 +14,10 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
     """Return the output of our agent loop for a conversation with a scripted engine."""
     import asyncio
 
-    from benchmarks.turn_cost import make_config
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
 
+    from benchmarks.turn_cost import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner

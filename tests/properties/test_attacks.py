@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from benchmarks.control_tokens import PLACES, Score, Trial, control_tokens, measure
 
+from benchmarks.control_tokens import PLACES, Score, Trial, control_tokens, measure
 from tests.support.attacks import attacks, benign
 from tests.support.families import family, names
 from verl_multiturn.chat.control_tokens import Firewall

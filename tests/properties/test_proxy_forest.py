@@ -56,7 +56,6 @@ def tiny_chat() -> PlayedChat:
 @cache
 def family_chat(name: str) -> PlayedChat:
     from benchmarks.template_matrix import ONE_CALL, template_of
-
     from tests.support.families import family
     from verl_multiturn.chat.template import turn_text
 

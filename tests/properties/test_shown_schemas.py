@@ -94,9 +94,9 @@ def schema_with(argument: str) -> dict[str, Any]:
 
 
 def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
-    from benchmarks.turn_cost import MODEL, make_config
     from omegaconf import OmegaConf
 
+    from benchmarks.turn_cost import MODEL, make_config
     from verl_multiturn.verl_bridge.startup.configuration import _check_tool_names
 
     config = make_config(100)
@@ -109,7 +109,6 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
 
 async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_changed() -> None:
     from benchmarks.template_matrix import template_of
-
     from verl_multiturn import Request, ToolResponse
     from verl_multiturn.rollout.conversation import Conversation
     from verl_multiturn.rollout.limits import Limits

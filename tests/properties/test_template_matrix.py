@@ -6,10 +6,10 @@ from functools import partial
 from unicodedata import normalize
 
 import pytest
-from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
 from tests.support.attacks import attacks, benign
 from tests.support.families import family, names
 from verl_multiturn.chat.template import examine_template

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.async_faults import Faults, plan, poisoned
-from benchmarks.async_faults_count import Left, count
 
 from benchmarks import async_faults
+from benchmarks.async_faults import Faults, plan, poisoned
+from benchmarks.async_faults_count import Left, count
 
 
 def left(**changes: Any) -> Left:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from benchmarks import slow_calculator
 from benchmarks.async_speed import ends_of_steps, summary
 from benchmarks.async_speed_inputs import write_rows, write_tools
 from benchmarks.async_speed_measures import Turn, calls_of, engine_of, measure, prefilling_of, token_times, turns_of
 from benchmarks.slow_calculator import latency_s
-
-from benchmarks import slow_calculator
 from verl_multiturn.tools.loading.registry import load_tools
 
 

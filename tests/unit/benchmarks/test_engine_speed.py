@@ -1,6 +1,7 @@
 """The figures of `benchmarks.engine_speed`, from rounds with known times; no engine runs."""
 
 import pytest
+
 from benchmarks.engine_speed import CALL_TOKENS, Round, Spent, figures, line
 
 

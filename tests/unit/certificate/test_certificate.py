@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.corruptions import CORRUPTIONS
 from typer.testing import CliRunner
 
+from benchmarks.corruptions import CORRUPTIONS
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from tests.support.samples import Sample, padding_row, rebuilt, sample_of_record
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason

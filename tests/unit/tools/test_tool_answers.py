@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 
+from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 from tests.conftest import EchoTool, make_schema
 from tests.sessions import HI, session
 from verl_multiturn import ToolContractError
