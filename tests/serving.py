@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
+from aiohttp import web
 
 from verl_multiturn import BaseTool, ToolResponse
 
@@ -17,7 +19,11 @@ Call = Callable[..., Awaitable[tuple[ToolResponse, float, dict[str, Any]]]]
 
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """Serve an ASGI application with uvicorn in a thread, and yield its address."""
+    """Serve an ASGI application, or one of aiohttp, in a thread, and yield its address."""
+    if isinstance(app, web.Application):
+        with _serving_aiohttp(app) as address:
+            yield address
+        return
     config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", loop="asyncio")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -28,6 +34,28 @@ def serving(app: Any) -> Iterator[str]:
         finally:
             server.should_exit = server.force_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def _serving_aiohttp(app: web.Application) -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(app, access_log=None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        async def start() -> None:
+            await runner.setup()
+            await web.SockSite(runner, listening).start()
+
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(start(), loop).result()
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""The command line: `verl-multiturn run`, `doctor`, `validate`, `check-*`, `recipe`, `serve`, `verify`.
+"""The command line `verl-multiturn`, and most of its commands.
 
 Exit statuses: 0, all is well; 1, what was asked for was tried and failed, or a check found something; 2, what was asked
 for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
@@ -13,7 +13,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,8 @@ from rich.table import Table
 
 from verl_multiturn.certificate.verification import verify_files
 from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.corpus import index, retrieval_server
+from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.contract import (
@@ -48,7 +50,8 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-app.command()(serve)
+for command in (serve, index, retrieval_server):
+    app.command()(command)
 console = Console()
 _DAY_S = 86_400.0
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
@@ -90,7 +93,7 @@ def _report(title: str, findings: list[Finding]) -> None:
         table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))
     console.print(table)
     if bad := [finding.what for finding in findings if not finding.ok]:
-        _fail(f"{title}: not well: {', '.join(bad)}")
+        fail(f"{title}: not well: {', '.join(bad)}")
 
 
 _VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "[red]refused[/]"}
@@ -102,15 +105,15 @@ def _examine(model: str, tool_format: str, tools: bool) -> None:
 
         rules = examine_model(model, tool_format, tools)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     except ImportError as error:
-        _fail(_NO_STACK.format(error=error))
+        fail(_NO_STACK.format(error=error))
     table = Table("", "rule", "found", title=f"chat template of {model}")
     for rule in rules:
         table.add_row(_VERDICTS[rule.verdict], rule.name, escape(rule.found))
     console.print(table)
     if refused := refusals(rules):
-        _fail(refused)
+        fail(refused)
 
 
 @app.command()
@@ -138,7 +141,7 @@ def validate(
         tools = {} if tool_config is None else load_tools(tool_config)
         interactions = {} if interaction_config is None else load_interactions(interaction_config)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     loaded = [("tool", name, tool) for name, tool in tools.items()]
     loaded += [("interaction", name, getattr(made, "old", made)) for name, made in interactions.items()]
     for kind, name, made in loaded:
@@ -152,18 +155,18 @@ def validate(
 
             measure = prompt_measure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
-            _refuse(error)
+            refuse(error)
         except ImportError as error:
-            _fail(_NO_STACK.format(error=error))
+            fail(_NO_STACK.format(error=error))
     for path in dataset or []:
         try:
             rows, problems = validate_dataset(path, tools, measure, prompt_length, checks)
         except MultiTurnError as error:
-            _refuse(error)
+            refuse(error)
         if problems:
             for problem in problems[:20]:
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
-            _fail(f"{path}: {len(problems)} of {rows} rows cannot work")
+            fail(f"{path}: {len(problems)} of {rows} rows cannot work")
         console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
 
 
@@ -207,9 +210,9 @@ def check_tools(
             findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, **kwargs)
             problems += _show_findings(f"tool {tool.name}", findings)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     if problems:
-        _fail(f"{target}: {problems} problem(s)")
+        fail(f"{target}: {problems} problem(s)")
 
 
 @app.command("check-interaction")
@@ -242,9 +245,9 @@ def check_interactions(
             given = {"kwargs": row, "actions": turns, "rounds": rounds, "timeout_s": timeout_s}
             problems += _show_findings(f"interaction {interaction.name}", examine_interaction(interaction, **given))
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     if problems:
-        _fail(f"{target}: {problems} problem(s)")
+        fail(f"{target}: {problems} problem(s)")
 
 
 def _show_findings(title: str, findings: list[CheckResult]) -> int:
@@ -320,7 +323,7 @@ def run(
             return
         status = run_recipe(plan, only_prepare=only_prepare)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     if status:
         raise typer.Exit(status)
 
@@ -331,7 +334,7 @@ def list_them() -> None:
     try:
         recipes = list_recipes()
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     table = Table(show_header=False, box=None)
     for name, title in recipes.items():
         table.add_row(name, escape(title))
@@ -350,7 +353,7 @@ def copy(
     try:
         copied = copy_recipe(name, folder)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     console.print(
         f"[green]ok[/] {copied}: bash {shlex.quote(str(copied / 'run.sh'))} [--smoke] …; its README.md says more",
         highlight=False,
@@ -377,22 +380,12 @@ def verify(
             for violation in verdict.violations:
                 console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
     except MultiTurnError as error:
-        _refuse(error)
+        refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
     summary += f", {torn} torn lines" if torn else ""
     console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
     if violations:
         raise typer.Exit(1)
-
-
-def _fail(message: str, status: int = 1) -> NoReturn:
-    print(f"verl-multiturn: {message}", file=sys.stderr)
-    raise typer.Exit(status)
-
-
-def _refuse(error: MultiTurnError) -> NoReturn:
-    """End the program with status 2: what was asked for cannot be done, as the error says."""
-    _fail(str(error), status=2)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
+from verl_multiturn.cli.ends import fail
 from verl_multiturn.config import PATH, ProxySettings, read_model
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.proxy.agents.agent import SessionAddress
@@ -100,8 +101,7 @@ def serve(
         run = scripted_run(said, limits, load_select(select, "--select"))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:
-        typer.echo(f"verl-multiturn: {_with_options(str(error))}", err=True)
-        raise typer.Exit(2) from None
+        fail(_with_options(str(error)), status=2)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     is_well = _shown(outcome, receipts, is_scored=not runner.waits)

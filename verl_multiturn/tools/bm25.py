@@ -12,7 +12,7 @@ Invariants:
 A `.txt` or `.md` file is one document. Each line of a `.jsonl` file is one document: `contents` or `text`, and
 optionally `id` and `title`.
 
-`python -m verl_multiturn.tools.bm25 --corpus DIR` builds the index of a large corpus before a run.
+`verl-multiturn index --corpus DIR` builds the index of a large corpus before a run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from verl_multiturn.errors import ConfigError
 
@@ -310,16 +308,3 @@ def _lock(path: Path) -> Iterator[None]:
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "verl-multiturn" / "bm25"
-
-
-def main(
-    corpus: Annotated[Path, typer.Option(help="Folder of .txt, .md and .jsonl files.")],
-    index_dir: Annotated[Path | None, typer.Option(help="Where indices are kept.")] = None,
-) -> None:
-    """Build the index of a corpus, if it is not there yet."""
-    index = Bm25Index.open(corpus, index_dir)
-    print(f"{len(index)} documents")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_tool_author_needs_no_gpu_stack(room: str) -> None:
     for module, path in modules().items():
         if module.split(".")[0] == room:
             assert not {name.split(".")[0] for name in imported(path)} & HEAVY, path
+
+
+def test_setup_names_what_is_imported() -> None:
+    needed: set[str] = set()
+    for module, path in modules().items():
+        if module.split(".")[0] not in STACK:
+            for node in ast.parse(path.read_text()).body:  # what a function imports may be missing
+                if isinstance(node, ast.Import):
+                    needed |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    needed.add((node.module or "").split(".")[0])
+    guest = {path.stem for path in (PACKAGE / "sandbox" / "guest").iterdir()}  # they lie beside one another there
+    needed -= sys.stdlib_module_names | guest | {"verl_multiturn", ""}
+    known = packages_distributions()
+    wanted = {known[name][0].lower().replace("_", "-") for name in needed}
+    named = re.findall(r'^        "([\w-]+)>=', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert "numpy" in wanted
+    assert wanted - {"pydantic-core"} <= set(named)  # which comes with pydantic alone
 
 
 def test_no_module_hides_one_of_python() -> None:

@@ -7,16 +7,20 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from fastapi import FastAPI, Request
+from typer.testing import CliRunner
 
 from tests.serving import conversation, serving
 from verl_multiturn import ConfigError
+from verl_multiturn.cli.main import app
 from verl_multiturn.tools.bm25 import Bm25Index
 from verl_multiturn.tools.retrieval import RetrievalTool
 from verl_multiturn.tools.retrieval_server import build_app
@@ -78,6 +82,47 @@ def test_what_the_server_refuses(url: str, body: bytes, status: int) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
 
 
+async def test_requests_beyond_the_most_at_once_get_503(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.tools import retrieval_server
+
+    index = Bm25Index.open(corpus, corpus.with_name(f"{corpus.name}-index"))
+    searching, answers = threading.Event(), threading.Event()
+
+    def waits(*arguments: Any) -> list[Any]:
+        searching.set()
+        answers.wait()
+        return []
+
+    monkeypatch.setattr(retrieval_server, "_search", waits)
+    with serving(build_app(index, at_once=1)) as url:
+        async with httpx.AsyncClient() as client:
+            first = asyncio.create_task(client.post(f"{url}/retrieve", json={"queries": ["a"]}, timeout=None))
+            await asyncio.to_thread(searching.wait)
+            assert (await client.post(f"{url}/retrieve", json={"queries": ["b"]})).status_code == 503
+            answers.set()
+            assert (await first).status_code == 200
+            assert (await client.get(f"{url}/health")).status_code == 200
+
+
+def test_texts_that_are_none_become_readable_json(corpus: Path, url: str) -> None:
+    answer = httpx.post(f"{url}/retrieve", json={"queries": ["surrogate"]})
+    assert orjson.loads(answer.content)["result"][0][0]["contents"] == "lone surrogate: ? capital"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "203.0.113.1", "--port", "0"], "--host 203.0.113.1 --port 0: cannot listen there"),
+        (["--corpus", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_server_that_cannot_start(corpus: Path, words: list[str], said: str) -> None:
+    index_dir = str(corpus.with_name(f"{corpus.name}-index"))
+    done = CliRunner().invoke(app, ["retrieval-server", "--corpus", str(corpus), "--index-dir", index_dir, *words])
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
 def tool_of(url: str, **config: Any) -> RetrievalTool:
     return RetrievalTool({"url": url, "top_k": 1, **config})
 
@@ -113,15 +158,15 @@ async def test_many_conversations_share_the_connections(url: str) -> None:
 
 
 async def test_no_more_documents_than_asked_for_and_none_without_fields() -> None:
-    app = FastAPI()
+    server = FastAPI()
 
-    @app.post("/retrieve")
+    @server.post("/retrieve")
     async def retrieve(request: Request) -> dict[str, Any]:
         queries = (await request.json())["queries"]
         hit = {"document": {"id": 3, "text": "x" * 500, "url": "elsewhere"}}
         return {"result": [[hit] * 9 for query in queries if query != "lost"], "time_ms": 1}
 
-    with serving(app) as url:
+    with serving(server) as url:
         async with conversation(tool_of(url, top_k=2, snippet_characters=20)) as call:
             response, _, metrics = await call(query="a")
             assert response.text == "\n\n".join(f"[{i}] 3\n{'x' * 20}…" for i in (1, 2))
@@ -141,17 +186,17 @@ def test_settings_that_cannot_work() -> None:
 
 
 def test_the_server_as_a_command(corpus: Path) -> None:
-    command = [sys.executable, "-m", "verl_multiturn.tools.retrieval_server", "--corpus", str(corpus), "--port", "0"]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "retrieval-server", "--corpus", str(corpus), "--port", "0"]
     command += ["--index-dir", str(corpus.with_name(f"{corpus.name}-index"))]
 
     async def ask(address: str) -> dict[str, Any]:
         async with conversation(tool_of(address)) as call:
             return (await call(query="rome"))[2]
 
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stderr
-            said = iter(server.stderr.readline, "")
+            assert server.stdout
+            said = iter(server.stdout.readline, "")
             address = next(found[0] for line in said if (found := re.search(r"http://[\d.:]+", line)))
             assert asyncio.run(ask(address)) == {"hits": 1}
         finally:

@@ -128,7 +128,7 @@ def test_the_index_is_kept_and_found_by_content(corpus: Path, tmp_path: Path, ca
 
 def test_several_processes_build_one_index(corpus: Path, tmp_path: Path) -> None:
     kept = tmp_path / "index"
-    command = [sys.executable, "-m", "verl_multiturn.tools.bm25", "--corpus", str(corpus), "--index-dir", str(kept)]
+    command = [sys.executable, "-m", "verl_multiturn.cli", "index", "--corpus", str(corpus), "--index-dir", str(kept)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said

@@ -1,0 +1,61 @@
+"""`verl-multiturn index` and `verl-multiturn retrieval-server`: a corpus for the tools `search` and `retrieval`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from aiohttp import web
+
+from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.bm25 import Bm25Index
+from verl_multiturn.tools.retrieval_server import build_app
+
+_BACKLOG = 1024
+Corpus = Annotated[Path, typer.Option(help="Folder of .txt, .md and .jsonl files.")]
+IndexDir = Annotated[Path | None, typer.Option(help="Where indices are kept.")]
+
+
+def index(corpus: Corpus, index_dir: IndexDir = None) -> None:
+    """Build the BM25 index of a corpus, if it is not there yet."""
+    print(f"{len(_open(corpus, index_dir))} documents")
+
+
+def retrieval_server(
+    corpus: Corpus,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    index_dir: IndexDir = None,
+    top_k: Annotated[
+        int, typer.Option(min=1, max=100, help="Documents for each query where a request says nothing.")
+    ] = 3,
+) -> None:
+    """Serve the BM25 index of a corpus to retrieval tools; build it first, if it is not there yet.
+
+    It has no authentication: listen on an address that only the run's nodes reach.
+    """
+    app = build_app(_open(corpus, index_dir), top_k)
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        fail(
+            f"--host {host} --port {port}: cannot listen there ({error}); name an address of this machine and a free "
+            "port, or --port 0",
+            status=2,
+        )
+    web.run_app(app, sock=listening, access_log=None, backlog=_BACKLOG, print=_say)
+
+
+def _open(corpus: Path, index_dir: Path | None) -> Bm25Index:
+    try:
+        return Bm25Index.open(corpus, index_dir)
+    except ConfigError as error:
+        refuse(error)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
