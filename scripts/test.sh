@@ -52,10 +52,10 @@ beside .venv/bin/mypy
 free="not stack and not engine"
 if [ -n "$fast" ]; then
     # Lanes of equal length, by the durations of their tests.
-    beside tests -m "$free" tests/unit/test_[a-c]*.py tests/unit/test_re[!w]*.py
-    beside tests -m "$free" tests/unit/test_[d-q]*.py tests/faults/test_mcp*.py
-    beside tests -m "$free" tests/unit/test_rew*.py
-    beside tests -m "$free" tests/unit/test_r[!e]*.py tests/unit/test_[s-z]*.py
+    beside tests -m "$free" tests/unit/{rewards,chat,certificate,rollout,trainer}
+    beside tests -m "$free" tests/unit/{tools,sandbox,benchmarks} tests/faults/test_mcp*.py
+    beside tests -m "$free" tests/unit/{recipes,project,launch}
+    beside tests -m "$free" tests/unit/{proxy,interactions}
     tests -m "$free" --ignore=tests/unit --ignore-glob='tests/faults/test_mcp*' || status=$?
 else
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +13,13 @@ from aiohttp import web
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.http.listener import Listener, raise_open_files
 from verl_multiturn.tools.bm25 import Bm25Index
 from verl_multiturn.tools.retrieval_server import build_app
 
 _BACKLOG = 1024
+_ENDING_S = 2.0
+"""Seconds that requests under way have when the server is ended."""
 Corpus = Annotated[Path, typer.Option(help="Folder of .txt, .md and .jsonl files.")]
 IndexDir = Annotated[Path | None, typer.Option(help="Where indices are kept.")]
 
@@ -47,7 +52,8 @@ def retrieval_server(
             "port, or --port 0",
             status=2,
         )
-    web.run_app(app, sock=listening, access_log=None, backlog=_BACKLOG, print=_say)
+    if asyncio.run(_serve(app, listening)) == signal.SIGINT:
+        raise typer.Exit(130)
 
 
 def _open(corpus: Path, index_dir: Path | None) -> Bm25Index:
@@ -57,5 +63,21 @@ def _open(corpus: Path, index_dir: Path | None) -> Bm25Index:
         refuse(error)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+async def _serve(app: web.Application, listening: socket.socket) -> signal.Signals:
+    """Serve until a signal comes, and return it."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, came.put_nowait, each)
+    raise_open_files()
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_ENDING_S)
+    await runner.setup()
+    assert runner.server is not None
+    host, port = listening.getsockname()[:2]
+    listener = Listener(listening, runner.server, make_room=lambda: False)
+    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
+    try:
+        return await came.get()
+    finally:
+        await listener.aclose()
+        await runner.cleanup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -199,5 +200,7 @@ def test_the_server_as_a_command(corpus: Path) -> None:
             said = iter(server.stdout.readline, "")
             address = next(found[0] for line in said if (found := re.search(r"http://[\d.:]+", line)))
             assert asyncio.run(ask(address)) == {"hits": 1}
+            server.send_signal(signal.SIGINT)
+            assert server.wait() == 130
         finally:
-            server.terminate()
+            server.kill()
