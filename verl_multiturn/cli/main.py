@@ -217,7 +217,9 @@ def check_tools(
 
 @app.command("check-interaction")
 def check_interactions(
-    target: Annotated[str, typer.Argument(help="A class as package.module.Class, or an interaction YAML.")],
+    target: Annotated[
+        str, typer.Argument(help="A class as package.module.Class, or an interaction YAML; FILE:NAME for one of its.")
+    ],
     config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
     name: Annotated[
         str | None, typer.Option("--interaction", help="Only the interaction of this name, of a YAML's.")

@@ -326,7 +326,7 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     ended = outcome.stop_reason is StopReason.FINISHED
     if not ended or outcome.error:
         console.print(f"[red]no[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
-    if report.reward is not None:
+    if report.reward is not None and outcome.valid:
         console.print(f"the session's reward is {report.reward:g}", highlight=False)
     elif is_scored and outcome.valid:
         console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)

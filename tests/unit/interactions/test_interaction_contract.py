@@ -16,7 +16,7 @@ from tests.unit.tools.broken_tools import on_any_machine
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.check.contract import CheckResult, Grade, check_interaction
+from verl_multiturn.interactions.check.contract import CheckResult, Grade, check_interaction, interactions_to_check
 from verl_multiturn.interactions.check.episodes import drawn_actions
 from verl_multiturn.interactions.old_verl.classes import BaseInteraction
 from verl_multiturn.interactions.running.registry import build_interaction
@@ -340,3 +340,16 @@ def test_validate_takes_interactions(tmp_path: Path) -> None:
         assert (status, wrong in said) == (1, True), said
     done = CliRunner().invoke(app, ["validate"])
     assert (done.exit_code, "nothing to validate" in done.stderr) == (2, True)
+
+
+def test_one_interaction_of_a_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "worlds.yaml"
+    entry = f"class_name: {__name__}.Dice"
+    path.write_text(f"interaction:\n- {{name: one, {entry}}}\n- {{name: two, {entry}}}\n")
+    assert [each.name for each in interactions_to_check(str(path), None)] == ["one", "two"]
+    assert [each.name for each in interactions_to_check(f"{path}:two", None)] == ["two"]
+    assert [each.name for each in interactions_to_check(str(path), None, "two")] == ["two"]
+    with pytest.raises(ConfigError, match="name two interactions"):
+        interactions_to_check(f"{path}:two", None, "one")
+    with pytest.raises(ConfigError, match=r"no interaction 'three'; known are \['one', 'two'\]"):
+        interactions_to_check(f"{path}:three", None)

@@ -181,6 +181,7 @@ def test_a_function_with_its_row_select_and_limits(tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(cli.app, ["serve", "--agent", "chooser:too_long", "--prompt-length", "30"])
     assert done.exit_code == 1, done.output
     assert "prompt_too_long: no request of the agent got a completion" in done.output
+    assert "the session's reward" not in done.output
     done = CliRunner().invoke(cli.app, ["serve", "--agent", "chooser:run", "--select", "chooser:wrong"])
     assert done.exit_code == 2, done.output
     assert "--select='chooser:wrong' cannot be called with one argument (missing a required argument: 'more')" in (

@@ -28,6 +28,8 @@ from verl_multiturn.tools.check.examination import CheckResult, Grade, run_exami
 
 __all__ = ["CheckResult", "Grade", "check_interaction", "examine_interaction", "interactions_to_check", "read_actions"]
 
+_SUFFIXES = (".yaml", ".yml")
+
 
 def check_interaction(
     interaction: Interaction,
@@ -74,17 +76,24 @@ def interactions_to_check(target: str, config: Mapping[str, Any] | None, name: s
     """Return the interactions that a command line names.
 
     Args:
-        target: A class as `package.module.Class`, or the path of a YAML file with interactions.
+        target: A class as `package.module.Class`, or the path of a YAML file with interactions; `FILE:NAME` for one
+            of them.
         config: The `config` of a class; None for an empty one.
         name: Name of the only interaction wanted; None for all.
 
     Raises:
         ConfigError: There is no such interaction, or it cannot be built.
     """
-    if target.endswith((".yaml", ".yml")):
+    path, _, named = target.rpartition(":")
+    if not path.endswith(_SUFFIXES):
+        path, named = target, ""
+    if named and name not in (None, named):
+        raise ConfigError(f"{target} and --interaction {name!r} name two interactions; leave one out")
+    name = name or named or None
+    if path.endswith(_SUFFIXES):
         if config is not None:
             raise ConfigError(f"{target}: --config belongs to a class; leave it out for a YAML")
-        loaded = load_interactions(target)
+        loaded = load_interactions(path)
     else:
         made = build_interaction({"class_name": target, "config": dict(config or {})}, "check-interaction")
         loaded = {made.name: made}

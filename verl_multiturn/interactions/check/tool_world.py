@@ -13,8 +13,6 @@ from verl_multiturn.interactions.running.registry import check_kwargs, check_met
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 
-_SUFFIXES = (".yaml", ".yml")
-
 
 class ToolWorld:
     """The interaction of a tool's conversations, begun and closed as the runtime does it.
@@ -75,11 +73,8 @@ def load_world(target: str, kwargs: Mapping[str, Any], timeout_s: float) -> Tool
     Raises:
         ConfigError: There is no such interaction, or it cannot be called.
     """
-    path, _, name = target.rpartition(":")
-    if not path.endswith(_SUFFIXES):
-        path, name = target, ""
-    found = interactions_to_check(path, None, name or None)
+    found = interactions_to_check(target, None)
     if len(found) > 1:
         names = [each.name for each in found]
-        raise ConfigError(f"{target} has the interactions {names}; name one, as in {path}:{names[0]}")
+        raise ConfigError(f"{target} has the interactions {names}; name one, as in {target}:{names[0]}")
     return ToolWorld(found[0], kwargs, timeout_s)
