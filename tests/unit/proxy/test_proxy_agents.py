@@ -16,6 +16,7 @@ from aiohttp import web
 from tests.proxy_clients import until
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import AgentContractError, ConfigError
+from verl_multiturn.proxy.agents import process_runner
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row, load_agent
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result, session_reward
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner, environment_of
@@ -373,6 +374,14 @@ async def test_a_command_that_cannot_be_started_is_told() -> None:
     with pytest.raises(ConfigError, match=r"proxy.command: 'no-such-program' cannot be started \(FileNotFoundError: "):
         await runner.run({}, ADDRESS, asyncio.Event())
     await runner.aclose()
+
+
+async def test_an_agent_has_the_open_files_of_a_program_that_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_runner, "_OPEN_FILES", 517)
+    runner = ProcessRunner(None, ["sh", "-c", "ulimit -Sn; exit 3"], "proxy.command")
+    end = await runner.run({}, ADDRESS, asyncio.Event())
+    await runner.aclose()
+    assert "517" in end.problem
 
 
 async def test_a_module_is_imported_once_and_must_not_start_threads(

@@ -33,6 +33,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -228,6 +229,8 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
         for theirs, standard in ((devnull, 0), (output_fd, 1), (output_fd, 2)):
             os.dup2(theirs, standard)
         os.close(output_fd)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["open_files"], most))
         if agent is None:
             _become_command(request["command"], request["environment"])
         os.environ.clear()

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ _GRACE_S = 5.0
 """Seconds for an agent to end by itself after SIGTERM."""
 _KILLED_S = 2.0
 """Seconds for the end of processes that were killed."""
+_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""Soft limit of an agent, as this process was started with: the server raises that of the worker, and `select` of a
+program that inherits it fails on high descriptors."""
 _REPLACED = ("OPENAI_API_BASE", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_AUTH_TOKEN")
 """Variables that lead clients to the services themselves."""
 _TIME_UP = "the session's time was up before the agent ended"
@@ -94,6 +98,7 @@ class ProcessRunner:
                 "row": row,
                 "address": dataclasses.asdict(address),
                 "environment": environment_of(address),
+                "open_files": _OPEN_FILES,
                 "command": self._command,
                 "folder": folder,
             }
