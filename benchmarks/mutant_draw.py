@@ -14,27 +14,48 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-UNIT, STACK = "tests/unit/test_", "tests/integration/test_"
-PARSING = [f"{UNIT}exact_arguments", f"{UNIT}parsers", f"{UNIT}reading_turns"]
+UNIT, STACK = "tests/unit/", "tests/integration/test_"
+PARSING = [f"{UNIT}tools/test_exact_arguments", f"{UNIT}chat/test_parsers", f"{UNIT}chat/test_reading_turns"]
 
 # Modules, and the tests that cover each of them, the most sensitive tests first.
 COVERED: dict[str, list[str]] = {
-    "rollout/conversation": [f"{UNIT}conversation", f"{UNIT}unseen_faults", f"{UNIT}conversation_ends", f"{UNIT}tir"],
-    "rollout/limits": [
-        f"{UNIT}unseen_faults",
-        f"{UNIT}clipping",
-        f"{UNIT}conversation_ends",
-        f"{UNIT}conversation",
+    "rollout/conversation": [
+        f"{UNIT}rollout/test_conversation",
+        f"{UNIT}tools/test_unseen_faults",
+        f"{UNIT}rollout/test_conversation_ends",
+        f"{UNIT}chat/test_tir",
     ],
-    "rollout/stop_texts": [f"{UNIT}below_receipts", f"{UNIT}tir"],
-    "rollout/placeholders": [f"{UNIT}below_receipts", f"{UNIT}images"],
-    "certificate/receipts": [f"{UNIT}receipts", f"{UNIT}certificate", f"{UNIT}void_turns"],
-    "rollout/scripted": [f"{UNIT}conversation", f"{UNIT}conversation_ends", f"{UNIT}images"],
-    "reward_numbers": [f"{UNIT}reward_numbers"],
-    "rollout/turn_rewards": [f"{UNIT}metrics"],
-    "rollout/trajectory": [f"{UNIT}trajectory", f"{UNIT}conversation", f"{UNIT}receipts"],
-    "rollout/void_turns": [f"{UNIT}void_turns"],
-    "certificate/check": [f"{UNIT}certificate", f"{UNIT}void_turns", f"{UNIT}images"],
+    "rollout/limits": [
+        f"{UNIT}tools/test_unseen_faults",
+        f"{UNIT}chat/test_clipping",
+        f"{UNIT}rollout/test_conversation_ends",
+        f"{UNIT}rollout/test_conversation",
+    ],
+    "rollout/stop_texts": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_tir"],
+    "rollout/placeholders": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_images"],
+    "certificate/receipts": [
+        f"{UNIT}certificate/test_receipts",
+        f"{UNIT}certificate/test_certificate",
+        f"{UNIT}chat/test_void_turns",
+    ],
+    "rollout/scripted": [
+        f"{UNIT}rollout/test_conversation",
+        f"{UNIT}rollout/test_conversation_ends",
+        f"{UNIT}chat/test_images",
+    ],
+    "reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
+    "rollout/turn_rewards": [f"{UNIT}trainer/test_metrics"],
+    "rollout/trajectory": [
+        f"{UNIT}rollout/test_trajectory",
+        f"{UNIT}rollout/test_conversation",
+        f"{UNIT}certificate/test_receipts",
+    ],
+    "rollout/void_turns": [f"{UNIT}chat/test_void_turns"],
+    "certificate/check": [
+        f"{UNIT}certificate/test_certificate",
+        f"{UNIT}chat/test_void_turns",
+        f"{UNIT}chat/test_images",
+    ],
     "chat/parsing/formats": PARSING,
     "chat/parsing/call_json": PARSING,
     "chat/parsing/harmony": PARSING,
@@ -45,18 +66,18 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/pythonic": PARSING,
     "chat/parsing/reasoning": PARSING,
     "chat/parsing/tags": PARSING,
-    "chat/parsing/text_parser": [*PARSING, f"{UNIT}conversation"],
-    "chat/parsing/turns": [*PARSING, f"{UNIT}conversation"],
-    "chat/tir": [f"{UNIT}tir"],
-    "verl_bridge/agent_loop": [f"{STACK}agent_loop"],
-    "verl_bridge/certified_output": [
+    "chat/parsing/text_parser": [*PARSING, f"{UNIT}rollout/test_conversation"],
+    "chat/parsing/turns": [*PARSING, f"{UNIT}rollout/test_conversation"],
+    "chat/tir": [f"{UNIT}chat/test_tir"],
+    "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
+    "verl_bridge/loops/certified_output": [
         f"{STACK}agent_loop",
         f"{STACK}tir",
         f"{STACK}metrics",
         f"{STACK}certificate",
         f"{STACK}vision",
     ],
-    "verl_bridge/runner": [
+    "verl_bridge/loops/runner": [
         f"{STACK}agent_loop",
         f"{STACK}tir",
         f"{STACK}metrics",
@@ -66,7 +87,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/trainer/batch": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
-    "verl_bridge/chat_setup": [
+    "verl_bridge/model/chat_setup": [
         f"{STACK}codec",
         f"{STACK}agent_loop",
         f"{STACK}families",
@@ -75,12 +96,12 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}tir::test_a_model_for_images_is_refused",
         f"{STACK}vision_setup::test_prompts_with_images_are_measured",
     ],
-    "verl_bridge/verl_engine": [f"{UNIT}below_receipts", f"{STACK}agent_loop"],
+    "verl_bridge/servers/verl_engine": [f"{UNIT}rollout/test_below_receipts", f"{STACK}agent_loop"],
     "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
-    "verl_bridge/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
+    "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
     "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/otc": [f"{STACK}otc"],
-    "verl_bridge/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
+    "verl_bridge/model/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
     "verl_bridge/startup/configuration": [
         f"{STACK}refusals",
         f"{STACK}tir::test_what_the_start_up_check_says",
@@ -91,10 +112,10 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}vision_setup::test_the_engine_resizes_as_the_trainer_does",
     ],
     "verl_bridge/startup/ray_cpus": [f"{STACK}refusals"],
-    "verl_bridge/spmd": [f"{STACK}spmd"],
+    "verl_bridge/loops/spmd": [f"{STACK}spmd"],
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
     "verl_bridge/startup/scores": [f"{STACK}metrics", f"{STACK}otc"],
-    "verl_bridge/slots": [f"{STACK}slots"],
+    "verl_bridge/loops/slots": [f"{STACK}slots"],
     "verl_bridge/trainer/trainers": [f"{STACK}invalid"],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
     "verl_bridge/trainer/void_turns": [f"{STACK}tir"],

@@ -52,7 +52,7 @@ beside .venv/bin/mypy
 free="not stack and not engine"
 if [ -n "$fast" ]; then
     # Lanes of equal length, by the durations of their tests.
-    beside tests -m "$free" tests/unit/{rewards,chat,certificate,rollout,trainer}
+    beside tests -m "$free" tests/unit/{calls,rewards,chat,certificate,rollout,trainer}
     beside tests -m "$free" tests/unit/{tools,sandbox,benchmarks} tests/faults/test_mcp*.py
     beside tests -m "$free" tests/unit/{recipes,project,launch}
     beside tests -m "$free" tests/unit/{proxy,interactions}

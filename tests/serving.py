@@ -19,8 +19,8 @@ Call = Callable[..., Awaitable[tuple[ToolResponse, float, dict[str, Any]]]]
 
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """Serve an ASGI application, or one of aiohttp, in a thread, and yield its address."""
-    if isinstance(app, web.Application):
+    """Serve an ASGI application, or a server of aiohttp, in a thread, and yield its address."""
+    if isinstance(app, web.AppRunner):
         with _serving_aiohttp(app) as address:
             yield address
         return
@@ -37,9 +37,8 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _serving_aiohttp(app: web.Application) -> Iterator[str]:
+def _serving_aiohttp(runner: web.AppRunner) -> Iterator[str]:
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app, access_log=None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         async def start() -> None:

@@ -42,7 +42,7 @@ class Family:
     model_type: str | None
     """Model type for verl's `create_continuous_token_builder`."""
     format: str | None
-    """Name of the tool-call format in `verl_bridge.call_formats`; None when the template renders no tools."""
+    """Name of the tool-call format in `verl_bridge.model.call_formats`; None when the template renders no tools."""
     end_tokens: tuple[str, ...]
     """Tokens that end an assistant turn, as the model's generation_config lists them."""
 

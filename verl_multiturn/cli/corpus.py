@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from aiohttp import web
@@ -15,11 +16,9 @@ from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.http.listener import Listener, raise_open_files
 from verl_multiturn.tools.bm25 import Bm25Index
-from verl_multiturn.tools.retrieval_server import build_app
+from verl_multiturn.tools.retrieval_server import build_server
 
 _BACKLOG = 1024
-_ENDING_S = 2.0
-"""Seconds that requests under way have when the server is ended."""
 Corpus = Annotated[Path, typer.Option(help="Folder of .txt, .md and .jsonl files.")]
 IndexDir = Annotated[Path | None, typer.Option(help="Where indices are kept.")]
 
@@ -42,7 +41,7 @@ def retrieval_server(
 
     It has no authentication: listen on an address that only the run's nodes reach.
     """
-    app = build_app(_open(corpus, index_dir), top_k)
+    server = build_server(_open(corpus, index_dir), top_k)
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
@@ -52,8 +51,7 @@ def retrieval_server(
             "port, or --port 0",
             status=2,
         )
-    if asyncio.run(_serve(app, listening)) == signal.SIGINT:
-        raise typer.Exit(130)
+    asyncio.run(_serve(server, listening))
 
 
 def _open(corpus: Path, index_dir: Path | None) -> Bm25Index:
@@ -63,21 +61,19 @@ def _open(corpus: Path, index_dir: Path | None) -> Bm25Index:
         refuse(error)
 
 
-async def _serve(app: web.Application, listening: socket.socket) -> signal.Signals:
-    """Serve until a signal comes, and return it."""
+async def _serve(server: web.AppRunner, listening: socket.socket) -> NoReturn:
+    """Serve until a signal comes, and end the process."""
     loop = asyncio.get_running_loop()
     came: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, came.put_nowait, each)
     raise_open_files()
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_ENDING_S)
-    await runner.setup()
-    assert runner.server is not None
+    await server.setup()
+    assert server.server is not None
     host, port = listening.getsockname()[:2]
-    listener = Listener(listening, runner.server, make_room=lambda: False)
+    listener = Listener(listening, server.server, make_room=lambda: False)
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
-    try:
-        return await came.get()
-    finally:
-        await listener.aclose()
-        await runner.cleanup()
+    number = await came.get()
+    await listener.aclose()
+    await server.cleanup()
+    os._exit(130 if number == signal.SIGINT else 0)  # a search that is under way may take minutes

@@ -1,4 +1,4 @@
-"""The worker's side of processes that are forked from a zygote; `fork_zygote.py` is the other side.
+"""The worker's side of processes that are forked from a zygote; `zygote.py` is the other side.
 
     forks = Forks("my_package.program", spec, "environment")
     fork = await forks.fork()
@@ -100,7 +100,7 @@ class Forks:
     The first `fork` starts the zygote; a later one starts it again if it has died. One that was stopped is continued.
 
     Args:
-        program: Module of the program that the forks run, as in `fork_zygote.py`.
+        program: Module of the program that the forks run, as in `zygote.py`.
         spec: What the program's `load` reads.
         what: What the program runs, in errors: "environment".
     """

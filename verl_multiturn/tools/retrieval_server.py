@@ -22,6 +22,8 @@ _BODY_BYTES = 4_000_000
 _BODY_S = 30.0
 _QUERY_CHARACTERS = 10_000
 _CONTENT_CHARACTERS = 20_000
+_ENDING_S = 2.0
+"""Seconds that requests under way have when the server is ended."""
 _AT_ONCE = 4_096
 """The most requests under way; others are answered with HTTP 503, which `RetrievalTool` repeats."""
 
@@ -34,8 +36,8 @@ class RetrieveRequest(BaseModel):
     return_scores: bool = False
 
 
-def build_app(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ONCE) -> web.Application:
-    """Return the server's application.
+def build_server(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ONCE) -> web.AppRunner:
+    """Return the server, which does not listen yet.
 
     Args:
         index: The index that it searches.
@@ -67,6 +69,8 @@ def build_app(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ONCE)
             return _problem(408, f"the request took longer than {_BODY_S:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _problem(413, f"more than {_BODY_BYTES} bytes")
+        except (ConnectionError, web.RequestPayloadError) as error:  # the client has gone
+            return _problem(400, f"the body cannot be read ({error})")
         try:
             asked = RetrieveRequest.model_validate_json(body)
         except ValidationError as error:
@@ -80,13 +84,15 @@ def build_app(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ONCE)
     app = web.Application(middlewares=[refuse_too_many], client_max_size=_BODY_BYTES)
     app.router.add_get("/health", health)
     app.router.add_post("/retrieve", retrieve)
-    return app
+    # A body that is compressed is no JSON: aiohttp logs one that it cannot unpack as a mistake of ours.
+    return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=_ENDING_S)
 
 
 def _problem(status: int, said: str) -> web.Response:
-    # The rest of a body that was not read is not to be taken for another request.
-    headers = {"Connection": "close"} if status in (408, 413) else None
-    return web.json_response({"detail": said}, status=status, headers=headers)
+    answer = web.json_response({"detail": said}, status=status)
+    if status in (400, 408, 413):
+        answer.force_close()  # what is left of the body is not to be taken for another request
+    return answer
 
 
 def _search(index: Bm25Index, queries: list[str], top_k: int, with_scores: bool) -> list[list[dict[str, Any]]]:

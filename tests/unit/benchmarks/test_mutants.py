@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.mutant_draw import Mutant
+from benchmarks.mutant_draw import COVERED, ROOT, Mutant
 from benchmarks.mutants import explained, key_of, unused
 
 
@@ -14,6 +14,13 @@ def test_the_lines_of_every_explanation_are_there() -> None:
     """Otherwise: repair the entry of `benchmarks/results/mutants.yaml`, or delete it."""
     assert explained()
     assert unused(explained(), {}) == []
+
+
+def test_the_modules_that_are_drawn_and_their_tests_are_there() -> None:
+    for module, tests in COVERED.items():
+        assert (ROOT / "verl_multiturn" / f"{module}.py").is_file(), module
+        for test in tests:
+            assert (ROOT / f"{test.partition('::')[0]}.py").is_file(), test
 
 
 def test_an_explanation_is_of_one_module() -> None:

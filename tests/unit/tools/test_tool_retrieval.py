@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from verl_multiturn import ConfigError
 from verl_multiturn.cli.main import app
 from verl_multiturn.tools.bm25 import Bm25Index
 from verl_multiturn.tools.retrieval import RetrievalTool
-from verl_multiturn.tools.retrieval_server import build_app
+from verl_multiturn.tools.retrieval_server import build_server
 
 LINES = [
     {"id": "p", "title": "Paris", "contents": "Paris is the capital of France."},
@@ -44,7 +45,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(corpus: Path) -> Iterator[str]:
     index = Bm25Index.open(corpus, corpus.with_name(f"{corpus.name}-index"))
-    with serving(build_app(index, default_top_k=2)) as address:
+    with serving(build_server(index, default_top_k=2)) as address:
         yield address
 
 
@@ -95,7 +96,7 @@ async def test_requests_beyond_the_most_at_once_get_503(corpus: Path, monkeypatc
         return []
 
     monkeypatch.setattr(retrieval_server, "_search", waits)
-    with serving(build_app(index, at_once=1)) as url:
+    with serving(build_server(index, at_once=1)) as url:
         async with httpx.AsyncClient() as client:
             first = asyncio.create_task(client.post(f"{url}/retrieve", json={"queries": ["a"]}, timeout=None))
             await asyncio.to_thread(searching.wait)
@@ -103,6 +104,16 @@ async def test_requests_beyond_the_most_at_once_get_503(corpus: Path, monkeypatc
             answers.set()
             assert (await first).status_code == 200
             assert (await client.get(f"{url}/health")).status_code == 200
+
+
+def test_bodies_that_cannot_be_read_are_the_clients_mistake(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    refused = httpx.post(f"{url}/retrieve", content=b"no gzip", headers={"Content-Encoding": "gzip"})
+    assert refused.status_code == 422
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as leaves:
+        leaves.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf")
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_texts_that_are_none_become_readable_json(corpus: Path, url: str) -> None:

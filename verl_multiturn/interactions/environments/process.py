@@ -1,4 +1,4 @@
-"""The worker's side of the processes in which environments run; `env_zygote.py` is the other side.
+"""The worker's side of the processes in which environments run; `zygote.py` is the other side.
 
     processes = EnvProcesses(spec)
     process = await processes.fork()
@@ -103,7 +103,7 @@ class EnvProcesses:
     """The processes of the episodes of one environment, for one event loop.
 
     Args:
-        spec: The settings of the environment, as in `env_episode.load`.
+        spec: The settings of the environment, as in `episode.load`.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Interactions written for verl 0.4 to 0.6, which work as they are: `adapted` makes an `Interaction` of one.
 
-verl later deleted its `verl.interactions`. Where it has none, `verl_modules.py` lets the old names find these classes.
+verl later deleted its `verl.interactions`. Where it has none, `modules.py` lets the old names find these classes.
 
 Differences from the old loops, all on purpose:
 - every whole answer goes to `generate_response`, the last allowed one as well;

@@ -2,7 +2,7 @@
 
 Invariants:
 - verl is not imported to see whether it has them: the finder comes last, so that it is asked only when it has none;
-- the classes are those of `verl_classes.py`, whichever name they were imported by.
+- the classes are those of `classes.py`, whichever name they were imported by.
 """
 
 from __future__ import annotations

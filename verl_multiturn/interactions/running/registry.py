@@ -9,7 +9,7 @@ The file has the form that verl had:
         limits: {timeout_s: 20, concurrency: 64}
 
 `name` may be left out: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
-A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`verl_classes.py`).
+A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`old_verl/classes.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ The keeper sends one line of JSON at the end:
   `missing` (there is no such command) or `failed`; null if it said nothing.
 
 A command's row is in a file, and it may write its result, as JSON, to another file. Both are in a folder of the
-session's own (`agent_folder`), which is removed at the end. `{row}` and `{result}` in its arguments become their paths,
+session's own (`folder.py`), which is removed at the end. `{row}` and `{result}` in its arguments become their paths,
 and so do the environment variables `VERL_MULTITURN_ROW` and `VERL_MULTITURN_RESULT`. Nothing is read from what it
 prints: an agent that answers "42" has not earned 42.
 
@@ -229,8 +229,9 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
         for theirs, standard in ((devnull, 0), (output_fd, 1), (output_fd, 2)):
             os.dup2(theirs, standard)
         os.close(output_fd)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (request["open_files"], most))
+        with contextlib.suppress(OSError, ValueError):  # somebody lowered what may be had
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (request["open_files"], most))
         if agent is None:
             _become_command(request["command"], request["environment"])
         os.environ.clear()

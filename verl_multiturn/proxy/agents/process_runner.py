@@ -1,8 +1,8 @@
-"""`ProcessRunner`: each agent in a process of its own, a function or a command. `agent_keeper.py` is the other side.
+"""`ProcessRunner`: each agent in a process of its own, a function or a command. `keeper.py` is the other side.
 
 Invariants:
 - when `run` returns or raises, the agent's process and all that it started have ended (its limits stand in
-  `agent_keeper.py`), at the latest 9 s after the time was up;
+  `keeper.py`), at the latest 9 s after the time was up;
 - the agent's environment is that of the worker, with the session's address, and without credentials for the services
   whose place the endpoint takes;
 - no process is forked from the worker itself, which has threads.
