@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from verl_multiturn.cpu import forkserver as module
 from verl_multiturn.cpu.environment import environment
 from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, SLOW_MODULES, ForkServer, forkserver
 
@@ -159,6 +160,23 @@ def test_what_it_forked_goes_on_without_the_server(tmp_path: Path) -> None:
     server.close()
     assert client.poll() is None
     assert client.communicate("still", timeout=550)[0] == "still\n"
+
+
+def test_a_program_runs_once_though_the_server_dies_as_it_has_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies = (
+        "import os, signal\nfork = os.fork\n"
+        "def dying():\n    pid = fork()\n    if pid: os.kill(os.getpid(), signal.SIGKILL)\n    return pid\n"
+        "os.fork = dying\n"
+    )
+    monkeypatch.setattr(module, "_SCRIPT", dies + module._SCRIPT)
+    server = ForkServer([])
+    program = tmp_path / "program.py"
+    program.write_text("print('ran')\n")
+    client = subprocess.Popen([*shlex.split(server.executable), str(program)], stdout=subprocess.PIPE, text=True)
+    assert client.communicate(timeout=550)[0] == "ran\n"
+    server.close()
 
 
 def test_a_server_that_dies_while_it_imports_keeps_nobody_waiting(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def main() -> None:
     except OSError as error:
         verdict, said = "", str(error)
     if verdict != "forked":
-        reason = f"the forkserver has started {said}" if verdict else f"no forkserver ({said or 'it is busy'})"
+        reason = (
+            f"the forkserver has started {said}" if verdict == "refused" else f"no forkserver ({said or 'it is busy'})"
+        )
         print(f"verl-multiturn: {reason}: this worker imports everything itself", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, *arguments])
     end(wait(server, int(said)))

@@ -136,7 +136,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
 class _Server:
     """The loop that answers clients and forks.
 
-    It sends a client `forked PID` or `refused REASON`, and after `forked` also `ended STATUS`.
+    It sends a client `refused REASON`, or the fork sends it `forked PID`, and the server `ended STATUS` after that.
 
     Args:
         listener: the listening socket.
@@ -189,13 +189,14 @@ class _Server:
                 os.close(descriptor)
             return None
         if pid == 0:
+            # The fork says so itself: a client that is told nothing, since the server dies, runs its program, too.
+            with contextlib.suppress(OSError):
+                client.send(f"forked {os.getpid()}".encode())
             self._close(client)
             return request, descriptors
         for descriptor in descriptors:
             os.close(descriptor)
         process = os.pidfd_open(pid)
-        with contextlib.suppress(OSError):
-            client.send(f"forked {pid}".encode())
         for either in (client, process):
             self._selector.register(either, selectors.EVENT_READ, (client, process, pid))
         return None
