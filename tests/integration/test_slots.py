@@ -14,11 +14,6 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
-def taken(keeper: Any) -> int:
-    """Return how many leases of the tool `t` are out; run in the keeper's actor."""
-    return len(keeper._leases["t"])
-
-
 async def test_limits_expiry_and_leaving_the_queue() -> None:
     from verl_multiturn.verl_bridge.loops.slots import SlotKeeper
 
@@ -35,7 +30,7 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
     assert not await leaves
     await keeper.release("t", "a")
     assert await waits
-    assert taken(keeper) == 2
+    assert await keeper.taken("t") == 2
 
     assert await keeper.acquire("x", 1, "dies", 0, 0.02)
     assert await keeper.acquire("x", 1, "next", 60, 60)  # the lease has expired by then
@@ -67,14 +62,13 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
             lease = await self.slots.acquire("t", 3, wait_s, 200)
             if lease is None:
                 return 0
-            keeper = self.slots._keeper()
-            held: int = await keeper.__ray_call__.remote(taken)
-            while not self.met and held < 3:  # eight calls of this worker alone want a slot
+            taken: int = await self.slots._keeper().taken.remote("t")
+            while not self.met and taken < 3:  # eight calls of this worker alone want a slot
                 await asyncio.sleep(0.01)
-                held = await keeper.__ray_call__.remote(taken)
+                taken = await self.slots._keeper().taken.remote("t")
             self.met = True
             await self.slots.release("t", lease)
-            return held
+            return taken
 
         async def cancelled(self) -> None:
             held = [await self.slots.acquire("t", 3, 30, 60) for _ in range(3)]
@@ -85,13 +79,13 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
                 await self.slots.release("t", lease or "")
 
     workers = [ray.remote(num_cpus=0, max_concurrency=50)(Worker).remote() for _ in range(2)]
-    held = ray.get([worker.call.remote() for _ in range(8) for worker in workers])
-    assert max(held) == 3
-    assert min(held) >= 1
+    taken = ray.get([worker.call.remote() for _ in range(8) for worker in workers])
+    assert max(taken) == 3
+    assert min(taken) >= 1
     ray.get(workers[0].cancelled.remote())
     assert 0 not in ray.get([worker.call.remote(5) for worker in workers])
     keeper = ray.get_actor("verl_multiturn_slots")
-    assert ray.get(keeper.__ray_call__.remote(taken)) == 0
+    assert ray.get(keeper.taken.remote("t")) == 0
 
     ray.kill(keeper)
     async with asyncio.timeout(300):  # the loss of the keeper is noticed, and another keeper is made

@@ -74,6 +74,10 @@ class SlotKeeper:
             self._waiting.discard(lease)
             self._changed[tool].notify_all()
 
+    async def taken(self, tool: str) -> int:
+        """Return how many leases of a tool are out."""
+        return len(self._leases[tool])
+
 
 class RaySlots:
     """`SharedSlots` for a worker, kept by a Ray actor.
