@@ -1,4 +1,4 @@
-"""An environment and a tool that share its world, as docs/interactions.md describes."""
+"""An environment and a tool that share its world, as docs/write/interactions.md describes."""
 
 from __future__ import annotations
 

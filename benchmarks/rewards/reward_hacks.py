@@ -3,9 +3,9 @@
     python -m benchmarks.reward_hacks [REWARD ...] [--save FILE]
 
 A hack is paid when it earns more than an honest wrong answer to the same task. Right answers are controls: they must
-earn. What a library or an option is known to take is a looseness, which must be a row of `docs/rewards.md`. The command
-ends with status 1 when a hack is paid, a right answer is not, or a looseness is not stated or no longer so. The last
-line is one JSON object.
+earn. What a library or an option is known to take is a looseness, which must be a row of `docs/write/rewards.md`. The
+command ends with status 1 when a hack is paid, a right answer is not, or a looseness is not stated or no longer so. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.hacks.shapers import otc
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.router import REWARDS
 
-DOCS = Path(__file__).parents[2] / "docs" / "rewards.md"
+DOCS = Path(__file__).parents[2] / "docs" / "write" / "rewards.md"
 OTHERS: dict[str, Callable[[bool], AsyncIterator[Tried]]] = {"otc": otc, "float32": float32}
 """What is no reward of the router, but decides about scores: the shaper, and the size of a reward."""
 NAMES = [*REWARDS, *OTHERS]
@@ -58,7 +58,7 @@ def faults(tried: list[Tried], docs: str) -> list[str]:
 
     Args:
         tried: What was tried.
-        docs: Text of `docs/rewards.md`.
+        docs: Text of `docs/write/rewards.md`.
     """
     lines = []
     for each in tried:

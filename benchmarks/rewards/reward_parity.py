@@ -3,8 +3,8 @@
     python -m benchmarks.reward_parity [REWARD ...]
 
 Every difference is printed. A difference is stated when its case names a row of the table of differences in
-`docs/rewards.md`. An unstated difference, or a statement without a difference, ends the command with status 1. The last
-line is one JSON object.
+`docs/write/rewards.md`. An unstated difference, or a statement without a difference, ends the command with status 1.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.parity import Compared, judged, mathematics, programs, sql, texts
 from verl_multiturn.rewards import aclose
 
-DOCS = Path(__file__).parents[2] / "docs" / "rewards.md"
+DOCS = Path(__file__).parents[2] / "docs" / "write" / "rewards.md"
 Compare = Callable[[bool], AsyncIterator[Compared]]
 REWARDS: dict[str, Compare] = {
     "gsm8k": texts.gsm8k,
@@ -54,7 +54,7 @@ def verdict(case: Compared, docs: str) -> str:
 
     Args:
         case: The compared scores.
-        docs: Text of `docs/rewards.md`.
+        docs: Text of `docs/write/rewards.md`.
     """
     if not case.stated:
         return "agreed" if case.agrees else "unstated"

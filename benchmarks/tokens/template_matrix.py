@@ -1,6 +1,6 @@
 """Invariants of a trajectory, tried with real chat templates × call formats × parallel calls × texts × stops.
 
-    python -m benchmarks.template_matrix [--cases N] [--table docs/templates.md]
+    python -m benchmarks.template_matrix [--cases N] [--table docs/train/templates.md]
 
 Every case is a whole `Conversation` on the scripted engine, which says what the family's own template would write for
 the turn. `play` is shared with tests/properties/test_template_matrix.py.
@@ -244,10 +244,11 @@ def table_of_rules() -> str:
     lines = [
         "# Chat templates and the rules they keep",
         "",
-        "Written by `python -m benchmarks.template_matrix --table docs/templates.md`. *kept*: the rule holds; *known*: "
-        "it does not, in a way that is understood and harmless (`verl-multiturn doctor --model PATH` says which way); "
-        "*refused*: a run would train on tokens the model never saw, or never see a tool's answer. Where no package "
-        "ships the family's tokenizer (\"trained here\"), a small BPE with the family's control tokens stands for it.",
+        "Written by `python -m benchmarks.template_matrix --table docs/train/templates.md`. *kept*: the rule holds; "
+        "*known*: it does not, in a way that is understood and harmless (`verl-multiturn doctor --model PATH` says "
+        "which way); *refused*: a run would train on tokens the model never saw, or never see a tool's answer. Where "
+        "no package ships the family's tokenizer (\"trained here\"), a small BPE with the family's control tokens "
+        "stands for it.",
         "",
         "| family | template | tokenizer | format | " + " | ".join(header) + " |",
         "|" + "---|" * (4 + len(header)),

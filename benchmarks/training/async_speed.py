@@ -19,7 +19,7 @@ The last line is a JSON object:
 - `seconds`, `training_s`, `sync_s`, `rest_s`: by mode, of the run, and of a step in its updates, in giving new weights
   to the engine, and in all else but waiting;
 - `called`: share of the conversations with a call; `calls_p50_s`, `calls_p95_s`: seconds of the trained calls;
-- `rerolled`, `masked_share`, `prompts_lost`, `rows`, `violations`: as in `docs/metrics.md`.
+- `rerolled`, `masked_share`, `prompts_lost`, `rows`, `violations`: as in `docs/train/metrics.md`.
 
 `--save FILE` writes what was measured; `benchmarks.async_sim` reads it.
 """

@@ -74,7 +74,7 @@ def measure(setting: Setting, groups: int) -> Measured:
 
 
 def unkept(found: dict[Setting, Measured]) -> list[str]:
-    """Return what does not hold of the claims in `docs/async.md`."""
+    """Return what does not hold of the claims in `docs/train/async.md`."""
     failed = []
     for setting, measured in found.items():
         if setting.policy in OURS and measured["over_age"] > 0:

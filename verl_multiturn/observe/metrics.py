@@ -1,7 +1,7 @@
 """The metrics of a batch of conversations.
 
 `stats_of` returns a dictionary of plain values for one conversation, which travels with its row. `aggregate` turns the
-dictionaries of a batch into the metrics that the trainer's loggers show. `docs/metrics.md` lists the keys.
+dictionaries of a batch into the metrics that the trainer's loggers show. `docs/train/metrics.md` lists the keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rewards by `data_source`, for verl's `reward.custom_reward_function`.
 
-Its path is `pkg://verl_multiturn.rewards`, its name `compute_score`. See `docs/rewards.md`.
+Its path is `pkg://verl_multiturn.rewards`, its name `compute_score`. See `docs/write/rewards.md`.
 """
 
 from verl_multiturn.rewards.resources import aclose

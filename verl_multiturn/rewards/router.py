@@ -101,7 +101,7 @@ async def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **reward_kwargs: Any,
 ) -> dict[str, float]:
-    """Score one row, as verl's reward function; see `docs/rewards.md`.
+    """Score one row, as verl's reward function; see `docs/write/rewards.md`.
 
     Args:
         data_source: the row's data source, which decides the reward.

@@ -69,7 +69,7 @@ QA = [
     (["<answer>A. Paris</answer>"], ""),
 ]
 LETTER, NO_WORDS = "a letter is no article", "an answer without words"
-# An answer, its gold answer, and the row of docs/rewards.md that states a difference.
+# An answer, its gold answer, and the row of docs/write/rewards.md that states a difference.
 QA_LETTERS = [
     ("B", "B", ""),
     ("A", "B", ""),

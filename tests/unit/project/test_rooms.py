@@ -65,7 +65,7 @@ def test_rooms_import_one_way() -> None:
 
 
 def test_the_rooms_are_documented_in_their_order() -> None:
-    page = (ROOT / "docs" / "architecture" / "index.md").read_text().partition("## The rooms")[2]
+    page = (ROOT / "docs" / "understand" / "architecture.md").read_text().partition("## The rooms")[2]
     assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE) == ORDER
 
 

@@ -326,7 +326,7 @@ def test_every_key_is_documented() -> None:
     calls = [call(attempts=1, metrics={"hits": 1})]
     extra = {"score": 1.0, "reported": {"acc": 1.0}, "tool_score": 1.0}
     found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), **extra)
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "train" / "metrics.md").read_text()
     documented = {word for line in text.splitlines() if line.startswith("|") for word in re.findall(r"`([^`]+)`", line)}
     places = {"tools/search/": "tools/<tool>/", "metrics/hits": "metrics/<key>", "reward/acc/": "reward/<key>/"}
     for key in found:
@@ -382,7 +382,7 @@ def test_sessions_of_agents() -> None:
         "proxy/stuck_agents": 1,
         "proxy/reward/mean": 0.0,
     }
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "train" / "metrics.md").read_text()
     for key in found:
         named = re.sub("untrained/.*", "untrained/<cause>", re.sub("unenforced/.*", "unenforced/<field>", key))
         assert not key.startswith("proxy/") or f"`{named}`" in text, key

@@ -5,8 +5,8 @@
         '''Return the entries of a table under a key.'''
 
 The docstring describes the tool to the model; its section `Args:`, in Google's style, describes the parameters
-(docs/tools.md has an example). The YAML names the function: `- function: my_package.my_module.lookup`. The decorator is
-needed only for its options, and leaves the function a function.
+(docs/write/tools.md has an example). The YAML names the function: `- function: my_package.my_module.lookup`. The
+decorator is needed only for its options, and leaves the function a function.
 
 Invariants:
 - the schema says what the signature and the docstring say, and the function gets arguments of the annotated types;
