@@ -21,16 +21,16 @@ from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.describe import message_of
-from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.clock import running, stood_still_s
 from verl_multiturn.rollout.context import Context, ContextWriter
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request, TurnReply
+from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tasks import ended
 from verl_multiturn.tools.calls.results import EXECUTED, CallResult
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gate, Gates
@@ -320,33 +320,17 @@ class Conversation:
         """Sample at most `budget` tokens into the open row."""
         trajectory = outcome.trajectory
         started = time.perf_counter()
+        ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
         try:
-            images = {"images": outcome.images} if outcome.images else {}
-            generating = asyncio.ensure_future(
-                self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget, **images)
-            )
-            # The tokens that a cancelled generation still returns are kept.
-            cancelled = await ended(generating, pass_on=True)
-            failed = generating.cancelled() or generating.exception() is not None
-            if cancelled is not None and failed:
-                raise cancelled
-            if generating.cancelled():
-                raise EngineError("the engine cancelled the generation")
-            generation = generating.result()
+            sampled = await sample(self._engine, ask)
         finally:
             outcome.generate_s += time.perf_counter() - started
         outcome.generation_rows.append(len(outcome.earlier))
-        if not generation.ids or len(generation.ids) > budget:
-            raise EngineError(f"the engine returned {len(generation.ids)} tokens, where 1 to {budget} were asked for")
-        try:
-            trajectory.append_sampled(generation.ids, generation.logprobs, generation.versions)
-        except TrajectoryError as error:
-            raise EngineError(f"the engine returned what is not a generation: {error}") from error
-        if cancelled is not None:
-            raise cancelled
-        if generation.finish == "abort":
-            raise EngineError("cut off by the engine")
-        return generation
+        if sampled.fault:  # also of a cancelled generation, whose tokens would be kept
+            raise EngineError(sampled.fault)
+        made = sampled.generation
+        trajectory.append_sampled(made.ids, made.logprobs, made.versions)
+        return sampled.whole()
 
     async def _read(self, generation: Generation, outcome: Outcome, schemas: Sequence[dict[str, Any]]) -> AssistantTurn:
         """Read the turn that was sampled last."""

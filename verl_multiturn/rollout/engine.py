@@ -24,6 +24,22 @@ class Generation:
     """
 
 
+@dataclass(frozen=True)
+class Ask:
+    """A question to an engine: go on with these ids."""
+
+    request_id: str
+    """Name of the request."""
+    ids: Sequence[int]
+    """All token ids of the conversation so far, `(tokens,)`."""
+    sampling: Mapping[str, Any]
+    """Sampling parameters, under the engine's own names."""
+    max_new_tokens: int
+    """The most tokens that may be sampled."""
+    images: Sequence[Any] = ()
+    """PIL images, one for each group of image placeholders in `ids`."""
+
+
 class Engine(Protocol):
     """An object that continues a list of token ids."""
 
