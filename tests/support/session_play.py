@@ -31,7 +31,7 @@ from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.stop_texts import StopTexts
@@ -94,22 +94,20 @@ class _Engine:
         self._failed_in: set[str] = set()
         self._version = 0
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return a turn."""
         chance = self._chance
         for _ in range(chance.randrange(3)):
             await asyncio.sleep(0)
-        if request_id not in self._failed_in and chance.random() < 0.03:
-            self._failed_in.add(request_id)
+        if ask.request_id not in self._failed_in and chance.random() < 0.03:
+            self._failed_in.add(ask.request_id)
             raise EngineError("scripted")
-        self._failed_in.discard(request_id)
+        self._failed_in.discard(ask.request_id)
         text = chance.choice(self._chat.turns)
-        if self._chat.tokenizer.decode(list(ids[-16:])).rstrip().endswith("<think>") and "</think>" not in text:
+        if self._chat.tokenizer.decode(list(ask.ids[-16:])).rstrip().endswith("<think>") and "</think>" not in text:
             text = f"thought\n</think>\n\n{text}"
         said = self._chat.tokenizer.encode(text, add_special_tokens=False)
-        kept = said[:max_new_tokens]
+        kept = said[: ask.max_new_tokens]
         self._version += chance.randrange(2)
         logprobs = [-chance.random() for _ in kept]
         return Generation(kept, logprobs, [self._version] * len(kept), "length" if len(kept) < len(said) else "stop")

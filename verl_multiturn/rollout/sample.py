@@ -49,10 +49,7 @@ async def sample(engine: Engine, ask: Ask) -> Sampled:
         CancelledError: The task was cancelled, and the engine returned nothing.
         EngineError: The engine failed, or cancelled the generation by itself.
     """
-    images = {"images": ask.images} if ask.images else {}
-    generating = asyncio.ensure_future(
-        engine.generate(ask.request_id, ask.ids, ask.sampling, ask.max_new_tokens, **images)
-    )
+    generating = asyncio.ensure_future(engine.generate(ask))
     cancelled = await ended(generating, pass_on=True)
     if generating.cancelled():
         raise cancelled or EngineError("the engine cancelled the generation")

@@ -25,7 +25,7 @@ from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.protocols.requests import ChatRequest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Point, PromptNode
 from verl_multiturn.proxy.sessions.rendering import RenderedPrompt
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
@@ -140,8 +140,8 @@ async def test_requests_at_once_are_samples_of_their_own_in_lanes_of_their_own()
             self.under_way = 0
             self.all_there = asyncio.Event()
 
-        async def generate(self, request_id: str, ids: Sequence[int], *_: Any, **__: Any) -> Generation:
-            self.lanes.append(request_id)
+        async def generate(self, ask: Ask) -> Generation:
+            self.lanes.append(ask.request_id)
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             if self.under_way == 3:
@@ -424,9 +424,9 @@ async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_r
     shown = []
 
     class Seeing(ScriptedEngine):
-        async def generate(self, *asked: Any, images: Sequence[Any] = (), **more: Any) -> Generation:
-            shown.append(list(images))
-            return await super().generate(*asked, **more)
+        async def generate(self, ask: Ask) -> Generation:
+            shown.append(list(ask.images))
+            return await super().generate(ask)
 
     def asks(picture: str) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "image", "image": picture}]}
