@@ -180,7 +180,7 @@ async def play(
         session.end()
         await session.closed()
         outcome = session.outcome(StopReason.FINISHED)
-        assert outcome.generation_rows == [0] * turns, (len(session.forest.roots), outcome.generation_rows)
+        assert outcome.places == [0] * turns, (len(session.forest.roots), outcome.places)
         session.forget()
     run.renderer.close()
     return Played(json.loads(written), seconds, cpu_s, loop)

@@ -145,7 +145,7 @@ async def try_family(name: str, found: Found, texts: int = TEXTS, guarded: bool 
         for place, mode, control in cases:
             outcome = await trial.play(*((text, "x") if place == "user" else ("x", text)), mode)
             if place == "model" and any(
-                turn.calls or turn.content.strip() != text.strip() for turn in outcome.assistant_turns
+                turn.said.calls or turn.said.content.strip() != text.strip() for turn in outcome.turns if turn.said
             ):
                 found.calls += 1
                 continue

@@ -352,9 +352,7 @@ async def play(
     renderer.close()
     outcome = session.outcome(StopReason.FINISHED)
     broken = [*agent.broken, *_checked(agent, outcome, run.max_rows)]
-    receipts = Receipts.of_rows(
-        session.id, session.receipts(), outcome.generation_rows, "u", 0, False, not outcome.valid
-    )
+    receipts = Receipts.of_rows(session.id, session.receipts(), outcome.places, "u", 0, False, not outcome.valid)
     broken += certified(outcome, receipts)
     agent.done["rows"] += len(outcome.rows)
     return broken, agent.done
@@ -364,7 +362,7 @@ def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]
     """Check that what the agent got is trained once, and nothing else."""
     broken = []
     echoed = {node.parent.completion.id for node in agent.session.forest.completions.values() if node.parent}
-    places = dict(zip(range(len(outcome.generation_rows)), outcome.generation_rows, strict=True))
+    places = dict(zip(range(len(outcome.places)), outcome.places, strict=True))
     for name, node in agent.session.forest.completions.items():
         place = places.pop(node.number)
         got = name in agent.received or name in echoed
@@ -374,10 +372,10 @@ def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]
         if not fits:
             broken.append(f"completion {node.number} is in {place!r}, and the agent got it: {got}")
     broken += [f"generation {number} is in {place}" for number, place in places.items() if isinstance(place, int)]
-    trained: Counter[int] = Counter()
-    for row in outcome.rows:
-        trained.update(row.turn_numbers)
-        if row.trajectory.turns != len(row.turn_numbers):
-            broken.append(f"{row.trajectory.turns} turns are trained, {len(row.turn_numbers)} are listed")
-    broken += [f"completion {number} is trained {times} times" for number, times in trained.items() if times > 1]
+    for index, row in enumerate(outcome.rows):
+        listed = [turn for turn in outcome.turns if turn.place == index]
+        if row.trajectory.turns != len(listed):
+            broken.append(f"{row.trajectory.turns} turns are trained, {len(listed)} are listed")
+        if sum(row.trajectory.mask) != sum(turn.end - turn.start for turn in listed):
+            broken.append(f"the turns of row {index} do not hold its tokens")
     return broken

@@ -222,7 +222,7 @@ async def test_what_a_template_cannot_append_is_rendered_whole() -> None:
     await agent.ask([user("x")])
     await agent.ask([user("x"), said("a"), user("y")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None]
+    assert [turn.parent for turn in outcome.turns] == [None, None]
     written = outcome.trajectory
     assert tiny_tokenizer().decode(written.ids[: written.prompt_length]) == (
         "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\ny<|im_end|>\n"

@@ -209,9 +209,7 @@ async def session(seed: int) -> tuple[Outcome, list[Receipts]]:
 
 
 def receipts_of(outcome: Outcome, generations: Any) -> list[Receipts]:
-    rows = len(outcome.rows)
-    where = [place if isinstance(place, str) or place < rows else "invalid" for place in outcome.generation_rows]
-    return Receipts.of_rows(outcome.request_id, generations, where, "u", 0, False, not outcome.valid)
+    return Receipts.of_rows(outcome.request_id, generations, outcome.places, "u", 0, False, not outcome.valid)
 
 
 def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
@@ -219,10 +217,9 @@ def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
     outcome.generate_s = outcome.tools_s = outcome.interaction_s = 0.0
     for call in outcome.calls:
         call.seconds = call.queue_s = 0.0
-    rows = [row.trajectory for row in outcome.rows]
     scores = [tool_scores(outcome, 0.5), interaction_scores(outcome)] if outcome.session is None else []
     stats = json.dumps([stats_of(outcome), turns_of(outcome), scores], allow_nan=False)
-    return json_line(record_of(outcome, receipts, rows, step=1, uid="u")) + stats
+    return json_line(record_of(outcome, receipts, step=1, uid="u")) + stats
 
 
 def digest(text: str) -> str:
