@@ -6,7 +6,9 @@ makes its turns at its end: each generation is one, also those that nobody got.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.interactions.running.replies import CheckedReply
@@ -56,3 +58,20 @@ class Turn:
         if self.reward is not None:
             rewards.append(self.reward)
         return sum(rewards, 0.0) if rewards else None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what an estimator of advantages needs to know of the turn, in plain types: `of_plain` reads it."""
+        return {
+            "turn": self.number,
+            "parent": self.parent,
+            "start": self.start,
+            "end": self.end,
+            "reward": self.earned,
+            "state": self.state,
+            "after": self.after,
+        }
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Turn:
+        """Return the turn that `to_plain` wrote; all that it earned is its own `reward`."""
+        return cls(plain["turn"], **{key: value for key, value in plain.items() if key != "turn"})

@@ -1,4 +1,4 @@
-"""The turns of a conversation in its response, and the positions to which rewards belong."""
+"""The rewards of tools and interactions with the tokens to which they belong, and turns as the trainer gets them."""
 
 from __future__ import annotations
 
@@ -53,28 +53,9 @@ def _placed(outcome: Outcome, steps: list[tuple[Turn, float]], last: float, weig
 
 
 def turns_of(outcome: Outcome) -> list[list[dict[str, Any]]]:
-    """Return for each row what estimators of advantages need to know of its assistant turns, in plain types.
-
-    Returns:
-        A dictionary for each turn of each row: `turn` (its number in the conversation), `parent` (number of the turn
-        that it continues; None where it begins anew), `start` and `end` (its sampled tokens in the row's response, half
-        open), `after` (how many turns come after it in the row; in a
-        session, in the longest row that holds it), `reward` (its own, that of its calls and of the
-        interaction's answer together; None without any), and `state` (digest of the state in which the model acted in
-        this turn; None for a summary, and where the environment did not say).
-    """
+    """Return the turns of each row, in their order there, as `Turn.to_plain` writes them."""
     rows: list[list[dict[str, Any]]] = [[] for _ in outcome.rows]
     for turn in sorted(outcome.turns, key=lambda turn: turn.start):
         if turn.sampled and isinstance(turn.place, int):
-            rows[turn.place].append(
-                {
-                    "turn": turn.number,
-                    "parent": turn.parent,
-                    "start": turn.start,
-                    "end": turn.end,
-                    "reward": turn.earned,
-                    "state": turn.state,
-                    "after": turn.after,
-                }
-            )
+            rows[turn.place].append(turn.to_plain())
     return rows

@@ -92,10 +92,7 @@ def known_rows(batch: Any, settings: MultiTurnSettings) -> Iterator[None]:
 
 def _known_row(key: str, stats: dict[str, Any]) -> _KnownRow:
     conversation, _, index = key.rpartition("_")
-    turns = [
-        Turn(each["turn"], None, each["state"], each.get("parent"), each.get("after", 0), start=each["start"])
-        for each in sorted(stats.get("turns") or [], key=lambda turn: turn["start"])
-    ] or [Turn(int(index))]
+    turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(int(index))]
     turns[0].start = 0
     for turn, following in pairwise(turns):
         turn.end = following.start
