@@ -131,7 +131,7 @@ class Agent:
         await self.session.select()
         outcome = self.session.outcome(reason)
         receipts = Receipts.of_rows(
-            self.session.id, self.session.receipts(), outcome.generation_rows, "u", 0, False, not outcome.valid
+            self.session.id, self.session.receipts(), outcome.places, "u", 0, False, not outcome.valid
         )
         assert certified(outcome, receipts) == []
         return outcome, receipts

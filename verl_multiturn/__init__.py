@@ -15,7 +15,7 @@ from verl_multiturn.errors import (
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.rollout.conversation import Conversation
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -29,6 +29,7 @@ from verl_multiturn.tools.schema import ToolSchema
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ask",
     "BaseTool",
     "CertificateError",
     "ConfigError",

@@ -17,7 +17,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.proxy_client import Plan
 from benchmarks.template_matrix import template_of
 from benchmarks.turn_cost import SCHEMA, large_schemas
-from verl_multiturn import Generation
+from verl_multiturn import Ask, Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.proxy.http.server import ProxyServer
@@ -59,9 +59,7 @@ class InstantEngine:
         self._seconds = seconds
         self._random = random.Random(0)
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return the turn."""
         if self._seconds:
             await asyncio.sleep(self._random.random() * self._seconds)
@@ -182,7 +180,7 @@ async def play(
         session.end()
         await session.closed()
         outcome = session.outcome(StopReason.FINISHED)
-        assert outcome.generation_rows == [0] * turns, (len(session.forest.roots), outcome.generation_rows)
+        assert outcome.places == [0] * turns, (len(session.forest.roots), outcome.places)
         session.forget()
     run.renderer.close()
     return Played(json.loads(written), seconds, cpu_s, loop)

@@ -183,7 +183,7 @@ class World:
         self.requests += played.requests
         self.generations += len(receipts)
         self.rows += len(outcome.rows)
-        self.places.update("row" if isinstance(place, int) else place for place in outcome.generation_rows)
+        self.places.update("row" if isinstance(place, int) else place for place in outcome.places)
         for done in played.done:
             self.answered += bool(done.received)
             if done.error:

@@ -131,7 +131,7 @@ class Checked:
 
     def _certified(self) -> None:
         try:
-            name, places = self.played.session.id, self.outcome.generation_rows
+            name, places = self.played.session.id, self.outcome.places
             receipts = Receipts.of_rows(name, self.receipts, places, "u", 0, False, not self.outcome.valid)
             receipts = [Receipts.from_bytes(own.to_bytes()) for own in receipts]
         except ValueError as error:
@@ -157,7 +157,7 @@ class Checked:
 
     def _accounted(self, trained: Mapping[int, Mapping[int, int]]) -> None:
         """Check that each generation has a receipt, and is where it is said to be."""
-        places = self.outcome.generation_rows
+        places = self.outcome.places
         listed = [int(receipt.versions[0]) // 2 for receipt in self.receipts]
         if sorted(listed) != sorted(self._of):
             lost = sorted(set(self._of) - set(listed))
@@ -179,7 +179,7 @@ class Checked:
         """Check that what is trained was received by a client, and that what one waited for has a row or a reason."""
         places = {
             int(receipt.versions[0]) // 2: place
-            for receipt, place in zip(self.receipts, self.outcome.generation_rows, strict=False)
+            for receipt, place in zip(self.receipts, self.outcome.places, strict=False)
         }
         got: set[int | None] = set()
         waited: Counter[int] = Counter()

@@ -55,9 +55,9 @@ def _left_out() -> Sequence[AbstractContextManager[Any]]:
 
     def without_one(self: AgentSession, *args: Any, **kwargs: Any) -> Any:
         made = outcome(self, *args, **kwargs)
-        at = next((at for at, place in enumerate(made.generation_rows) if isinstance(place, str)), None)
+        at = next((at for at, place in enumerate(made.places) if isinstance(place, str)), None)
         if at is not None:
-            del made.generation_rows[at]
+            del made.turns[at]
             lost[id(self)] = at
         return made
 
@@ -75,7 +75,8 @@ def _called_dropped() -> Sequence[AbstractContextManager[Any]]:
 
     def renamed(self: AgentSession, *args: Any, **kwargs: Any) -> Any:
         made = outcome(self, *args, **kwargs)
-        made.generation_rows = ["dropped_row" if each == "undelivered" else each for each in made.generation_rows]
+        for turn in made.turns:
+            turn.place = "dropped_row" if turn.place == "undelivered" else turn.place
         return made
 
     return [patch.object(AgentSession, "outcome", renamed)]

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.attacks import attacks, benign
 from verl_multiturn.chat.template import TOOL, Template
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 
 MARK = re.compile(r"m(\d{6})y")
 STOPS = ("</code>", "STOP", "\n\n", "Observation:", "}")
@@ -170,14 +170,12 @@ class FuzzEngine:
         self._numbers = itertools.count()
         self._random = random.Random(f"engine {family.name} {seed}")
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int, **rest: Any
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return a turn, or do something wrong."""
         number, chance = next(self._numbers), self._random
-        before = self._family.template.tokenizer.decode(list(ids[-8:])).rstrip()
+        before = self._family.template.tokenizer.decode(list(ask.ids[-8:])).rstrip()
         opened = any(before.endswith(start) for start, _ in self._family.marks)
-        stops = [re.sub(r"\\(.)", r"\1", each) for each in sampling.get("stop_regex", ())]
+        stops = [re.sub(r"\\(.)", r"\1", each) for each in ask.sampling.get("stop_regex", ())]
         said = self._family.turn(chance, f"m{number:06d}y", opened, stops)
         wait = chance.choice((0, 0, 1, 3, 0.001, 0.004, 0.02))
         for _ in range(wait if isinstance(wait, int) else 0):
@@ -187,8 +185,8 @@ class FuzzEngine:
         mishap = chance.random()
         if mishap < 0.005:
             raise EngineError("scripted")
-        finish = "length" if len(said) > max_new_tokens else "stop"
-        said = said[:max_new_tokens]
+        finish = "length" if len(said) > ask.max_new_tokens else "stop"
+        said = said[: ask.max_new_tokens]
         versions = sorted(2 * number + chance.randint(0, 1) for _ in said)
         made = Generation(said, [-chance.random() * 10 ** chance.uniform(-6, 2) for _ in said], versions, finish)
         if mishap < 0.01:
@@ -196,8 +194,10 @@ class FuzzEngine:
         if mishap < 0.0125:
             return replace(made, logprobs=[*made.logprobs[:-1], float("nan")])
         if mishap < 0.015:
-            return replace(made, ids=said + [0] * max_new_tokens, logprobs=[-1.0] * (len(said) + max_new_tokens),
-                           versions=[2 * number] * (len(said) + max_new_tokens))  # fmt: skip
+            more = ask.max_new_tokens + len(said)
+            return replace(
+                made, ids=[*said, *[0] * ask.max_new_tokens], logprobs=[-1.0] * more, versions=[2 * number] * more
+            )
         return made
 
 
@@ -212,19 +212,17 @@ class Recorder:
         self._engine = engine
         self.logs: defaultdict[str, Log] = defaultdict(Log)
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int, **rest: Any
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Sample as the engine does."""
-        log = self.logs[request_id.rpartition(".")[0]]
-        if request_id in log.busy:
-            log.wrong.append(f"two generations at once in lane {request_id}")
-        log.busy.add(request_id)
+        log = self.logs[ask.request_id.rpartition(".")[0]]
+        if ask.request_id in log.busy:
+            log.wrong.append(f"two generations at once in lane {ask.request_id}")
+        log.busy.add(ask.request_id)
         log.asked += 1
         log.most_at_once = max(log.most_at_once, len(log.busy))
-        given = list(ids)
+        given = list(ask.ids)
         try:
-            made = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **rest)
+            made = await self._engine.generate(ask)
         except asyncio.CancelledError:
             log.cancelled += 1
             raise
@@ -232,10 +230,12 @@ class Recorder:
             log.failed += 1
             raise
         finally:
-            log.busy.discard(request_id)
-        sound = made.finish != "abort" and 0 < len(made.ids) <= max_new_tokens and all(p <= 0 for p in made.logprobs)
+            log.busy.discard(ask.request_id)
+        sound = (
+            made.finish != "abort" and 0 < len(made.ids) <= ask.max_new_tokens and all(p <= 0 for p in made.logprobs)
+        )
         log.failed += not sound
-        log.sampled.append(Sampled(made.versions[0] // 2, request_id, given, list(made.ids), sound))
+        log.sampled.append(Sampled(made.versions[0] // 2, ask.request_id, given, list(made.ids), sound))
         return made
 
 

@@ -30,7 +30,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from benchmarks.group_advantages import advantages_of
 from benchmarks.held import held, left
 from benchmarks.interaction_plans import GROUP, MODES, Plan, interactions_file, make_decks
 from benchmarks.turn_cost import MODEL, make_config
-from verl_multiturn import EngineError, Generation
+from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.certificate.records import read_records
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.errors import InteractionContractError
@@ -76,14 +76,12 @@ class Engine:
         self.requests: set[str] = set()
         self._failed = 0
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return a turn; for a request that is no conversation, do the next fault of `POLICY`."""
         await asyncio.sleep(0)
-        if request_id in self.requests:
-            new = self._said[len(ids) % 7]
-            cut = new[:max_new_tokens]
+        if ask.request_id in self.requests:
+            new = self._said[len(ask.ids) % 7]
+            cut = new[: ask.max_new_tokens]
             return Generation(cut, [-0.5] * len(cut), [0] * len(cut), "stop" if cut == new else "length")
         self._failed += 1
         fault = POLICY[self._failed % len(POLICY)]

@@ -24,7 +24,7 @@ from benchmarks.control_tokens import ControlTokens, control_tokens
 from benchmarks.turn_cost import MODEL, make_config
 from tests.support.attacks import attacks
 from tests.support.families import Family, family, make_codec, names
-from verl_multiturn import Conversation, Generation, Interaction, Limits, Reply, Request, ScriptedEngine
+from verl_multiturn import Ask, Conversation, Generation, Interaction, Limits, Reply, Request, ScriptedEngine
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.context import Context
@@ -145,7 +145,7 @@ async def try_family(name: str, found: Found, texts: int = TEXTS, guarded: bool 
         for place, mode, control in cases:
             outcome = await trial.play(*((text, "x") if place == "user" else ("x", text)), mode)
             if place == "model" and any(
-                turn.calls or turn.content.strip() != text.strip() for turn in outcome.assistant_turns
+                turn.said.calls or turn.said.content.strip() != text.strip() for turn in outcome.turns if turn.said
             ):
                 found.calls += 1
                 continue
@@ -211,7 +211,7 @@ async def user_turn_ms(turns: int = 100) -> float:
     times: list[tuple[float, float]] = []
 
     class Timed:
-        async def generate(self, request_id: str, ids: Any, sampling: Any, max_new_tokens: int) -> Generation:
+        async def generate(self, ask: Ask) -> Generation:
             asked = time.perf_counter()
             made = Generation(list(said), [-0.5] * len(said), [0] * len(said), "stop")
             times.append((asked, time.perf_counter()))

@@ -22,7 +22,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +37,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks import sandbox_speed
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
-from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSchema
+from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gates
@@ -139,11 +139,9 @@ class Model:
 class OurModel(Model):
     """The scripted model as an engine of our loop."""
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return the next scripted turn."""
-        said = self._turn(ids)
+        said = self._turn(ask.ids)
         return Generation(said, [-0.5] * len(said), [0] * len(said), "stop")
 
 

@@ -16,7 +16,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.tools.schemas import ToolResponse as VerlToolResponse
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_multiturn import BaseTool, Generation, Request, ToolResponse, ToolSchema
+from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 
 MODEL = Path(__file__).resolve().parents[2] / "recipes" / "quickstart" / "model"
@@ -76,9 +76,7 @@ class OurEngine:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return the next scripted turn."""
         said = self._clock.next_turn()
         return Generation(said, [-0.5] * len(said), [0] * len(said), "stop")

@@ -34,7 +34,7 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
 from verl_multiturn.verl_bridge.loops.runner import build_runner
@@ -133,17 +133,15 @@ class Unsteady(ScriptedEngine):
         self._vocabulary = len(self._template.tokenizer)
         self._chances: dict[str, random.Random] = {}
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int, **rest: Any
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return a scripted turn with random logprobs and weight versions, or one of the mishaps."""
-        chance = self._chances.setdefault(request_id, random.Random(f"{self._name} {sampling['conversation']}"))
+        chance = self._chances.setdefault(ask.request_id, random.Random(f"{self._name} {ask.sampling['conversation']}"))
         mishap = chance.choice(self._mishaps) if chance.random() < 0.12 else ""
-        made = await super().generate(request_id, ids, sampling, max_new_tokens)
+        made = await super().generate(ask)
         count = len(made.ids)
         # The logprobs have any size that float32 has to keep to the bit.
         logprobs = [-(10.0 ** chance.uniform(-12, 2)) * chance.choice((0, 1, 1, 1)) for _ in made.ids]
-        version = sampling["conversation"] % 5 + len(ids) // 60
+        version = ask.sampling["conversation"] % 5 + len(ask.ids) // 60
         updated = chance.choice((0, 0, chance.randrange(count + 1)))
         versions = [version] * (count - updated) + [version + 1] * updated
         made = replace(made, logprobs=logprobs, versions=versions if chance.random() < 0.9 else [-1] * count)
@@ -156,7 +154,10 @@ class Unsteady(ScriptedEngine):
             return Generation([], [], [], "abort")
         if mishap == "says too much":
             return Generation(
-                [7] * (max_new_tokens + 1), [-1.0] * (max_new_tokens + 1), [1] * (max_new_tokens + 1), "stop"
+                [7] * (ask.max_new_tokens + 1),
+                [-1.0] * (ask.max_new_tokens + 1),
+                [1] * (ask.max_new_tokens + 1),
+                "stop",
             )
         if mishap == "has no logprobs":
             return replace(made, logprobs=[])

@@ -23,7 +23,7 @@ from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import columns_of
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 
 Rows = list[Sample]
@@ -43,9 +43,9 @@ class RandomEngine:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    async def generate(self, request_id: str, ids: object, sampling: object, max_new_tokens: int) -> Generation:
-        """Return between one token and `max_new_tokens`."""
-        rng, count = self._rng, self._rng.randint(1, max_new_tokens)
+    async def generate(self, ask: Ask) -> Generation:
+        """Return between one token and `ask.max_new_tokens`."""
+        rng, count = self._rng, self._rng.randint(1, ask.max_new_tokens)
         version = rng.randint(0, 3)
         logprobs = [-rng.random() for _ in range(count)]
         return Generation(_ids(rng, count), logprobs, [version] * count, "stop")
@@ -73,9 +73,9 @@ async def _converse(rng: random.Random, uid: str, session_id: int) -> Rows:
             if turn:
                 row.append_context(_ids(rng, rng.randint(1, 8)), Source.OBSERVATION)
             while rng.random() < 0.15:  # an answer that nobody got, or that was not taken
-                await engine.generate(request_id, row.ids, {}, 8)
+                await engine.generate(Ask(request_id, row.ids, {}, 8))
                 where.append(rng.choice(CAUSES))
-            made = await engine.generate(request_id, row.ids, {}, 12)
+            made = await engine.generate(Ask(request_id, row.ids, {}, 12))
             row.append_sampled(made.ids, made.logprobs, made.versions)
             where.append(place)
         if not dropped:

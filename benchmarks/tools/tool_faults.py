@@ -27,7 +27,6 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from transformers import AutoTokenizer
 from benchmarks.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyTool, Tally
 from benchmarks.held import held, left
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
-from verl_multiturn import EngineError, Generation, Request, ToolContractError
+from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
@@ -78,16 +77,14 @@ class FaultyEngine:
         self._tally = tally
         self.scripts: dict[str, list[str]] = {}
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return the next turn of the request's script, or do the fault that stands there."""
         await asyncio.sleep(0)
-        said = self.scripts[request_id].pop(0)
+        said = self.scripts[ask.request_id].pop(0)
         if said not in ENGINE:
             for kind in CALLS:
                 self._tally.faults[f"call {kind}"] += malformed(kind) in said
-            new = self._encode(said)[:max_new_tokens]
+            new = self._encode(said)[: ask.max_new_tokens]
             return Generation(new, [-0.5] * len(new), [0] * len(new), "stop")
         self._tally.faults[f"engine {said}"] += 1
         if said == "raises":
@@ -96,7 +93,9 @@ class FaultyEngine:
             return Generation([], [], [], "stop")
         if said == "bad_logprobs":
             return Generation([5, 6], [-0.5], [0, 0], "stop")
-        return Generation([5] * (max_new_tokens + 1), [-0.5] * (max_new_tokens + 1), [0] * (max_new_tokens + 1), "stop")
+        return Generation(
+            [5] * (ask.max_new_tokens + 1), [-0.5] * (ask.max_new_tokens + 1), [0] * (ask.max_new_tokens + 1), "stop"
+        )
 
 
 def call(tool: str, fault: str) -> str:

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.rewards.advantages import EPSILON, Advantages, Played, Turn, of_states, of_turns
+from verl_multiturn.rewards.advantages import EPSILON, Advantages, Played, of_states, of_turns
+from verl_multiturn.rollout.turn import Turn
 
 GROUPS = 1000
 RECORDED = [[37 / 30, 3 / 5], [-43 / 60, -2 / 5, -43 / 60]]
@@ -77,7 +78,7 @@ def plain_gigpo(
 ) -> list[NDArray[Any]]:
     """Compute GiGPO's advantages in arrays with a row for each turn, as the paper writes them."""
     row_conversation = np.concatenate([np.full(len(played.turns), i) for i, played in enumerate(group)])
-    rewards = np.array([turn.reward for played in group for turn in played.turns])
+    rewards = np.array([turn.earned or 0.0 for played in group for turn in played.turns])
     states = [turn.state for played in group for turn in played.turns]
     episodes = np.array([rewards[row_conversation == i].sum() for i in range(len(group))])
     compared = episodes[row_conversation] if across_rows else episodes
@@ -176,14 +177,14 @@ def control(group: Sequence[Played]) -> Advantages:
     reached: dict[int, list[float]] = defaultdict(list)
     for played in group:
         for turn in played.turns:
-            reached[turn.number].append(turn.reward)
+            reached[turn.number].append(turn.earned or 0.0)
     made = []
     for played in group:
         normed = []
         for turn in played.turns:
             values = np.array(reached[turn.number])
             std = values.std(ddof=1) if len(values) > 1 else 0.0
-            normed.append((turn.reward - values.mean()) / (std + EPSILON))
+            normed.append(((turn.earned or 0.0) - values.mean()) / (std + EPSILON))
         made.append([float(sum(normed[k:])) for k in range(len(normed))])
     return made
 

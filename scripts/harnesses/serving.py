@@ -76,10 +76,9 @@ class Served:
         await session.closed()
         outcome = session.outcome(StopReason.FINISHED)
         generations = session.receipts()
-        receipts = Receipts.of_rows(session.id, generations, outcome.generation_rows, _UID, invalid=not outcome.valid)
-        rows = [row.trajectory for row in outcome.rows]
+        receipts = Receipts.of_rows(session.id, generations, outcome.places, _UID, invalid=not outcome.valid)
         # Written and read, as a record is that `verl-multiturn verify` gets.
-        record = json.loads(json_line(record_of(outcome, receipts, rows, uid=_UID)))
+        record = json.loads(json_line(record_of(outcome, receipts, uid=_UID)))
         violations = [str(violation) for violation in verify_record(record).violations]
         return Account(outcome, len(session.forest.roots), violations, dict(session.unenforced), session.refused)
 
@@ -97,7 +96,7 @@ class Account:
     @property
     def counts(self) -> dict[str, Any]:
         """Return the session's numbers."""
-        places = self.outcome.generation_rows
+        places = self.outcome.places
         return {
             "roots": self.roots,
             "rows": len({place for place in places if isinstance(place, int)}),

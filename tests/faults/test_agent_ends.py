@@ -36,9 +36,9 @@ async def test_what_an_agent_asks_after_its_return_is_refused_and_not_trained(ru
     late = tmp_path / "late"
     row = {"raw_prompt": [{"role": "user", "content": "1+1?"}], "extra_info": {"late": str(late)}}
     outcome, generations = await endpoint.run("r", row, {})
-    receipts = Receipts.of_rows("r", generations, outcome.generation_rows, "u", 0, False, False)
+    receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, False)
     assert certified(outcome, receipts) == []
-    assert (outcome.stop_reason, outcome.generation_rows) == (StopReason.FINISHED, [0])
+    assert (outcome.stop_reason, outcome.places) == (StopReason.FINISHED, [0])
     await until(late.exists)
     await until(late.read_text)
     assert late.read_text()[:3] in ("400", "401")  # the session is over, or its key is dead

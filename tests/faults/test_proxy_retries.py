@@ -1,7 +1,7 @@
 """Clients that leave and ask again, over real sockets and a real session: nothing is sampled or trained twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
@@ -30,9 +30,7 @@ class GatedEngine:
         self.gate = asyncio.Event()
         self.asked = 0
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         self.asked += 1
         number = self.asked
         await self.gate.wait()
@@ -59,9 +57,7 @@ class World:
         self.session.end()
         await self.session.closed()
         outcome = self.session.outcome(StopReason.FINISHED)
-        receipts = Receipts.of_rows(
-            "s", self.session.receipts(), outcome.generation_rows, "u", 0, False, not outcome.valid
-        )
+        receipts = Receipts.of_rows("s", self.session.receipts(), outcome.places, "u", 0, False, not outcome.valid)
         assert certified(outcome, receipts) == []
         return outcome
 
@@ -91,7 +87,7 @@ async def test_who_asks_again_takes_over_the_generation_under_way(body: Any) -> 
         one.engine.gate.set()
         assert b"answer 1" in (await answer(reader))[2]
         assert one.engine.asked == 1
-        assert (await one.end()).generation_rows == [0]
+        assert (await one.end()).places == [0]
 
 
 async def test_who_asks_again_later_gets_the_completion_that_was_kept() -> None:
@@ -105,7 +101,7 @@ async def test_who_asks_again_later_gets_the_completion_that_was_kept() -> None:
         assert b"answer 2" in (await answer(reader))[2]
         reader, _ = await one.ask(HELLO)
         assert b"answer 1" in (await answer(reader))[2]
-        assert (await one.end()).generation_rows == [0, 1]
+        assert (await one.end()).places == [0, 1]
 
 
 async def test_what_nobody_fetches_is_not_trained() -> None:
@@ -117,7 +113,7 @@ async def test_what_nobody_fetches_is_not_trained() -> None:
         one.engine.gate.set()
         assert (await answer(reader))[0] == 200
         await until(lambda: len(one.session.forest.completions) == 2)
-        assert sorted(map(str, (await one.end()).generation_rows)) == ["0", "undelivered"]
+        assert sorted(map(str, (await one.end()).places)) == ["0", "undelivered"]
 
 
 async def test_two_that_wait_for_the_same_are_two_samples() -> None:

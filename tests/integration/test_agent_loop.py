@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT, EchoTool
+from verl_multiturn.rollout.engine import Ask
 
 pytestmark = pytest.mark.stack
 
@@ -29,7 +30,7 @@ async def ask(output: Any) -> tuple[Any, dict[str, Any]]:
             raise output
         return output
 
-    return await VerlEngine(generate).generate("r1", [1, 2], {"temperature": 0.5}, 7), asked
+    return await VerlEngine(generate).generate(Ask("r1", [1, 2], {"temperature": 0.5}, 7)), asked
 
 
 async def test_the_engine_behind_verls_client() -> None:
@@ -84,7 +85,7 @@ class Versions:
         self.turns = turns
         self.version = 3
 
-    async def generate(self, request_id: str, ids: Any, sampling: Any, max_new_tokens: int) -> Any:
+    async def generate(self, ask: Ask) -> Any:
         from verl_multiturn import Generation
 
         said, self.version = self.turns.pop(0), self.version + 1

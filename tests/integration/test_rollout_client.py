@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
 pytestmark = pytest.mark.stack
@@ -123,7 +124,7 @@ async def test_every_token_has_the_version_of_its_attempt() -> None:
 
     server = Server([(3, "abort", 4, True), (2, "abort", 5, True), (1, "stop", None, False)])
     server.open.set()
-    generation = await VerlEngine(client(server).generate).generate("r1", [10], {}, 20)
+    generation = await VerlEngine(client(server).generate).generate(Ask("r1", [10], {}, 20))
     assert generation.versions == [4, 4, 4, 5, 5, -1]
 
 

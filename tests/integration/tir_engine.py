@@ -12,11 +12,11 @@ import asyncio
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
+from verl_multiturn.rollout.engine import Ask
 
 # Each text is one token. "\n" begins a message, "`\n" ends an output.
 CALL = ["```python\n", "print(6*7", ")\n```\n", "`", "``", "ou", "tp", "ut"]
@@ -74,11 +74,11 @@ class Server:
         self.said: list[list[int]] = []
         self.reasons: list[str] = []
 
-    async def generate(self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], most: int) -> Any:
+    async def generate(self, ask: Ask) -> Any:
         from verl_multiturn import Generation
 
-        params = {"temperature": 1.0, **sampling, "max_new_tokens": most}
-        said = await self._server.async_generate(input_ids=list(ids), sampling_params=params, return_logprob=True)
+        params = {"temperature": 1.0, **ask.sampling, "max_new_tokens": ask.max_new_tokens}
+        said = await self._server.async_generate(input_ids=list(ask.ids), sampling_params=params, return_logprob=True)
         about = said["meta_info"]
         self.said.append(list(said["output_ids"]))
         self.reasons.append(about["finish_reason"]["type"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.turn_cost import make_config
-from verl_multiturn import BaseTool, ScriptedEngine, ToolSchema
+from verl_multiturn import Ask, BaseTool, ScriptedEngine, ToolSchema
 
 KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}, "required": []}}}  # fmt: skip  # noqa: E501
@@ -36,8 +36,8 @@ class Speaker:
     def __init__(self) -> None:
         self.scripted = ScriptedEngine([])
 
-    async def generate(self, *given: Any, **images: Any) -> Any:
-        return await self.scripted.generate(*given, **images)
+    async def generate(self, ask: Ask) -> Any:
+        return await self.scripted.generate(ask)
 
 
 runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}

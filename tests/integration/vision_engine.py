@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from verl_multiturn.rollout.engine import Ask
 
 
 class HalfReal:
@@ -24,17 +25,15 @@ class HalfReal:
         self._server, self._first = server, first
         self.prompt_tokens = 0
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], most: int, images: Sequence[Any] = ()
-    ) -> Any:
+    async def generate(self, ask: Ask) -> Any:
         from verl_multiturn import Generation
 
         if self._first:
             first, self._first = self._first, []
             return Generation(first, [-1.0] * len(first), [0] * len(first), "stop")
-        params = {"max_new_tokens": most, "temperature": 1.0, **sampling}
+        params = {"max_new_tokens": ask.max_new_tokens, "temperature": 1.0, **ask.sampling}
         said = await self._server.async_generate(
-            input_ids=list(ids), image_data=list(images), sampling_params=params, return_logprob=True
+            input_ids=list(ask.ids), image_data=list(ask.images), sampling_params=params, return_logprob=True
         )
         about = said["meta_info"]
         self.prompt_tokens = about["prompt_tokens"]

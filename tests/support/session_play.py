@@ -31,7 +31,7 @@ from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.stop_texts import StopTexts
@@ -94,22 +94,20 @@ class _Engine:
         self._failed_in: set[str] = set()
         self._version = 0
 
-    async def generate(
-        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], max_new_tokens: int
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Return a turn."""
         chance = self._chance
         for _ in range(chance.randrange(3)):
             await asyncio.sleep(0)
-        if request_id not in self._failed_in and chance.random() < 0.03:
-            self._failed_in.add(request_id)
+        if ask.request_id not in self._failed_in and chance.random() < 0.03:
+            self._failed_in.add(ask.request_id)
             raise EngineError("scripted")
-        self._failed_in.discard(request_id)
+        self._failed_in.discard(ask.request_id)
         text = chance.choice(self._chat.turns)
-        if self._chat.tokenizer.decode(list(ids[-16:])).rstrip().endswith("<think>") and "</think>" not in text:
+        if self._chat.tokenizer.decode(list(ask.ids[-16:])).rstrip().endswith("<think>") and "</think>" not in text:
             text = f"thought\n</think>\n\n{text}"
         said = self._chat.tokenizer.encode(text, add_special_tokens=False)
-        kept = said[:max_new_tokens]
+        kept = said[: ask.max_new_tokens]
         self._version += chance.randrange(2)
         logprobs = [-chance.random() for _ in kept]
         return Generation(kept, logprobs, [self._version] * len(kept), "length" if len(kept) < len(said) else "stop")
@@ -354,9 +352,7 @@ async def play(
     renderer.close()
     outcome = session.outcome(StopReason.FINISHED)
     broken = [*agent.broken, *_checked(agent, outcome, run.max_rows)]
-    receipts = Receipts.of_rows(
-        session.id, session.receipts(), outcome.generation_rows, "u", 0, False, not outcome.valid
-    )
+    receipts = Receipts.of_rows(session.id, session.receipts(), outcome.places, "u", 0, False, not outcome.valid)
     broken += certified(outcome, receipts)
     agent.done["rows"] += len(outcome.rows)
     return broken, agent.done
@@ -366,7 +362,7 @@ def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]
     """Check that what the agent got is trained once, and nothing else."""
     broken = []
     echoed = {node.parent.completion.id for node in agent.session.forest.completions.values() if node.parent}
-    places = dict(zip(range(len(outcome.generation_rows)), outcome.generation_rows, strict=True))
+    places = dict(zip(range(len(outcome.places)), outcome.places, strict=True))
     for name, node in agent.session.forest.completions.items():
         place = places.pop(node.number)
         got = name in agent.received or name in echoed
@@ -376,10 +372,10 @@ def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]
         if not fits:
             broken.append(f"completion {node.number} is in {place!r}, and the agent got it: {got}")
     broken += [f"generation {number} is in {place}" for number, place in places.items() if isinstance(place, int)]
-    trained: Counter[int] = Counter()
-    for row in outcome.rows:
-        trained.update(row.turn_numbers)
-        if row.trajectory.turns != len(row.turn_numbers):
-            broken.append(f"{row.trajectory.turns} turns are trained, {len(row.turn_numbers)} are listed")
-    broken += [f"completion {number} is trained {times} times" for number, times in trained.items() if times > 1]
+    for index, row in enumerate(outcome.rows):
+        listed = [turn for turn in outcome.turns if turn.place == index]
+        if row.trajectory.turns != len(listed):
+            broken.append(f"{row.trajectory.turns} turns are trained, {len(listed)} are listed")
+        if sum(row.trajectory.mask) != sum(turn.end - turn.start for turn in listed):
+            broken.append(f"the turns of row {index} do not hold its tokens")
     return broken

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
 from verl_multiturn.describe import show
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 
 _HEADER_BYTES = 4
 _TOO_MANY = 1 << 31
@@ -319,14 +319,7 @@ class ReceiptingEngine:
         self._engine = engine
         self._open: dict[str, _Open] = {}
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Sample tokens as `Engine.generate` does, and keep a receipt.
 
         A generation that fails or is cancelled leaves no receipt.
@@ -334,15 +327,14 @@ class ReceiptingEngine:
         Raises:
             EngineError: The engine failed, or returned something that is not a generation.
         """
-        request = self._open.setdefault(request_id, _Open())
-        prompt_tokens, digest = len(ids), _digest(request, ids)
-        given = {"images": images} if images else {}
-        generation = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **given)
+        request = self._open.setdefault(ask.request_id, _Open())
+        prompt_tokens, digest = len(ask.ids), _digest(request, ask.ids)
+        generation = await self._engine.generate(ask)
         try:
             receipt = Receipt(
                 prompt_tokens,
                 digest,
-                max_new_tokens,
+                ask.max_new_tokens,
                 _read_only(generation.ids, "<i4"),
                 _read_only(generation.logprobs, "<f4"),
                 _read_only(generation.versions, "<i8"),

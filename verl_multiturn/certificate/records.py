@@ -25,9 +25,7 @@ from verl_multiturn.rollout.trajectory import Trajectory
 _LOG = logging.getLogger(__name__)
 
 
-def record_of(
-    outcome: Outcome, receipts: Receipts | Sequence[Receipts], rows: Sequence[Trajectory] = (), **extra: Any
-) -> dict[str, Any]:
+def record_of(outcome: Outcome, receipts: Receipts | Sequence[Receipts], **extra: Any) -> dict[str, Any]:
     """Return the record of a conversation: all token columns, the messages, the calls and the engine's receipts.
 
     The token columns of a conversation with one row are entries of the record itself. Those of several rows are in the
@@ -36,14 +34,13 @@ def record_of(
     Args:
         outcome: the finished conversation.
         receipts: receipts of what the engine returned; one for each row where there are several.
-        rows: the conversation's rows, where there are several.
         extra: further entries, such as `step`, `uid` and `temperature`.
 
     Returns:
         A dictionary for `json_line`.
     """
     each = [receipts] if isinstance(receipts, Receipts) else receipts
-    columns = [columns_of(row, own) for row, own in zip(rows or [outcome.trajectory], each, strict=True)]
+    columns = [columns_of(row.trajectory, own) for row, own in zip(outcome.rows, each, strict=True)]
     return {
         "request_id": outcome.request_id,
         "stop_reason": str(outcome.stop_reason),
@@ -64,7 +61,17 @@ def record_of(
             for call in outcome.calls
         ],
         "tool_rewards": outcome.calc_rewards,
-        "replies": [asdict(reply) for reply in outcome.replies],
+        "replies": [
+            {
+                "turn": turn.number,
+                "text": turn.reply.text,
+                "reward": turn.reply.reward,
+                "state": turn.reply.state,
+                "metrics": turn.reply.metrics,
+            }
+            for turn in outcome.turns
+            if turn.reply is not None
+        ],
         "score": outcome.score,
         "differences": [str(difference) for difference in outcome.differences],
         "error": outcome.error,
@@ -80,17 +87,16 @@ def session_of(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
 
     The texts of all rows are in their token columns; the record's `messages` are those of the last row.
     """
-    said = dict(zip(outcome.delivered, outcome.assistant_turns, strict=True))
     return {
         **asdict(session),
         "completions": [
             {
-                "parent": parent,
-                "place": place,
-                "reward": outcome.completion_rewards.get(number),
-                "text": said[number].content if number in said else None,
+                "parent": turn.parent,
+                "place": turn.place,
+                "reward": turn.reward,
+                "text": None if turn.said is None else turn.said.content,
             }
-            for number, (parent, place) in enumerate(zip(outcome.parents, outcome.generation_rows, strict=True))
+            for turn in outcome.turns
         ],
     }
 

@@ -301,17 +301,17 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
         receipts: What the engine returned.
         is_scored: Whether its agent was run here, so that it could give a reward.
     """
-    places = outcome.generation_rows
+    places = outcome.places
     table = Table("", "continues", "given", "sampled", "trained", "said", title="completions")
     tokenizer = tiny_tokenizer()
-    for number, (receipt, place, parent) in enumerate(zip(receipts, places, outcome.parents, strict=True)):
+    for receipt, turn in zip(receipts, outcome.turns, strict=True):
         text = tokenizer.decode(receipt.ids.tolist(), skip_special_tokens=True).replace("\n", " ")
         table.add_row(
-            str(number),
-            "" if parent is None else str(parent),
+            str(turn.number),
+            "" if turn.parent is None else str(turn.parent),
             f"{receipt.prompt_tokens} tokens",
             f"{len(receipt.ids)} tokens",
-            f"in row {place}" if isinstance(place, int) else f"no: {place}",
+            f"in row {turn.place}" if isinstance(turn.place, int) else f"no: {turn.place}",
             escape(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"),
         )
     console.print(table)
@@ -330,10 +330,11 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
         console.print(f"the session's reward is {report.reward:g}", highlight=False)
     elif is_scored and outcome.valid:
         console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)
-    for number, reward in sorted(outcome.completion_rewards.items()):
-        console.print(f"completion {number} has a reward of its own, {reward:g}", highlight=False)
+    for turn in outcome.turns:
+        if turn.reward is not None:
+            console.print(f"completion {turn.number} has a reward of its own, {turn.reward:g}", highlight=False)
     own = Receipts.of_rows(outcome.request_id, receipts, places, invalid=not outcome.valid)
-    verdict = verify_record(record_of(outcome, own, [row.trajectory for row in outcome.rows]))
+    verdict = verify_record(record_of(outcome, own))
     for violation in verdict.violations:
         console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
     mark = "[red]no[/]" if verdict.violations else "[green]ok[/]"

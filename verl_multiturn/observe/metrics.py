@@ -58,7 +58,7 @@ def stats_of(outcome: Outcome) -> Stats:
         **session,
         "stop": str(outcome.stop_reason),
         "valid": outcome.valid,
-        "assistant_turns": outcome.turns,
+        "assistant_turns": outcome.sampled_turns,
         "user_turns": outcome.user_turns,
         "differs": bool(outcome.differences),
         "generate_s": outcome.generate_s,
@@ -90,8 +90,8 @@ def stats_of(outcome: Outcome) -> Stats:
 def _stats_of_session(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
     return {
         "roots": session.roots,
-        "completions": len(outcome.generation_rows),
-        "untrained": dict(Counter(place for place in outcome.generation_rows if isinstance(place, str))),
+        "completions": len(outcome.turns),
+        "untrained": dict(Counter(place for place in outcome.places if isinstance(place, str))),
         "unenforced": dict(session.unenforced),
         "reward": session.reward,
         "stuck": session.stuck,

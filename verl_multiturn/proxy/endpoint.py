@@ -83,7 +83,7 @@ class Endpoint:
 
         Returns:
             What becomes of the session, and the receipts of its generations in the order of
-            `Outcome.generation_rows`.
+            `Outcome.turns`.
 
         Raises:
             ConfigError: The agent cannot be imported, a column of the row cannot be given to it, or the function

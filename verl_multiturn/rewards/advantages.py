@@ -26,6 +26,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from verl_multiturn.rollout.turn import Turn
+
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as verl and the code of GiGPO do.
 
@@ -37,26 +39,11 @@ Advantages = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One assistant turn of a conversation."""
-
-    number: int
-    """Number of the turn in the conversation."""
-    reward: float = 0.0
-    """Reward of the turn; the last turn's includes that of the whole conversation."""
-    state: str | None = None
-    """State in which the turn was made; None: it equals no other."""
-    parent: int | None = None
-    """In a session, number of the completion that it continues; None: it begins anew."""
-    after: int = 0
-    """In a session, how many completions come after it in the longest row that holds it."""
-
-
-@dataclass(frozen=True)
 class Played:
     """One conversation of a group."""
 
     turns: Sequence[Turn]
+    """Its turns; the last one's reward includes that of the whole conversation. A session's are its completions."""
     valid: bool = True
     outcome: float = 0.0
     """Reward of a session as a whole, beside those of its completions."""
@@ -64,7 +51,7 @@ class Played:
     @property
     def reward(self) -> float:
         """Return what the conversation earned in all."""
-        return math.fsum([self.outcome, *(turn.reward for turn in self.turns)])
+        return math.fsum([self.outcome, *(turn.earned or 0.0 for turn in self.turns)])
 
 
 def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
@@ -208,7 +195,7 @@ def _returns(played: Played, gamma: float) -> list[float]:
     made, after, last = [0.0] * len(order), 0.0, 0
     for i in order:
         turn = played.turns[i]
-        after = turn.reward + gamma ** max(0, last - turn.number) * after
+        after = (turn.earned or 0.0) + gamma ** max(0, last - turn.number) * after
         made[i], last = after, turn.number
     return made
 
@@ -220,7 +207,7 @@ def _forest_returns(played: Played, gamma: float) -> list[float]:
     for i in order:  # a completion is made after the one that it continues
         turn = played.turns[i]
         later = continued[turn.number]
-        made[i] = turn.reward + (gamma * math.fsum(later) / len(later) if later else played.outcome)
+        made[i] = (turn.earned or 0.0) + (gamma * math.fsum(later) / len(later) if later else played.outcome)
         if turn.parent is not None:
             continued[turn.parent].append(made[i])
     return made

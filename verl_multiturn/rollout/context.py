@@ -100,7 +100,7 @@ class ContextWriter:
         increment = await codec.render(codec.observation, outcome.messages, added, trajectory.ids, shown)
         if not self._limits.fits_observation(trajectory.response_length, len(increment) + reserve):
             return False
-        outcome.images += images_of(added)
+        outcome.images.extend(images_of(added))
         trajectory.append_context(increment.separator, Source.TEMPLATE)
         trajectory.append_context(increment.observation, source)
         return True
@@ -153,9 +153,7 @@ class ContextWriter:
                 return StopReason.MALFORMED_CALLS
             if len(ids) <= self._limits.prompt_length:
                 trajectory.append_prompt(ids)
-                turns = outcome.turns  # counts the open row, which is one of the earlier ones from now on
-                outcome.earlier.append(ConversationRow(outcome.trajectory, outcome.images, outcome.first_turn))
-                outcome.trajectory, outcome.images, outcome.first_turn = trajectory, images_of(messages), turns
+                outcome.rows.append(ConversationRow(trajectory, images_of(messages)))
                 return None
         return StopReason.RESPONSE_LENGTH
 

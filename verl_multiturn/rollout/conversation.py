@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -21,16 +22,17 @@ from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
 from verl_multiturn.describe import message_of
-from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.clock import running, stood_still_s
 from verl_multiturn.rollout.context import Context, ContextWriter
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
-from verl_multiturn.rollout.outcome import Outcome, Request, TurnReply
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request
+from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tasks import ended
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import EXECUTED, CallResult
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.calls.slots import Gate, Gates
@@ -92,7 +94,7 @@ class Conversation:
             InteractionContractError: An interaction broke the contract of `Interaction`.
             asyncio.CancelledError: The caller cancelled. Every tool has been released, and the interaction closed.
         """
-        outcome = Outcome(request.request_id, Trajectory(), [])
+        outcome = Outcome(request.request_id, [ConversationRow(Trajectory(), [])], [])
         user: InteractionSession | None = None
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
@@ -129,10 +131,11 @@ class Conversation:
             session, shown = await self._prompt(request, outcome)
         # Without a reason, time ran out before the conversation ended. If it ran out later, during calc_reward or
         # release, the conversation had ended by itself.
-        for trajectory in (*(row.trajectory for row in outcome.earlier), outcome.trajectory):
-            trajectory.seal(reason or StopReason.WALL_CLOCK)
+        for row in outcome.rows:
+            row.trajectory.seal(reason or StopReason.WALL_CLOCK)
         outcome.interaction_s = user.seconds if user is not None else 0.0
         self._compare(outcome, shown)
+        _finish_rows(outcome)
         return outcome
 
     async def _prompt(
@@ -145,11 +148,11 @@ class Conversation:
         """
         codec, messages = self._codec, list(request.messages)
         if opening is not None:
-            outcome.opening, outcome.first_state = opening.text, opening.state
+            outcome.opening, outcome.state = opening.text, opening.state
             messages.append(await self._user_message(opening))
         outcome.messages = await codec.render(codec.trusted, messages)
         outcome.asked = len(outcome.messages)
-        outcome.images = images_of(outcome.messages)
+        outcome.images[:] = images_of(outcome.messages)
         session = ToolSession(
             request.request_id,
             request.tools,
@@ -178,7 +181,7 @@ class Conversation:
     def _compare(self, outcome: Outcome, schemas: Sequence[dict[str, Any]]) -> None:
         trajectory = outcome.trajectory
         said = sum(message["role"] == "assistant" for message in outcome.messages[outcome.asked :])
-        if self._check is None or not outcome.valid or said < trajectory.turns or outcome.earlier:
+        if self._check is None or not outcome.valid or said < trajectory.turns or len(outcome.rows) > 1:
             # The engine or the clock cut a turn off: it was not read, so there is no message to render. Or there are
             # several rows: the template itself rendered the beginning of each.
             return
@@ -217,7 +220,7 @@ class Conversation:
             progress = Progress(
                 # A full row ends a conversation only where no other row can follow.
                 response_tokens=outcome.trajectory.response_length if self._context.mode == "append" else 0,
-                assistant_turns=outcome.turns - len(outcome.summaries),
+                assistant_turns=_answers(outcome),
                 user_turns=outcome.user_turns,
                 cut=cut,
                 calls=len(turn.calls),
@@ -252,10 +255,8 @@ class Conversation:
 
     async def _summarise(self, request: Request, outcome: Outcome, tokens: int) -> str:
         """Sample a summary of at most `tokens` tokens, and return its text."""
-        generation = await self._sample(request, outcome, tokens)
-        turn = await self._read(generation, outcome, ())
-        outcome.summaries[outcome.turns - 1] = turn.content
-        return turn.content
+        generation = await self._sample(request, outcome, tokens, summary=True)
+        return (await self._read(generation, outcome, ())).content
 
     async def _reply(
         self, outcome: Outcome, user: InteractionSession, reason: StopReason | None
@@ -265,8 +266,7 @@ class Conversation:
         `reason` names the limit that ends the conversation after the answer; None if none does.
         """
         said = await user.reply(outcome.messages)
-        turn = outcome.turns - 1
-        outcome.replies.append(TurnReply(turn, said.text, said.reward, said.state, said.metrics))
+        outcome.turns[-1].reply, outcome.state = said, said.state
         if said.done or said.truncated:
             return StopReason.ENVIRONMENT_TRUNCATED if said.truncated else StopReason.ENVIRONMENT_DONE
         if reason is not None:
@@ -290,9 +290,7 @@ class Conversation:
         if reason is not None:
             return reason
         said = [await self._tool_message(result) for result in results[:-1]]
-        said.append(
-            await self._tool_message(results[-1], self._limits.reminder(outcome.turns - len(outcome.summaries)))
-        )
+        said.append(await self._tool_message(results[-1], self._limits.reminder(_answers(outcome))))
         added = await self._codec.render(self._codec.trusted, said)
         for result, message, trusted in zip(results, said, added, strict=True):
             result.altered |= message["content"] != trusted["content"]
@@ -316,46 +314,41 @@ class Conversation:
             return turn, None
         return turn, "turn" if budget < left else "response"
 
-    async def _sample(self, request: Request, outcome: Outcome, budget: int) -> Generation:
-        """Sample at most `budget` tokens into the open row."""
+    async def _sample(self, request: Request, outcome: Outcome, budget: int, summary: bool = False) -> Generation:
+        """Sample a turn of at most `budget` tokens into the open row."""
         trajectory = outcome.trajectory
         started = time.perf_counter()
+        ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
         try:
-            images = {"images": outcome.images} if outcome.images else {}
-            generating = asyncio.ensure_future(
-                self._engine.generate(request.request_id, trajectory.ids, request.sampling, budget, **images)
-            )
-            # The tokens that a cancelled generation still returns are kept.
-            cancelled = await ended(generating, pass_on=True)
-            failed = generating.cancelled() or generating.exception() is not None
-            if cancelled is not None and failed:
-                raise cancelled
-            if generating.cancelled():
-                raise EngineError("the engine cancelled the generation")
-            generation = generating.result()
+            sampled = await sample(self._engine, ask)
         finally:
             outcome.generate_s += time.perf_counter() - started
-        outcome.generation_rows.append(len(outcome.earlier))
-        if not generation.ids or len(generation.ids) > budget:
-            raise EngineError(f"the engine returned {len(generation.ids)} tokens, where 1 to {budget} were asked for")
-        try:
-            trajectory.append_sampled(generation.ids, generation.logprobs, generation.versions)
-        except TrajectoryError as error:
-            raise EngineError(f"the engine returned what is not a generation: {error}") from error
-        if cancelled is not None:
-            raise cancelled
-        if generation.finish == "abort":
-            raise EngineError("cut off by the engine")
-        return generation
+        turn = Turn(
+            number := len(outcome.turns),
+            parent=number - 1 if number else None,
+            place=len(outcome.rows) - 1,
+            start=trajectory.response_length,
+            end=trajectory.response_length,
+            summary=summary,
+        )
+        if not summary:  # the turn after a summary acts in the state that came before it
+            turn.state, outcome.state = outcome.state, None
+        outcome.turns.append(turn)
+        if sampled.fault:  # also of a cancelled generation, whose tokens would be kept
+            raise EngineError(sampled.fault)
+        made = sampled.generation
+        trajectory.append_sampled(made.ids, made.logprobs, made.versions)
+        turn.end = trajectory.response_length
+        return sampled.whole()
 
     async def _read(self, generation: Generation, outcome: Outcome, schemas: Sequence[dict[str, Any]]) -> AssistantTurn:
         """Read the turn that was sampled last."""
         trajectory = outcome.trajectory
         start = len(trajectory) - len(generation.ids)
         before = trajectory.ids[max(0, start - HEADER) : start]
-        turn = await self._parser.parse(generation.ids, schemas, outcome.turns - 1, before)
-        outcome.assistant_turns.append(turn)
-        return turn
+        turn = outcome.turns[-1]
+        turn.said = await self._parser.parse(generation.ids, schemas, turn.number, before)
+        return turn.said
 
     async def _execute(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[CallResult]:
         """Execute a turn's calls and return their results, in order."""
@@ -364,8 +357,7 @@ class Conversation:
             results = await session.execute(turn.calls)
         finally:
             outcome.tools_s += time.perf_counter() - started
-        outcome.calls.extend(results)
-        outcome.call_turns.extend([outcome.turns - 1] * len(results))
+        outcome.turns[-1].calls = results
         return results
 
     async def _tool_message(self, result: CallResult, ending: str = "") -> Message:
@@ -389,3 +381,22 @@ class Conversation:
             text, _ = self._codec.clip(text, self._limits.user_turn_length, side)
         read = self._read_images if self._codec.vision is not None else None
         return {"role": "user", "content": await tool_content("", text, reply.images, read)}
+
+
+def _answers(outcome: Outcome) -> int:
+    """Return the number of turns that were no summaries."""
+    return sum(not turn.summary for turn in outcome.turns)
+
+
+def _finish_rows(outcome: Outcome) -> None:
+    """Take out a last row without a sampled token, unless it is the only one, and count the turns after each."""
+    if len(outcome.rows) > 1 and not any(outcome.trajectory.mask):
+        outcome.rows.pop()
+        for turn in outcome.turns:
+            if turn.place == len(outcome.rows):
+                turn.place = "invalid"
+    later: Counter[int | str] = Counter()
+    for turn in reversed(outcome.turns):
+        if turn.sampled:
+            turn.after = later[turn.place]
+            later[turn.place] += 1

@@ -24,18 +24,27 @@ class Generation:
     """
 
 
+@dataclass(frozen=True)
+class Ask:
+    """A question to an engine: go on with these ids."""
+
+    request_id: str
+    """Name of the request."""
+    ids: Sequence[int]
+    """All token ids of the conversation so far, `(tokens,)`."""
+    sampling: Mapping[str, Any]
+    """Sampling parameters, under the engine's own names."""
+    max_new_tokens: int
+    """The most tokens that may be sampled."""
+    images: Sequence[Any] = ()
+    """PIL images, one for each group of image placeholders in `ids`."""
+
+
 class Engine(Protocol):
     """An object that continues a list of token ids."""
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
-        """Sample at most `max_new_tokens` tokens after `ids`.
+    async def generate(self, ask: Ask) -> Generation:
+        """Sample at most `ask.max_new_tokens` tokens after `ask.ids`.
 
         When the task of a generation is cancelled, the engine stops sampling for this request. It returns what it has
         sampled so far, and raises CancelledError only where that is nothing. In no case may it end while a server still
@@ -44,14 +53,6 @@ class Engine(Protocol):
 
         Time in which an engine stands still, for example while it gets new weights, does not count for the request's
         time limit: wait within `rollout.clock.stopped`.
-
-        Args:
-            request_id: Name of the request.
-            ids: All token ids of the conversation so far.
-            sampling: Sampling parameters, under the engine's own names.
-            max_new_tokens: The most tokens that may be sampled.
-            images: PIL images, one for each group of image placeholders in `ids`. The argument is left out where there
-                are none, so that an engine for text need not accept it.
 
         Raises:
             EngineError: The engine cannot return a generation.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.chat.rendering import Difference
+from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.rollout.trajectory import Trajectory
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult
 
 
@@ -31,19 +32,6 @@ class Request:
     """The `Interaction` that answers turns without calls; None: such a turn ends the conversation."""
     interaction_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the interaction's `start` and `reply`."""
-
-
-@dataclass(frozen=True)
-class TurnReply:
-    """The interaction's answer to one turn."""
-
-    turn: int
-    """The assistant turn that was answered, counted from 0 in the whole conversation."""
-    text: str
-    reward: float | None
-    state: str | None
-    """Digest of the state in which the next turn is made; None where the interaction does not say."""
-    metrics: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,14 +57,6 @@ class ConversationRow:
     trajectory: Trajectory
     images: list[Any]
     """Images in the order of their placeholders in the trajectory."""
-    first_turn: int
-    """Number of the conversation's assistant turn with which the row begins."""
-    turn_numbers: Sequence[int] = ()
-    """Numbers of the row's turns, where they do not count on from `first_turn`: in the rows of an agent's session."""
-
-    def number(self, turn: int) -> int:
-        """Return the number in the conversation of the row's turn `turn`, counted from 0."""
-        return self.turn_numbers[turn] if self.turn_numbers else self.first_turn + turn
 
 
 @dataclass
@@ -84,45 +64,20 @@ class Outcome:
     """The result of one request."""
 
     request_id: str
-    trajectory: Trajectory
-    """The tokens; those of the last row, where the conversation has several (`rows`)."""
+    rows: list[ConversationRow]
+    """Its rows, in order; the last one is open until the conversation ends."""
     messages: list[Message]
     """The conversation as the model saw it, with the request's own messages first."""
-    calls: list[CallResult] = field(default_factory=list)
-    """Results of all tool calls, in order."""
-    assistant_turns: list[AssistantTurn] = field(default_factory=list)
-    """Text and calls of every assistant turn that was read."""
-    call_turns: list[int] = field(default_factory=list)
-    """Assistant turn that made each of `calls`, counted from 0 in the whole conversation."""
+    turns: list[Turn] = field(default_factory=list)
+    """A turn for each generation that the engine returned, in that order."""
     asked: int = 0
     """Number of `messages` that are the request's own."""
-    images: list[Any] = field(default_factory=list)
-    """Images of the request's messages and of tools, in the order of their placeholders in `trajectory`."""
-    earlier: list[ConversationRow] = field(default_factory=list)
-    """The rows before the last one; empty unless `context.mode` begins new rows."""
-    first_turn: int = 0
-    """Number of the assistant turn with which `trajectory` begins."""
-    turn_numbers: Sequence[int] = ()
-    """Numbers of the turns of `trajectory`, as in `ConversationRow`."""
-    parents: Sequence[int | None] = ()
-    """For each generation of an agent's session, the number of the one that it continues; None where it begins anew.
-
-    Empty for a conversation, in which each turn continues the one before.
-    """
-    completion_rewards: Mapping[int, float] = field(default_factory=dict)
-    """Rewards that an agent gave to single completions, by their number."""
-    summaries: dict[int, str] = field(default_factory=dict)
-    """Summaries that the model was asked for, by the number of their assistant turn."""
-    generation_rows: list[int | str] = field(default_factory=list)
-    """For each generation of the engine, the index of its row; or why it is in none (`certificate.receipts.CAUSES`)."""
     calc_rewards: dict[str, float] = field(default_factory=dict)
     """The result of `calc_reward`, for each tool."""
     opening: str | None = None
     """The interaction's first message; None without one."""
-    first_state: str | None = None
-    """Digest of the state in which the first turn is made; None where there is no interaction, or it does not say."""
-    replies: list[TurnReply] = field(default_factory=list)
-    """The interaction's answers, in order. The last one may not have been shown to the model."""
+    state: str | None = None
+    """Digest of the state in which the next turn is made; None where there is no interaction, or it does not say."""
     score: float = 0.0
     """The interaction's reward for the whole conversation."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
@@ -163,18 +118,31 @@ class Outcome:
         return self.stop_reason not in INVALID and any(any(row.trajectory.mask) for row in self.rows)
 
     @property
-    def rows(self) -> list[ConversationRow]:
-        """Return the rows of the conversation, in order; a last row without a sampled token only if it is the first."""
-        last = ConversationRow(self.trajectory, self.images, self.first_turn, self.turn_numbers)
-        return [*self.earlier, last] if any(self.trajectory.mask) or not self.earlier else self.earlier
+    def trajectory(self) -> Trajectory:
+        """Return the tokens of the last row."""
+        return self.rows[-1].trajectory
 
     @property
-    def delivered(self) -> list[int]:
-        """Return the numbers of the completions of a session that its agent got, be they in a row or in none."""
-        got = ("dropped_row", "not_selected")
-        return [turn for turn, place in enumerate(self.generation_rows) if isinstance(place, int) or place in got]
+    def images(self) -> list[Any]:
+        """Return the images of the last row."""
+        return self.rows[-1].images
 
     @property
-    def turns(self) -> int:
-        """Return the number of assistant turns in all rows, summaries included."""
-        return sum(row.trajectory.turns for row in self.earlier) + self.trajectory.turns
+    def sampled_turns(self) -> int:
+        """Return the number of turns whose tokens are in rows, summaries included."""
+        return sum(row.trajectory.turns for row in self.rows)
+
+    @property
+    def calls(self) -> list[CallResult]:
+        """Return the results of all tool calls, in order."""
+        return [call for turn in self.turns for call in turn.calls]
+
+    @property
+    def replies(self) -> list[CheckedReply]:
+        """Return the interaction's answers, in order. The last one may not have been shown to the model."""
+        return [turn.reply for turn in self.turns if turn.reply is not None]
+
+    @property
+    def places(self) -> list[int | str]:
+        """Return the place of each generation: the index of its row, or why it is in none."""
+        return [turn.place for turn in self.turns]

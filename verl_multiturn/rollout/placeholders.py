@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 
 
 class PlaceholderGuard:
@@ -24,21 +21,13 @@ class PlaceholderGuard:
         self._engine = engine
         self._vision = vision
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Sample tokens as `Engine.generate` does. A turn that was cut has the finish `abort`.
 
         Raises:
             EngineError: The turn begins with a placeholder, or the engine cannot return a generation.
         """
-        given = {"images": images} if images else {}
-        generation = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **given)
+        generation = await self._engine.generate(ask)
         end = self._vision.usable(generation.ids)
         if end == len(generation.ids):
             return generation

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser
-from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.engine import Ask, Engine
+from verl_multiturn.rollout.sample import sample
 
 
 class PolicyText:
@@ -34,8 +34,6 @@ class PolicyText:
         trusted = await codec.render(codec.trusted, [dict(message) for message in messages])
         ids = await codec.render(codec.initial, trusted, [])
         asked = {**sampling, "stop_token_ids": self._stop_ids}
-        generation = await self._engine.generate(uuid4().hex, ids, asked, max_tokens)
-        if not generation.ids or generation.finish == "abort":
-            raise EngineError("the engine returned no turn")
+        generation = (await sample(self._engine, Ask(uuid4().hex, ids, asked, max_tokens))).whole()
         turn = await self._parser.parse(generation.ids, [], 0, ids[-HEADER:])
         return turn.content

@@ -8,11 +8,11 @@ yours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 
 Script = Sequence[Sequence[int]] | Callable[[str, Sequence[int], int], Sequence[int]]
 
@@ -37,32 +37,25 @@ class ScriptedEngine:
         self.images: list[list[Any]] = []
         """The images of every call, in order."""
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
-        """Return the next turn of the request, cut to `max_new_tokens`.
+    async def generate(self, ask: Ask) -> Generation:
+        """Return the next turn of the request, cut to `ask.max_new_tokens`.
 
         Raises:
             EngineError: The script has no more turns.
         """
-        turn = self._turns.get(request_id, 0)
-        self._turns[request_id] = turn + 1
-        self.seen.append((request_id, list(ids)))
-        self.images.append(list(images))
+        turn = self._turns.get(ask.request_id, 0)
+        self._turns[ask.request_id] = turn + 1
+        self.seen.append((ask.request_id, list(ask.ids)))
+        self.images.append(list(ask.images))
         if callable(self._script):
-            said = list(self._script(request_id, ids, turn))
+            said = list(self._script(ask.request_id, ask.ids, turn))
         elif turn < len(self._script):
             said = list(self._script[turn])
         else:
             raise EngineError(
-                f"the script has {len(self._script)} turns; request {request_id!r} asked for one more; add it"
+                f"the script has {len(self._script)} turns; request {ask.request_id!r} asked for one more; add it"
             )
-        cut = said[:max_new_tokens]
+        cut = said[: ask.max_new_tokens]
         return Generation(
             ids=cut,
             logprobs=[self._logprob] * len(cut),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from verl_multiturn.chat.parsing.turns import Tokenizer
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation
 
 STOP_REGEX = "stop_regex"
 """The engine's name for a list of regular expressions at which it stops."""
@@ -32,21 +31,13 @@ class StopTexts:
         self._engine = engine
         self._tokenizer = tokenizer
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Sample tokens as `Engine.generate` does, up to the first match.
 
         With a match in the sample, the finish is `stop`, whatever else ended the generation.
         """
-        given = {"images": images} if images else {}
-        generation = await self._engine.generate(request_id, ids, sampling, max_new_tokens, **given)
-        patterns = sampling.get(STOP_REGEX)
+        generation = await self._engine.generate(ask)
+        patterns = ask.sampling.get(STOP_REGEX)
         if not patterns:
             return generation
         stop = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))

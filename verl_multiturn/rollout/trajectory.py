@@ -91,23 +91,12 @@ class Trajectory:
             versions: Weight version of each token.
 
         Raises:
-            TrajectoryError: There is no prompt yet, the trajectory is sealed, the lengths differ, or a log-probability
-                is not one.
+            TrajectoryError: There is no prompt yet, the trajectory is sealed, or the tokens have a `flaw`.
         """
         if not self.ids:
             raise TrajectoryError("sampled tokens need a prompt before them")
-        if not len(ids) == len(logprobs) == len(versions):
-            raise TrajectoryError(
-                f"one logprob and one version per sampled token: got {len(ids)} ids, {len(logprobs)} logprobs, "
-                f"{len(versions)} versions"
-            )
-        # Checked as float32, which receipts and batches hold: there -1e39 is -inf, and 1e-60 is 0.
-        with np.errstate(over="ignore"):
-            kept = np.asarray(logprobs, np.float32)
-        wrong = np.flatnonzero(~(np.isfinite(kept) & (kept <= 0)))
-        if wrong.size:
-            position = int(wrong[0])
-            raise TrajectoryError(f"logprob {logprobs[position]!r} of sampled token {position} is no log-probability")
+        if found := flaw(ids, logprobs, versions):
+            raise TrajectoryError(found)
         self._append(ids, trained=1, logprobs=logprobs, versions=versions, source=Source.SAMPLED)
         self.turns += 1
 
@@ -147,3 +136,25 @@ class Trajectory:
         self.versions.extend(versions)
         self.turn_ids.extend([self.turns] * len(ids))
         self.sources.extend([source] * len(ids))
+
+
+def flaw(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> str:
+    """Return what keeps sampled tokens out of a trajectory; "" if nothing does.
+
+    Args:
+        ids: Sampled token ids, `(tokens,)`.
+        logprobs: Log-probability of each token, `(tokens,)`; finite and at most 0 as float32.
+        versions: Weight version of each token, `(tokens,)`.
+    """
+    if not len(ids) == len(logprobs) == len(versions):
+        return (
+            f"one logprob and one version per sampled token: got {len(ids)} ids, {len(logprobs)} logprobs, "
+            f"{len(versions)} versions"
+        )
+    # Checked as float32, which receipts and batches hold: there -1e39 is -inf, and 1e-60 is 0.
+    with np.errstate(over="ignore"):
+        kept = np.asarray(logprobs, np.float32)
+    wrong = np.flatnonzero(~(np.isfinite(kept) & (kept <= 0)))
+    if not wrong.size:
+        return ""
+    return f"logprob {logprobs[wrong[0]]!r} of sampled token {wrong[0]} is no log-probability"

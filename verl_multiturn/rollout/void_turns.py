@@ -18,9 +18,8 @@ def has_void_turn(outcome: Outcome, answer: re.Pattern[str]) -> bool:
         outcome: A conversation that is over.
         answer: Pattern that is found in the text of a turn with a final answer.
     """
-    answered = {reply.turn for reply in outcome.replies} | outcome.summaries.keys()
-    turns = enumerate(outcome.assistant_turns)
-    return any(_is_void(turn, answer) for number, turn in turns if number not in answered)
+    turns = (turn for turn in outcome.turns if turn.reply is None and not turn.summary)
+    return any(_is_void(turn.said, answer) for turn in turns if turn.said is not None)
 
 
 def _is_void(turn: AssistantTurn, answer: re.Pattern[str]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.samples import rebuilt, sample_of_record
 from tests.unit.certificate.test_certificate import PROMPT, converse, literal
-from verl_multiturn import EngineError, Generation, ScriptedEngine, StopReason
+from verl_multiturn import Ask, EngineError, Generation, ScriptedEngine, StopReason
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.certificate.verification import verify_record
@@ -36,7 +36,7 @@ class Scripted:
 async def test_what_is_done_to_the_lists_later_changes_no_receipt() -> None:
     engine = ReceiptingEngine(Scripted())
     prompt = [1, 2, 3]
-    generation = await engine.generate("r1", prompt, {}, 10)
+    generation = await engine.generate(Ask("r1", prompt, {}, 10))
     prompt[0] = 9
     generation.ids[0], generation.logprobs[0], generation.versions[0] = 9, -9.0, 9
     (kept,) = engine.take("r1")
@@ -51,20 +51,20 @@ async def test_the_digest_is_of_what_the_engine_was_given_also_when_history_chan
     engine = ReceiptingEngine(Scripted())
     prompts = ([1, 2, 3], [1, 2, 3, 5, 6, 7], [1, 9, 3, 5, 6, 7, 8], [1])
     for prompt in prompts:
-        await engine.generate("r1", prompt, {}, 10)
+        await engine.generate(Ask("r1", prompt, {}, 10))
     expected = [hashlib.blake2b(np.array(p, "<i4").tobytes(), digest_size=16).hexdigest() for p in prompts]
     assert [kept.prompt_digest for kept in engine.take("r1")] == expected
 
 
 async def test_requests_are_kept_apart_and_an_engine_that_fails_leaves_no_receipt() -> None:
     engine = ReceiptingEngine(ScriptedEngine([[5]]))
-    await engine.generate("a", [1], {}, 10)
-    await engine.generate("b", [2], {}, 10)
+    await engine.generate(Ask("a", [1], {}, 10))
+    await engine.generate(Ask("b", [2], {}, 10))
     with pytest.raises(Exception, match="the script has 1 turns"):
-        await engine.generate("a", [1, 5], {}, 10)
+        await engine.generate(Ask("a", [1, 5], {}, 10))
     assert len(engine.take("a")) == len(engine.take("b")) == 1
     with pytest.raises(TimeoutError):
-        await ReceiptingEngine(SlowEngine()).generate("a", [1], {}, 10)
+        await ReceiptingEngine(SlowEngine()).generate(Ask("a", [1], {}, 10))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_requests_are_kept_apart_and_an_engine_that_fails_leaves_no_receip
 )
 async def test_what_is_no_generation_must_not_be_in_a_row(changes: dict[str, Any]) -> None:
     engine = ReceiptingEngine(Scripted(**changes))
-    await engine.generate("r1", PROMPT, {}, 2)
+    await engine.generate(Ask("r1", PROMPT, {}, 2))
     receipts = Receipts("r1", engine.take("r1"))
     assert not receipts.generations[0].is_generation
     masked = rebuilt(np.array(PROMPT), np.array([0]), np.array([0]), np.array([0.0], np.float32), np.array([-1]))
@@ -91,7 +91,7 @@ async def test_what_is_no_generation_must_not_be_in_a_row(changes: dict[str, Any
 
 async def test_ids_that_are_no_numbers_are_an_engine_error() -> None:
     with pytest.raises(EngineError, match="not a generation"):
-        await ReceiptingEngine(Scripted(ids=["a", "b"])).generate("r1", [1], {}, 10)
+        await ReceiptingEngine(Scripted(ids=["a", "b"])).generate(Ask("r1", [1], {}, 10))
 
 
 @pytest.mark.parametrize(("value", "shape"), [(5, r"\(\)"), ([[5, 6]], r"\(1, 2\)")])
@@ -99,13 +99,13 @@ async def test_ids_that_are_no_numbers_are_an_engine_error() -> None:
 async def test_what_is_no_list_of_numbers_is_an_engine_error(name: str, value: Any, shape: str) -> None:
     engine = ReceiptingEngine(Scripted(**{name: value}))
     with pytest.raises(EngineError, match=rf"not a generation: expected a list of numbers, got .* of shape {shape}"):
-        await engine.generate("r1", [1], {}, 10)
+        await engine.generate(Ask("r1", [1], {}, 10))
     assert engine.take("r1") == []
 
 
 async def test_an_id_below_zero_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="not a generation: id -1"):
-        await ReceiptingEngine(Scripted(ids=[5, -1])).generate("r1", [1], {}, 10)
+        await ReceiptingEngine(Scripted(ids=[5, -1])).generate(Ask("r1", [1], {}, 10))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_receipts_say_whether_a_conversation_is_invalid(invalid: bool) -> None:
 
 async def test_what_was_noted_cannot_be_written_to() -> None:
     engine = ReceiptingEngine(Scripted())
-    await engine.generate("r1", [1], {}, 10)
+    await engine.generate(Ask("r1", [1], {}, 10))
     (kept,) = engine.take("r1")
     for column in (kept.ids, kept.logprobs, kept.versions):
         assert not column.flags.writeable

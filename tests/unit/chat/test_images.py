@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from verl_multiturn import ConfigError, EngineError, ScriptedEngine, ToolContractError
+from verl_multiturn import Ask, ConfigError, EngineError, ScriptedEngine, ToolContractError
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.images import (
@@ -68,12 +68,12 @@ def test_a_turn_is_usable_up_to_a_placeholder(vision: Vision) -> None:
 async def test_the_guard_cuts_a_turn_below_the_receipts(vision: Vision) -> None:
     scripted = ScriptedEngine([[1, 2, PAD, 3], [4, 5], [PAD]], version=6)
     engine = ReceiptingEngine(PlaceholderGuard(scripted, vision))
-    cut = await engine.generate("r", [0], {}, 10)
+    cut = await engine.generate(Ask("r", [0], {}, 10))
     assert (cut.ids, cut.logprobs, cut.versions, cut.finish) == ([1, 2], [-0.5, -0.5], [6, 6], "abort")
-    whole = await engine.generate("r", [0, 1, 2], {}, 10, images=["picture"])
+    whole = await engine.generate(Ask("r", [0, 1, 2], {}, 10, images=["picture"]))
     assert (whole.ids, whole.finish) == ([4, 5], "stop")
     with pytest.raises(EngineError, match="begins with an image placeholder"):
-        await engine.generate("r", [0], {}, 10)
+        await engine.generate(Ask("r", [0], {}, 10))
     assert [receipt.ids.tolist() for receipt in engine.take("r")] == [[1, 2], [4, 5]]
     assert scripted.images == [[], ["picture"], []]
 
@@ -119,7 +119,7 @@ async def test_positions_of_a_row_with_an_image() -> None:
     """The prompt has a word, an image of 2 by 2 and a word; the turn has three tokens."""
     engine = ReceiptingEngine(ScriptedEngine([[5, 6, 7]]))
     prompt = [1, PAD, PAD, PAD, PAD, 2]
-    await engine.generate("r", prompt, {}, 3)
+    await engine.generate(Ask("r", prompt, {}, 3))
     receipts = Receipts("r", engine.take("r"))
     positions = np.array(
         [

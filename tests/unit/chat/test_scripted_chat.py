@@ -125,7 +125,7 @@ async def test_malformed_turns_end_it_as_in_a_run() -> None:
     turns = ["<tool_call>\n{oops\n</tool_call>"] * 4
     outcome = await scripted_rollout([lookup], turns, "What is a?", tools_kwargs=KWARGS)
     assert outcome.stop_reason is StopReason.MALFORMED_CALLS
-    assert len(outcome.assistant_turns) == 3
+    assert len(outcome.turns) == 3
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from verl_multiturn import (
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser, code_tool
+from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
 
 
@@ -109,20 +110,20 @@ async def test_what_an_engine_says_beyond_the_marker_never_was(real: Any) -> Non
     class GoesOn:
         asked = 0
 
-        async def generate(self, request_id: str, ids: Any, sampling: Any, max_new_tokens: int) -> Generation:
+        async def generate(self, ask: Ask) -> Generation:
             self.asked += 1
             said = [*CALL_IDS, 201, 66, 66, END] if self.asked == 1 else ANSWER_IDS
             return Generation(said, [-0.01 * i for i in range(len(said))], list(range(len(said))), "length")
 
     stopped = StopTexts(GoesOn(), real)
-    generation = await stopped.generate("r", PROMPT, STOPS, 99)
+    generation = await stopped.generate(Ask("r", PROMPT, STOPS, 99))
     assert generation == Generation(CALL_IDS, [-0.01 * i for i in range(30)], list(range(30)), "stop")
-    assert await stopped.generate("r", PROMPT, STOPS, 99) == Generation(
+    assert await stopped.generate(Ask("r", PROMPT, STOPS, 99)) == Generation(
         ANSWER_IDS, [-0.01 * i for i in range(18)], list(range(18)), "length"
     )
 
     receipting = ReceiptingEngine(StopTexts(GoesOn(), real))
-    await receipting.generate("r", PROMPT, STOPS, 99)
+    await receipting.generate(Ask("r", PROMPT, STOPS, 99))
     (receipt,) = receipting.take("r")
     assert receipt.ids.tolist() == CALL_IDS
     assert len(receipt.logprobs) == len(receipt.versions) == 30
@@ -130,7 +131,7 @@ async def test_what_an_engine_says_beyond_the_marker_never_was(real: Any) -> Non
 
 async def test_ids_that_are_none_end_one_request(real: Any) -> None:
     with pytest.raises(EngineError, match="not a generation"):
-        await StopTexts(ScriptedEngine([[-5]]), real).generate("r", PROMPT, STOPS, 99)
+        await StopTexts(ScriptedEngine([[-5]]), real).generate(Ask("r", PROMPT, STOPS, 99))
 
 
 async def test_a_marker_that_the_budget_allowed_for() -> None:
@@ -299,7 +300,7 @@ async def test_a_call_does_not_depend_on_the_tokens(parts: list[str], cuts: list
     said = tokenizer.ids(*(text[start:end] for start, end in itertools.pairwise(places)))
     # Tokens that an engine may go on with when it does not stop.
     beyond = tokenizer.ids(*more) if found else []
-    generation = await StopTexts(ScriptedEngine([said + beyond]), tokenizer).generate("r", [], STOPS, 999)
+    generation = await StopTexts(ScriptedEngine([said + beyond]), tokenizer).generate(Ask("r", [], STOPS, 999))
     assert generation.ids == said
     assert len(generation.logprobs) == len(generation.versions) == len(said)
     assert await TirParser(tokenizer, [0]).parse(said, schemas, 7) == expected

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +38,7 @@ from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
+from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.calls.slots import Gates
@@ -66,7 +66,7 @@ async def test_void_turns(turns: list[list[str]], void: bool) -> None:
 
 async def test_a_turn_that_was_not_read_is_not_void() -> None:
     class Fails:
-        async def generate(self, request_id: str, ids: Any, sampling: Any, max_new_tokens: int) -> Generation:
+        async def generate(self, ask: Ask) -> Generation:
             return Generation([5], [-0.5], [0], "abort")
 
     outcome = await run(Fails(), Pieces(), CodeTool(), end=0)

@@ -100,9 +100,9 @@ async def test_a_conversation_until_the_environment_ends_it() -> None:
         ("SAMPLED", "7<|im_end|>"),
     ]
     assert LOG == ["start", "reply 3", "reply 7", "score", "close"]
-    assert [(reply.turn, reply.text, reply.reward, reply.metrics) for reply in outcome.replies] == [
-        (0, "No.", 0.0, {"n": 1}),
-        (1, "Yes!", 1.0, {"n": 1}),
+    assert [(reply.text, reply.reward, reply.metrics) for reply in outcome.replies] == [
+        ("No.", 0.0, {"n": 1}),
+        ("Yes!", 1.0, {"n": 1}),
     ]
     assert (outcome.opening, outcome.score, outcome.user_turns) == ("Guess.", 0.5, 1)
     assert outcome.differences == []
@@ -121,7 +121,7 @@ async def test_rewards_belong_to_the_last_token_of_their_turn() -> None:
     assert interaction_scores(outcome, weight=2.0) == [[(last, 2.0), (last, 1.0)]]
     assert [(turn["turn"], turn["reward"]) for turn in turns_of(outcome)[0]] == [(0, 0.0), (1, 1.0)]
     first, second = (turn["state"] for turn in turns_of(outcome)[0])
-    assert first == outcome.first_state != second == outcome.replies[0].state
+    assert first == outcome.turns[0].state != second == outcome.replies[0].state
 
 
 async def test_calls_go_to_tools_and_the_world_outlives_them() -> None:
@@ -129,14 +129,14 @@ async def test_calls_go_to_tools_and_the_world_outlives_them() -> None:
     outcome = await play([call, "7"], tools=[Note({})])
     assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
     assert LOG == ["start", "create", "execute", "reply 7", "score", "release", "close"]
-    assert [turn["state"] for turn in turns_of(outcome)[0]] == [outcome.first_state, None]
+    assert [turn["state"] for turn in turns_of(outcome)[0]] == [outcome.turns[0].state, None]
 
 
 async def test_an_interaction_that_begins_with_nothing_leaves_the_prompt_alone() -> None:
     outcome = await play(["7"], Guess({"opens": False}))
     assert [m["content"] for m in outcome.messages] == ["Let us play.", "7"]
     assert outcome.opening is None
-    assert outcome.first_state is None
+    assert outcome.turns[0].state is None
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def test_what_nobody_got_is_kept_for_the_next_identical_request() -> None:
     assert again.content == "b"
     await agent.ask(HELLO, lost=True, max_tokens=5)
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 1, "undelivered"]
+    assert outcome.places == [0, 1, "undelivered"]
 
 
 async def test_a_client_that_leaves_early_hands_its_generation_on() -> None:
@@ -69,7 +69,7 @@ async def test_a_client_that_leaves_early_hands_its_generation_on() -> None:
     assert engine.asked == 1
     assert [completion.content for completion in second.completions] == ["a"]
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0]
+    assert outcome.places == [0]
 
 
 async def test_a_client_that_leaves_before_its_prompt_is_there_asks_for_nothing() -> None:
@@ -78,7 +78,7 @@ async def test_a_client_that_leaves_before_its_prompt_is_there_asks_for_nothing(
     delivery.undelivered()
     await delivery.ready()
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == []
+    assert outcome.places == []
     assert not outcome.valid
     assert outcome.trajectory.prompt_length > 1
 
@@ -89,7 +89,7 @@ async def test_an_echo_says_that_a_completion_arrived() -> None:
     await agent.ask([*HELLO, echo(lost), user("y")])
     assert (await agent.ask(HELLO)).content == "c"
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 0, 1]
+    assert outcome.places == [0, 0, 1]
 
 
 async def test_the_end_cancels_what_is_under_way_and_refuses_the_rest() -> None:
@@ -120,7 +120,7 @@ async def test_the_end_cancels_what_is_under_way_and_refuses_the_rest() -> None:
     error = await refused(agent, HELLO)
     assert (error.status, error.code) == (400, "session_over")
     outcome, _ = await agent.close(StopReason.WALL_CLOCK)
-    assert outcome.generation_rows == ["undelivered"]
+    assert outcome.places == ["undelivered"]
     assert not outcome.valid
 
 
@@ -133,7 +133,7 @@ async def test_what_is_delivered_after_the_agents_return_counts_for_nothing() ->
     delivery.delivered()  # its client reads after the return
     assert (await refused(agent, [user("y"), echo(lost), user("z")])).code == "session_over"
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, "undelivered", "undelivered"]
+    assert outcome.places == [0, "undelivered", "undelivered"]
 
 
 async def test_the_engine_gets_a_second_chance_and_no_third() -> None:
@@ -183,7 +183,7 @@ async def test_what_is_no_generation_is_in_no_row(made: Generation) -> None:
     agent = Agent(make_run(Wrong()))  # type: ignore[arg-type]
     await agent.ask(HELLO, max_tokens=8)
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == ["invalid", 0]
+    assert outcome.places == ["invalid", 0]
 
 
 async def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
@@ -222,7 +222,7 @@ async def test_the_rows_with_most_trained_tokens_stay() -> None:
     await agent.ask([user("other")])
     outcome, _ = await agent.close()
     # The stem and `b` have more tokens than `c` alone.
-    assert outcome.generation_rows == [0, 0, 1, "dropped_row"]
+    assert outcome.places == [0, 0, 1, "dropped_row"]
 
 
 async def test_a_stem_stays_with_the_row_that_stays() -> None:
@@ -231,7 +231,7 @@ async def test_a_stem_stays_with_the_row_that_stays() -> None:
     await agent.ask([*HELLO, echo(first), user("y")])
     await agent.ask([*HELLO, echo(first), user("z")])
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, "dropped_row", 0]
+    assert outcome.places == [0, "dropped_row", 0]
     assert [name for name, _ in texts(outcome)[0]] == ["PROMPT", "SAMPLED", "TEMPLATE", "OBSERVATION", "SAMPLED"]
 
 
@@ -247,7 +247,7 @@ async def test_select_leaves_completions_out_that_stay_context() -> None:
     await agent.ask([*HELLO, echo(first), user("y")])
     await agent.ask([user("a title?")])
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == ["not_selected", 0, "not_selected"]
+    assert outcome.places == ["not_selected", 0, "not_selected"]
     assert [name for name, _ in texts(outcome)[0]] == ["PROMPT", "EARLIER", "TEMPLATE", "OBSERVATION", "SAMPLED"]
 
 

@@ -43,7 +43,7 @@ async def serving(agent: str, *said: str, engine: Any = None, **settings: Any) -
 
 def check(outcome: Outcome, generations: list[Receipt]) -> None:
     """Compare the rows with the receipts."""
-    receipts = Receipts.of_rows("r", generations, outcome.generation_rows, "u", 0, False, not outcome.valid)
+    receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, not outcome.valid)
     assert certified(outcome, receipts) == []
 
 
@@ -58,16 +58,16 @@ async def test_an_agent_and_its_rewards() -> None:
     outcome = await play("chat", "a", "b")
     assert (outcome.stop_reason, outcome.valid, outcome.error) == (StopReason.FINISHED, True, "")
     assert outcome.session == SessionReport(1, {"temperature": 2}, 1.0, False)
-    assert (outcome.generation_rows, outcome.parents) == ([0, 0], [None, 0])
-    assert outcome.completion_rewards == {0: 0.25, 1: 0.5}
-    assert [turn.content for turn in outcome.assistant_turns] == ["a", "b"]
+    assert (outcome.places, [turn.parent for turn in outcome.turns]) == ([0, 0], [None, 0])
+    assert [turn.reward for turn in outcome.turns] == [0.25, 0.5]
+    assert [turn.said.content for turn in outcome.turns if turn.said] == ["a", "b"]
 
 
 async def test_the_record_of_a_session() -> None:
     async with serving("chat", "a", "b") as endpoint:
         outcome, generations = await endpoint.run("r", ROW, {"temperature": 1.0})
-    receipts = Receipts.of_rows("r", generations, outcome.generation_rows, "u", 0, False, not outcome.valid)
-    written = record_of(outcome, receipts, [row.trajectory for row in outcome.rows], uid="u")
+    receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, not outcome.valid)
+    written = record_of(outcome, receipts, uid="u")
     record = json.loads(json_line(written))
     assert verify_record(record).violations == []
     assert record["session"] == {

@@ -116,8 +116,8 @@ def test_all_recordings_are_played() -> None:
 async def test_a_recorded_program_has_the_documented_roots_and_rows(name: str) -> None:
     parents, rows, roots = EXPECTED[name]
     _, account = await play(name, tiny_template(), REWRITTEN.get(name))
-    assert account.outcome.parents == parents
-    assert account.outcome.generation_rows == rows
+    assert [turn.parent for turn in account.outcome.turns] == parents
+    assert account.outcome.places == rows
     assert account.roots == roots
     assert account.violations == []
     assert not account.refused
@@ -142,7 +142,7 @@ async def test_what_a_code_agent_adds_to_a_turn(added: str, parents: list[int | 
         assert first["choices"][0]["message"]["content"] == code
         await ask(served, path, json.dumps({**body, "messages": [*body["messages"], turn, answer]}))
         account = await served.account()
-    assert account.outcome.parents == parents
+    assert [turn.parent for turn in account.outcome.turns] == parents
     assert account.violations == []
 
 
@@ -167,5 +167,10 @@ async def test_qwen3_has_the_same_roots_and_rows() -> None:
 
     for name, (parents, rows, roots) in EXPECTED.items():
         _, account = await play(name, template_of("qwen3"), REWRITTEN.get(name))
-        seen = (account.outcome.parents, account.outcome.generation_rows, account.roots, account.violations)
+        seen = (
+            [turn.parent for turn in account.outcome.turns],
+            account.outcome.places,
+            account.roots,
+            account.violations,
+        )
         assert (name, *seen) == (name, parents, rows, roots, [])

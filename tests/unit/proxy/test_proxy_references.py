@@ -57,7 +57,7 @@ async def test_references_are_the_items_that_they_name() -> None:
         third = await ask(served, [*history, *references(second), {"role": "user", "content": "Really?"}])
         assert [each["http"] for each in (first, second, third)] == [200] * 3
         account = await served.account()
-    assert account.outcome.parents == [None, 0, 1]
+    assert [turn.parent for turn in account.outcome.turns] == [None, 0, 1]
     assert (account.roots, account.violations, list(account.refused)) == (1, [], [])
 
 
@@ -66,7 +66,7 @@ async def test_an_item_in_another_place_is_shown_there() -> None:
         first = await ask(served, [USER])
         await ask(served, [{"role": "user", "content": "Other."}, *references(first), USER])
         account = await served.account()
-    assert account.outcome.parents == [None, None]
+    assert [turn.parent for turn in account.outcome.turns] == [None, None]
     assert "<|im_start|>assistant\nFirst.<|im_end|>" in served.turns[1].prompt
 
 
@@ -82,7 +82,7 @@ async def test_an_id_that_names_no_item_of_the_session_is_refused(prefix: str) -
             assert refused["http"] == 400
             assert f"input[1].id: got {name!r}, expected the id of an item that this session" in str(refused["error"])
         account = await served.account()
-    assert account.outcome.parents == [None]
+    assert [turn.parent for turn in account.outcome.turns] == [None]
 
 
 async def test_an_item_is_named_once() -> None:

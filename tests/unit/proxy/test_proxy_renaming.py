@@ -45,8 +45,8 @@ async def test_ids_that_are_numbered_anew_in_each_request_are_one_root() -> None
     await agent.ask(numbered(messages), [ADD])
     assert len(agent.session.forest.roots) == 1
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, *range(8)]
-    assert outcome.generation_rows == [0] * 9
+    assert [turn.parent for turn in outcome.turns] == [None, *range(8)]
+    assert outcome.places == [0] * 9
 
 
 async def test_a_request_with_other_ids_again_is_another_sample_of_its_prompt() -> None:
@@ -58,7 +58,7 @@ async def test_a_request_with_other_ids_again_is_another_sample_of_its_prompt() 
     await agent.ask(renamed(messages, {first.calls[0].id: "toolu_1"}), [ADD])
     assert len(agent.session.forest.completions[first.id].prompts) == 1
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, 0, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, 0, 0]
 
 
 async def test_the_template_gets_the_ids_that_the_session_gave() -> None:
@@ -81,7 +81,7 @@ async def test_the_template_gets_the_ids_that_the_session_gave() -> None:
     assert [call["id"] for call in said["tool_calls"]] == [one, two]
     assert messages == results
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, 0]
 
 
 async def test_a_prompt_that_cannot_be_appended_is_rendered_whole_with_the_ids_that_the_session_gave() -> None:
@@ -102,7 +102,7 @@ async def test_a_prompt_that_cannot_be_appended_is_rendered_whole_with_the_ids_t
     await agent.ask(numbered(asked(first, "2")), [ADD])
     assert shown[1][1]["tool_calls"][0]["id"] == shown[1][2]["tool_call_id"] == first.calls[0].id
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None]
+    assert [turn.parent for turn in outcome.turns] == [None, None]
 
 
 def _refusal() -> Exception:
@@ -122,8 +122,8 @@ async def test_calls_that_look_the_same_are_told_apart_by_what_followed() -> Non
     await agent.ask(numbered([*one, user("y")]), [ADD])
     await agent.ask(numbered([*two, user("z")]), [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None, 0, 1, 2, 3]
-    assert outcome.generation_rows == [0, 1, 0, 1, 0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, None, 0, 1, 2, 3]
+    assert outcome.places == [0, 1, 0, 1, 0, 1]
 
 
 # What a client makes of the ids X and Y of two calls in turns one after the other, and of the answers to them.
@@ -162,7 +162,7 @@ async def test_the_model_is_shown_which_answer_belongs_to_which_call(given: tupl
         shown = agent.session.forest.completions[made.id].prompt.conversation
         assert references(shown) == references(messages)
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, 1 if given in KEPT.values() else None, 2]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, 1 if given in KEPT.values() else None, 2]
 
 
 def references(messages: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
@@ -189,7 +189,7 @@ async def test_an_id_that_was_made_up_before_is_not_renamed() -> None:
     await agent.ask(renamed(sent, {first.calls[0].id: "call_00000000"}), [ADD])
     await agent.ask(renamed(sent, {first.calls[0].id: "call_00000001"}), [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, None, 0]
 
 
 async def test_calls_that_a_client_made_up_are_not_renamed() -> None:
@@ -209,7 +209,7 @@ async def test_the_ids_of_another_session_are_names_like_others() -> None:
     await other.ask(asked(first, "2"), [ADD])
     assert first.calls[0].id != second.calls[0].id
     outcome, _ = await other.close()
-    assert outcome.parents == [None, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, 0]
     await one.close()
 
 
@@ -224,7 +224,7 @@ async def test_a_rewritten_history_with_other_ids_begins_a_root_of_its_own() -> 
     await agent.ask(numbered([*changed, echo(third), user("y")]), [ADD])
     await agent.ask(numbered(sent), [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, None, 2, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, None, 2, 1]
     first_row = next(row for row in texts(outcome) if any("5" in text for _, text in row))
     assert [source for source, _ in first_row][:2] == ["PROMPT", "SAMPLED"]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent_sessions import ADD, Agent, call_text, make_run, said, system, turns, user
-from verl_multiturn import EngineError, Generation
+from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
@@ -222,7 +222,7 @@ async def test_what_a_template_cannot_append_is_rendered_whole() -> None:
     await agent.ask([user("x")])
     await agent.ask([user("x"), said("a"), user("y")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None]
+    assert [turn.parent for turn in outcome.turns] == [None, None]
     written = outcome.trajectory
     assert tiny_tokenizer().decode(written.ids[: written.prompt_length]) == (
         "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\ny<|im_end|>\n"
@@ -293,7 +293,7 @@ async def test_stop_texts_end_a_generation_at_the_token_that_completes_the_first
             return Generation(ids, [-float(at) for at in range(len(ids))], list(range(len(ids))), "length")
 
     stopping = StopTexts(Engine(), Pieces())  # type: ignore[arg-type]
-    made = await stopping.generate("r", [1], {"stop_regex": stops} if stops else {}, 99)
+    made = await stopping.generate(Ask("r", [1], {"stop_regex": stops} if stops else {}, 99))
     reached = [n for n in range(1, len(ids) + 1) if any(stop in Pieces().decode(ids[:n]) for stop in stops)]
     end = reached[0] if reached else len(ids)
     assert (made.ids, made.versions) == (ids[:end], list(range(end)))
@@ -303,4 +303,4 @@ async def test_stop_texts_end_a_generation_at_the_token_that_completes_the_first
 async def test_stop_texts_say_what_is_no_generation() -> None:
     stopping = StopTexts(ScriptedEngine([[-5]]), tiny_tokenizer())
     with pytest.raises(EngineError, match="what is not a generation"):
-        await stopping.generate("r", [1], {"stop_regex": ["x"]}, 9)
+        await stopping.generate(Ask("r", [1], {"stop_regex": ["x"]}, 9))

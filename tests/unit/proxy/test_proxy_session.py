@@ -25,7 +25,7 @@ from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.protocols.requests import ChatRequest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Point, PromptNode
 from verl_multiturn.proxy.sessions.rendering import RenderedPrompt
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
@@ -77,9 +77,9 @@ async def test_a_linear_chat_is_one_row() -> None:
         ("OBSERVATION", "<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"),
         ("SAMPLED", "It is 2.<|im_end|>"),
     ]
-    assert outcome.generation_rows == [0, 0]
-    assert outcome.parents == [None, 0]
-    assert (outcome.turns, outcome.user_turns, outcome.asked, len(outcome.messages)) == (2, 1, 1, 4)
+    assert outcome.places == [0, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, 0]
+    assert (outcome.sampled_turns, outcome.user_turns, outcome.asked, len(outcome.messages)) == (2, 1, 1, 4)
 
 
 async def test_a_fork_trains_its_stem_once() -> None:
@@ -110,9 +110,9 @@ async def test_a_fork_trains_its_stem_once() -> None:
             ("SAMPLED", "d<|im_end|>"),
         ],
     ]
-    assert outcome.generation_rows == [0, 0, 1, 1]
-    assert outcome.parents == [None, 0, 0, 2]
-    assert [list(row.turn_numbers) for row in outcome.rows] == [[0, 1], [2, 3]]
+    assert outcome.places == [0, 0, 1, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, 0, 2]
+    assert [turn.place for turn in outcome.turns] == [0, 0, 1, 1]
     assert [len(own.generations) for own in receipts] == [2, 2]
     found = [[(turn["turn"], turn["parent"], turn["reward"]) for turn in row] for row in turns_of(outcome)]
     assert found == [[(0, None, None), (1, 0, None)], [(2, 0, None), (3, 2, 0.5)]]
@@ -128,8 +128,8 @@ async def test_the_same_request_again_is_another_sample_of_its_prompt() -> None:
     await agent.ask([*HELLO, echo(first), user("y")])
     assert len(agent.session.forest.roots) == 1
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [1, 0, 1]
-    assert outcome.parents == [None, None, 0]
+    assert outcome.places == [1, 0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, None, 0]
 
 
 async def test_requests_at_once_are_samples_of_their_own_in_lanes_of_their_own() -> None:
@@ -140,8 +140,8 @@ async def test_requests_at_once_are_samples_of_their_own_in_lanes_of_their_own()
             self.under_way = 0
             self.all_there = asyncio.Event()
 
-        async def generate(self, request_id: str, ids: Sequence[int], *_: Any, **__: Any) -> Generation:
-            self.lanes.append(request_id)
+        async def generate(self, ask: Ask) -> Generation:
+            self.lanes.append(ask.request_id)
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             if self.under_way == 3:
@@ -163,7 +163,7 @@ async def test_requests_at_once_are_samples_of_their_own_in_lanes_of_their_own()
     assert len(engine.lanes) == 5
     assert len(agent.session.forest.roots) == 2
     outcome, _ = await agent.close()
-    assert sorted(map(str, outcome.generation_rows)) == ["0", "1", "2", "3", "4"]
+    assert sorted(map(str, outcome.places)) == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ async def test_an_echo_may_be_written_otherwise(changed: dict[str, Any]) -> None
     await agent.ask([*HELLO, turn, {"role": "tool", "content": "2"}], [ADD])
     assert len(agent.session.forest.roots) == 1
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 0]
+    assert outcome.places == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ async def test_anything_else_begins_a_root(messages: list[Any], tools: list[Any]
     await agent.ask(messages, tools)
     assert len(agent.session.forest.roots) == 2
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 1, 2]
+    assert outcome.places == [0, 1, 2]
     assert texts(outcome)[1][0][0] == "PROMPT"
     assert len(texts(outcome)[1]) == 2
 
@@ -225,8 +225,8 @@ async def test_ids_tell_equal_calls_apart_and_without_them_the_last_delivered_wi
     del dropped["tool_calls"][0]["id"]
     await agent.ask([*HELLO, dropped, {"role": "tool", "content": "other"}], [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None, 0, 1]
-    assert outcome.generation_rows == [0, 1, 0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, None, 0, 1]
+    assert outcome.places == [0, 1, 0, 1]
 
 
 async def test_the_deepest_of_equal_texts_wins() -> None:
@@ -236,7 +236,7 @@ async def test_the_deepest_of_equal_texts_wins() -> None:
     again = await agent.ask(HELLO)  # the same text, delivered later
     await agent.ask([*HELLO, echo(again), user("y"), echo(second), user("z")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, None, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, None, 1]
 
 
 async def test_reasoning_counts_where_it_is_sent() -> None:
@@ -248,7 +248,7 @@ async def test_reasoning_counts_where_it_is_sent() -> None:
     await agent.ask([*HELLO, echo(first), user("z")])
     await agent.ask([*HELLO, echo(first, reasoning_content="three"), user("z")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None, 0, 1, None]
+    assert [turn.parent for turn in outcome.turns] == [None, None, 0, 1, None]
 
 
 async def test_a_stop_text_cuts_the_answer_and_not_the_tokens() -> None:
@@ -270,7 +270,7 @@ async def test_a_stop_text_cuts_the_answer_and_not_the_tokens() -> None:
         ("TEMPLATE", "<|im_end|>\n"),
         ("OBSERVATION", "<|im_start|>user\nObservation: 1<|im_end|>\n<|im_start|>assistant\n"),
     ]
-    assert outcome.generation_rows == [0, 0]
+    assert outcome.places == [0, 0]
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -280,7 +280,7 @@ async def test_the_text_alone_continues_a_stopped_turn(kept: bool) -> None:
     assert first.content == "ab"
     await agent.ask([*HELLO, said("ab STOP" if kept else "ab"), user("y")])
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 0]
+    assert outcome.places == [0, 0]
 
 
 async def test_a_turn_that_a_budget_cut_is_ended_for_the_next_message() -> None:
@@ -315,7 +315,7 @@ async def test_a_call_with_a_name_that_cannot_be_sent_back_is_text(name: str) ->
     assert (first.content, first.calls, first.finish) == (call_text(name, {"a": 1}), [], "stop")
     await agent.ask([*HELLO, echo(first), user("y")], [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0]
+    assert [turn.parent for turn in outcome.turns] == [None, 0]
 
 
 @pytest.mark.parametrize("depth", [61, 700])
@@ -330,7 +330,7 @@ async def test_arguments_that_are_nested_too_deeply_are_text(opening: str, closi
     call = {"id": "", "type": "function", "function": {"name": "add", "arguments": deep}}
     await agent.ask([*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, user("z")], [ADD])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, None]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, None]
 
 
 async def test_logprobs_come_when_asked_for() -> None:
@@ -350,7 +350,7 @@ async def test_tokens_are_counted_without_a_completion() -> None:
     counted = await agent.session.count_tokens(ChatRequest(following))
     assert (await agent.ask(following)).prompt_tokens == counted
     outcome, _ = await agent.close()
-    assert outcome.generation_rows == [0, 0]
+    assert outcome.places == [0, 0]
 
 
 async def test_control_tokens_of_a_request_stay_text() -> None:
@@ -401,13 +401,13 @@ async def test_a_rendered_history_continues_only_its_own_tokens() -> None:
     await agent.ask(following)
     await agent.ask([*following, echo(second), user("z"), said("made up"), user("!")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, 0, 0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, 0, 0, 1]
     assert texts(outcome)[0][1:] == [
         ("SAMPLED", "a<|im_end|>"),
         ("OBSERVATION", "\n<|im_start|>user\ny<|im_end|>\n<|im_start|>assistant\n"),
         ("SAMPLED", " c<|im_end|>"),
     ]
-    assert outcome.generation_rows == [0, 1, 0, 1]
+    assert outcome.places == [0, 1, 0, 1]
 
 
 async def test_a_rendered_history_that_differs_begins_a_root() -> None:
@@ -416,17 +416,17 @@ async def test_a_rendered_history_that_differs_begins_a_root() -> None:
     assert first.content == "a"
     await agent.ask([*HELLO, echo(first), user("y")])
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None]
-    assert outcome.generation_rows == [0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, None]
+    assert outcome.places == [0, 1]
 
 
 async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_root() -> None:
     shown = []
 
     class Seeing(ScriptedEngine):
-        async def generate(self, *asked: Any, images: Sequence[Any] = (), **more: Any) -> Generation:
-            shown.append(list(images))
-            return await super().generate(*asked, **more)
+        async def generate(self, ask: Ask) -> Generation:
+            shown.append(list(ask.images))
+            return await super().generate(ask)
 
     def asks(picture: str) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "image", "image": picture}]}
@@ -446,5 +446,5 @@ async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_r
     await agent.ask([asks("B"), echo(second), asks("C")])
     assert shown == [["A"], ["B"], ["A"], ["B", "C"]]
     outcome, _ = await agent.close()
-    assert outcome.parents == [None, None, None, 1]
+    assert [turn.parent for turn in outcome.turns] == [None, None, None, 1]
     assert [row.images for row in outcome.rows] == [["A"], ["A"], ["B", "C"]]

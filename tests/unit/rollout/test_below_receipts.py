@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_multiturn import EngineError, Generation
+from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.tir import STOP_PATTERN
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
@@ -40,10 +40,10 @@ class Given:
         self.generation = Generation(
             list(ids), [-0.5 - i for i in range(count)], [100 + i for i in range(count)], finish
         )
-        self.asked: list[Any] = []
+        self.asked: list[Ask] = []
 
-    async def generate(self, *args: Any, **kwargs: Any) -> Generation:
-        self.asked.append((args, kwargs))
+    async def generate(self, ask: Ask) -> Generation:
+        self.asked.append(ask)
         return self.generation
 
 
@@ -67,11 +67,11 @@ def marked(text: str) -> bool:
 @given(ids=st.lists(st.integers(0, len(TEXTS) - 1), max_size=12), finish=st.sampled_from(["stop", "length", "abort"]))
 async def test_the_marker_ends_a_generation_and_changes_nothing_before_it(ids: list[int], finish: str) -> None:
     engine = Given(ids, finish)
-    made = await StopTexts(engine, Tokenizer()).generate("r", [1, 2], STOPS, 7)  # type: ignore[arg-type]
+    made = await StopTexts(engine, Tokenizer()).generate(Ask("r", [1, 2], STOPS, 7))  # type: ignore[arg-type]
     end = first(ids, marked)
     check_beginning(made, engine.generation, len(ids) if end is None else end)
     assert made.finish == (finish if end is None else "stop")
-    assert engine.asked == [(("r", [1, 2], STOPS, 7), {})]
+    assert engine.asked == [Ask("r", [1, 2], STOPS, 7)]
 
 
 @given(
@@ -87,12 +87,12 @@ async def test_a_placeholder_ends_a_generation_before_it(ids: list[int], finish:
     guard = PlaceholderGuard(engine, vision)
     if ids and not end:
         with pytest.raises(EngineError, match="begins with an image placeholder"):
-            await guard.generate("r", [1, 2], {}, 7)
+            await guard.generate(Ask("r", [1, 2], {}, 7))
         return
-    made = await guard.generate("r", [1, 2], {"top_p": 0.5}, 7, images=["a"])
+    made = await guard.generate(Ask("r", [1, 2], {"top_p": 0.5}, 7, images=["a"]))
     check_beginning(made, engine.generation, end)
     assert made.finish == (finish if end == len(ids) else "abort")
-    assert engine.asked == [(("r", [1, 2], {"top_p": 0.5}, 7), {"images": ["a"]})]
+    assert engine.asked == [Ask("r", [1, 2], {"top_p": 0.5}, 7, ["a"])]
 
 
 @pytest.mark.parametrize("images", [[], ["a", "b"]])
@@ -100,8 +100,8 @@ async def test_images_go_through_both(images: list[str]) -> None:
     engine = Given([0])
     vision = Vision(IMAGE, [FILM], ["<image>"], Tokenizer().decode)
     for layer in (StopTexts(engine, Tokenizer()), PlaceholderGuard(engine, vision)):  # type: ignore[arg-type]
-        await layer.generate("r", [1], {}, 7, images=images)
-    assert [kwargs for _, kwargs in engine.asked] == [{"images": images} if images else {}] * 2
+        await layer.generate(Ask("r", [1], {}, 7, images=images))
+    assert [ask.images for ask in engine.asked] == [images] * 2
 
 
 class Client:
@@ -125,7 +125,7 @@ async def test_verls_tokens_become_a_generation(count: int, reason: str | None, 
     ids, logprobs = [10 + i for i in range(count)], [-0.5 - i for i in range(count)]
     client = Client(SimpleNamespace(token_ids=ids, log_probs=logprobs, stop_reason=reason, extra_fields=versions))
     prompt, sampling = [1, 2, 3], {"temperature": 0.5, "stop_token_ids": [7]}
-    made = await VerlEngine(client.generate).generate("r", prompt, sampling, 9)
+    made = await VerlEngine(client.generate).generate(Ask("r", prompt, sampling, 9))
     assert (made.ids, made.logprobs) == (ids, logprobs)
     oldest = {0: -1, 1: 4, 2: 3}[len(versions)]
     assert made.versions == ([oldest] * (count - 1) + [{0: -1, 1: 4, 2: 5}[len(versions)]] if count else [])
@@ -144,7 +144,7 @@ async def test_verls_tokens_become_a_generation(count: int, reason: str | None, 
 
 async def test_verl_is_given_images_where_there_are_some() -> None:
     client = Client(SimpleNamespace(token_ids=[5], log_probs=[-1.0], stop_reason="stop", extra_fields={}))
-    await VerlEngine(client.generate).generate("r", [1], {}, 9, images=("a", "b"))
+    await VerlEngine(client.generate).generate(Ask("r", [1], {}, 9, images=("a", "b")))
     assert client.asked[0]["image_data"] == ["a", "b"]
 
 
@@ -152,4 +152,4 @@ async def test_verl_is_given_images_where_there_are_some() -> None:
 async def test_logprobs_that_are_not_one_for_each_token(logprobs: list[float] | None) -> None:
     client = Client(SimpleNamespace(token_ids=[5, 6], log_probs=logprobs, stop_reason="stop", extra_fields={}))
     with pytest.raises(EngineError, match=f"2 ids came with {len(logprobs or [])} logprobs"):
-        await VerlEngine(client.generate).generate("r", [1], {}, 9)
+        await VerlEngine(client.generate).generate(Ask("r", [1], {}, 9))

@@ -16,7 +16,7 @@ from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
-from verl_multiturn.rollout.turn_rewards import interaction_scores, turn_spans, turns_of
+from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
 from verl_multiturn.tools.loading.functions import function_tool
 
 
@@ -69,9 +69,8 @@ async def play(
     tool = function_tool(look)
     request = Request("r", [{"role": "user", "content": "Go."}], {tool.name: tool}, interaction=user)
     outcome = await conversation.run(request)
-    where = [index if index < len(outcome.rows) else "invalid" for index in outcome.generation_rows]
-    receipts = Receipts.of_rows("r", engine.take("r"), where, "u", 0, False, not outcome.valid)
-    record = record_of(outcome, receipts, [row.trajectory for row in outcome.rows], uid="u")
+    receipts = Receipts.of_rows("r", engine.take("r"), outcome.places, "u", 0, False, not outcome.valid)
+    record = record_of(outcome, receipts, uid="u")
     assert verify_record(record).violations == []
     assert sum(sum(row.trajectory.mask) for row in outcome.rows) == sum(
         len(receipt.ids) for receipt in engine_receipts(receipts)
@@ -96,9 +95,15 @@ async def test_a_window_shows_the_last_steps(turns: int, kept: int) -> None:
     first = ["user: Go.", "user: zero"]
     assert said(prompts[3]) == [*first, *steps[-2 * kept :], "assistant"]
     assert said(prompts[0]) == [*first, "assistant"]
-    assert [(row.first_turn, row.trajectory.turns) for row in outcome.rows] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [row.trajectory.turns for row in outcome.rows] == [1, 1, 1, 1]
+    assert [(turn.number, turn.parent, turn.place) for turn in outcome.turns] == [
+        (0, None, 0),
+        (1, 0, 1),
+        (2, 1, 2),
+        (3, 2, 3),
+    ]
     assert outcome.stop_reason is StopReason.MAX_ASSISTANT_TURNS
-    assert (outcome.turns, outcome.user_turns) == (4, 3)
+    assert (outcome.sampled_turns, outcome.user_turns) == (4, 3)
 
 
 async def test_rewards_and_states_of_several_rows() -> None:
@@ -108,13 +113,13 @@ async def test_rewards_and_states_of_several_rows() -> None:
         [(lengths[0] - 1, 1.0)],
         [(lengths[1] - 1, 1.0), (lengths[1] - 1, 10.0)],
     ]
-    assert [(span.row, span.start, span.end) for span in turn_spans(outcome).values()] == [
+    assert [(turn.place, turn.start, turn.end) for turn in outcome.turns] == [
         (0, 0, lengths[0]),
         (1, 0, lengths[1]),
     ]
     rows = turns_of(outcome)
     assert [[(turn["turn"], turn["reward"]) for turn in row] for row in rows] == [[(0, 1.0)], [(1, 1.0)]]
-    assert rows[0][0]["state"] == outcome.first_state
+    assert rows[0][0]["state"] == outcome.turns[0].state is not None
     assert rows[1][0]["state"] == outcome.replies[0].state
 
 
@@ -186,7 +191,9 @@ async def test_an_overflow_with_a_summary() -> None:
     context = Context("overflow", 1, summary_prompt="Sum up.", summary_length=12)
     turns = ["a", "b", "It went well.", "c", "d"]
     outcome, prompts = await play(turns, Counting(), context, response_length=60, max_assistant_turns=4)
-    assert outcome.summaries == {2: "It went well."}
+    assert [(turn.number, turn.said and turn.said.content) for turn in outcome.turns if turn.summary] == [
+        (2, "It went well.")
+    ]
     assert [row.trajectory.turns for row in outcome.rows] == [3, 2]
     assert said(prompts[2])[-2:] == ["user: n2\n\nSum up.", "assistant"]
     assert said(prompts[3]) == [
@@ -196,7 +203,7 @@ async def test_an_overflow_with_a_summary() -> None:
         "user: n2",
         "assistant",
     ]
-    assert [reply.turn for reply in outcome.replies] == [0, 1, 3, 4]
+    assert [turn.number for turn in outcome.turns if turn.reply is not None] == [0, 1, 3, 4]
     assert outcome.stop_reason is StopReason.MAX_ASSISTANT_TURNS
     assert outcome.rows[0].trajectory.mask[-1] == 1  # the summary is trained
     assert [turn["reward"] for turn in turns_of(outcome)[0]] == [1.0, 1.0, None]
@@ -214,7 +221,8 @@ async def test_after_calls_the_summary_is_asked_for_behind_the_answers() -> None
     assert [text.partition(":")[0] for text in said(prompts[1])[-3:]] == ["tool", "user", "assistant"]
     assert outcome.stop_reason is StopReason.FINISHED
     assert f"{SUMMARY}All seen." in prompts[2]
-    assert outcome.assistant_turns[1].content == "All seen."
+    assert outcome.turns[1].said is not None
+    assert outcome.turns[1].said.content == "All seen."
 
 
 async def test_an_engine_that_fails_while_a_row_begins() -> None:
@@ -246,5 +254,11 @@ async def test_any_conversation_of_several_rows_is_verified(seed: int) -> None:
     outcome, _ = await play(turns, user, context, **limits, max_assistant_turns=9)
     assert all(row.trajectory.response_length <= limits["response_length"] for row in outcome.rows)
     assert all(row.trajectory.prompt_length <= limits["prompt_length"] for row in outcome.rows)
-    spans = turn_spans(outcome)
-    assert sorted(spans) == list(range(outcome.turns))
+    sampled = [turn.number for turn in outcome.turns if turn.sampled]
+    assert sampled == list(range(outcome.sampled_turns))
+    for turn in outcome.turns:  # its place and positions are where its tokens are
+        row = outcome.rows[turn.place].trajectory if isinstance(turn.place, int) else None
+        if row is not None:
+            first = row.prompt_length
+            assert row.mask[first + turn.start : first + turn.end] == [1] * (turn.end - turn.start)
+    assert sum(turn.end - turn.start for turn in outcome.turns) == sum(sum(row.trajectory.mask) for row in outcome.rows)

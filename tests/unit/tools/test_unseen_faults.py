@@ -18,6 +18,7 @@ from verl_multiturn.chat.images import CANNOT_BE_SHOWN
 from verl_multiturn.chat.parsing.formats import make_call_parser
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
+from verl_multiturn.rollout.outcome import ConversationRow
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.tools.calls.slots import Gates
 
@@ -54,7 +55,7 @@ async def test_a_call_in_a_thought_that_the_prompt_opened_is_not_run() -> None:
     tool = EchoTool()
     outcome = await think([f"Now.</think>{CALL}", f"Again {CALL}?</think>No."], tool)
     assert (outcome.stop_reason, len(outcome.calls), tool.counts["execute"]) == (StopReason.FINISHED, 1, 1)
-    assert outcome.assistant_turns[-1].content.endswith("</think>No.")
+    assert outcome.messages[-1]["content"].endswith("</think>No.")
 
 
 async def test_an_observation_fits_with_its_separator_or_not_at_all() -> None:
@@ -208,13 +209,13 @@ async def test_the_name_of_an_answer_is_its_tools() -> None:
 async def test_each_call_is_put_down_to_its_turn() -> None:
     """The step reward of a call goes to its turn."""
     outcome = await run([CALL + CALL, CALL, "ok"], EchoTool(), response_length=900)
-    assert outcome.call_turns == [0, 0, 1]
+    assert [len(turn.calls) for turn in outcome.turns] == [2, 1, 0]
     assert set(outcome.trajectory.turn_ids) == {0, 1, 2}
 
 
 def test_a_conversation_that_is_not_over_has_no_end() -> None:
     with pytest.raises(RuntimeError, match="is not over"):
-        _ = Outcome("r1", Trajectory(), []).stop_reason
+        _ = Outcome("r1", [ConversationRow(Trajectory(), [])], []).stop_reason
 
 
 async def test_time_is_told_in_seconds() -> None:

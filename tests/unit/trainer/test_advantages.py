@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import interaction_advantages as benchmark
-from verl_multiturn.rewards.advantages import Advantages, Played, Turn, of_conversations, of_states, of_turns
+from verl_multiturn.rewards.advantages import Advantages, Played, of_conversations, of_states, of_turns
+from verl_multiturn.rollout.turn import Turn
 
 
 def played(*rewards: float, states: str = "", valid: bool = True) -> Played:
@@ -94,7 +95,7 @@ def of_conversations_without_a_deviation(group: Sequence[Played]) -> Advantages:
 
 def of_those_still_there(group: Sequence[Played]) -> Advantages:
     """Compare a return to go with the mean of those alone that reached the turn."""
-    returns = [[sum(turn.reward for turn in each.turns[k:]) for k in range(len(each.turns))] for each in group]
+    returns = [[sum(turn.earned or 0.0 for turn in each.turns[k:]) for k in range(len(each.turns))] for each in group]
     reached: dict[int, list[float]] = defaultdict(list)
     for own in returns:
         for number, value in enumerate(own):

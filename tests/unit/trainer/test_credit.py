@@ -6,7 +6,8 @@ import statistics
 import numpy as np
 import pytest
 
-from verl_multiturn.rewards.advantages import Played, Turn, of_completions, of_conversations, of_discounted
+from verl_multiturn.rewards.advantages import Played, of_completions, of_conversations, of_discounted
+from verl_multiturn.rollout.turn import Turn
 
 BRANCHES = Played([Turn(0), Turn(1, 1.0, parent=0), Turn(2, parent=0)])
 
@@ -79,14 +80,14 @@ def random_session(draw: random.Random) -> Played:
 
 def naive(group: list[Played], credit: str, gamma: float) -> list[list[float]]:
     """Compute the same from the definition, by recursion."""
-    scores = [played.outcome + sum(turn.reward for turn in played.turns) for played in group]
+    scores = [played.outcome + sum(turn.earned or 0.0 for turn in played.turns) for played in group]
     mean, deviation = statistics.mean(scores), statistics.stdev(scores) + 1e-6
 
     def earned(played: Played, turn: Turn) -> float:
         children = [each for each in played.turns if each.parent == turn.number]
         if not children:
-            return turn.reward + played.outcome
-        return turn.reward + gamma * statistics.mean(earned(played, child) for child in children)
+            return (turn.earned or 0.0) + played.outcome
+        return (turn.earned or 0.0) + gamma * statistics.mean(earned(played, child) for child in children)
 
     made = []
     for played, score in zip(group, scores, strict=True):

@@ -12,6 +12,7 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.config import read_settings
+from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.observe.metrics import (
     MOST_KEYS,
     Stats,
@@ -22,8 +23,9 @@ from verl_multiturn.observe.metrics import (
     numbers_of,
     stats_of,
 )
-from verl_multiturn.rollout.outcome import SessionReport, TurnReply
+from verl_multiturn.rollout.outcome import ConversationRow, SessionReport
 from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rollout.turn_rewards import tool_scores
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
@@ -38,12 +40,14 @@ def outcome(*calls: CallResult, turns: int = 2, stop: StopReason = StopReason.FI
     """Return a conversation of `turns` assistant turns of two tokens each, with one token of context between them."""
     trajectory = Trajectory()
     trajectory.append_prompt([1, 2, 3])
+    made = []
     for turn in range(turns):
         if turn:
             trajectory.append_context([9], Source.OBSERVATION)
         trajectory.append_sampled([5, 6], [-0.5, -0.5], [0, 0])
+        made.append(Turn(turn, start=3 * turn, end=3 * turn + 2, calls=[] if turn else list(calls)))
     trajectory.seal(stop)
-    return Outcome("r", trajectory, [], list(calls), [0] * len(calls), **details)
+    return Outcome("r", [ConversationRow(trajectory, [])], [], made, **details)
 
 
 def metrics_of(*outcomes: Outcome, **extra: Any) -> dict[str, float]:
@@ -267,7 +271,7 @@ async def test_a_step_reward_goes_to_the_end_of_the_turn_that_called() -> None:
     first, second = len(CALL) + 2, 2 * len(CALL) + 1
     start = first + len("\n[hi]>")
     last = found.trajectory.response_length - 1
-    assert found.call_turns == [0, 1, 1]
+    assert [len(turn.calls) for turn in found.turns] == [1, 2, 0]
     assert tool_scores(found)[0] == [
         (first - 1, 0.5),
         (start + second - 1, 0.5),
@@ -353,12 +357,12 @@ def test_rows_of_a_conversation_count_once() -> None:
 
 def test_sessions_of_agents() -> None:
     made = outcome(stop=StopReason.AGENT_ERROR)
-    made.generation_rows = [0, "undelivered", "dropped_row", 1, "undelivered"]
+    places: list[int | str] = [0, "undelivered", "dropped_row", 1, "undelivered"]
+    made.turns = [Turn(number, place=place) for number, place in enumerate(places)]
     made.session = SessionReport(2, {"temperature": 3}, reward=0.0, stuck=True)
     other = outcome(stop=StopReason.FINISHED)
-    other.generation_rows = [0]
+    other.turns = [Turn(0)]
     other.session = SessionReport(1, {"temperature": 1, "seed": 1})
-    assert made.delivered == [0, 2, 3]
     stats = {"u_0_0": {**stats_of(made), "conversation": {"rows": 2, "row": 0}}}
     del stats["u_0_0"]["session"]
     stats["u_0_1"] = {**stats_of(made), "conversation": {"rows": 2, "row": 1}}
@@ -389,8 +393,9 @@ def test_sessions_of_agents() -> None:
 
 
 def test_an_interaction_and_what_its_groups_begin_with() -> None:
-    replies = [TurnReply(0, "a", 0.5, "s", {"length": 2}), TurnReply(1, "b", None, "s", {})]
-    having = outcome(interaction_s=2.0, opening="Go north?", replies=replies, score=3.0)
+    having = outcome(interaction_s=2.0, opening="Go north?", score=3.0)
+    having.turns[0].reply = CheckedReply("a", reward=0.5, state="s", metrics={"length": 2})
+    having.turns[1].reply = CheckedReply("b", state="s")
     other = outcome(interaction_s=4.0, opening="Go south?", stop=StopReason.ENVIRONMENT_ERROR)
     stats = {f"{uid}_0_0": {**stats_of(having), "turns": [{"state": "s"}, {"state": "s"}]} for uid in "uv"}
     stats |= {"v_1_0": {**stats_of(other), "turns": []}}

@@ -22,10 +22,11 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.proxy.protocols.requests import Call
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.proxy.sessions.nodes import CompletionNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
 from verl_multiturn.tools.loading.registry import resolve
@@ -112,43 +113,27 @@ def session_outcome(
         max_rows: The most rows; those with most trained tokens are kept. None: all are.
         chosen: The delivered completions that are to be trained.
     """
-    delivered = forest.delivered
     ends, trained_in = chosen_rows(chosen, max_rows)
-    places: list[int | str] = []
-    for entry in forest.ledger:
-        node = entry.node
-        if node is None:
-            places.append(entry.cause)
-        elif not node.delivered:
-            places.append("undelivered")
-        elif node not in chosen:
-            places.append("not_selected")
-        else:
-            places.append(trained_in.get(node, "dropped_row"))
-    rows = [_row(end, index, trained_in) for index, end in enumerate(ends)]
+    turns = [_turn(number, entry, chosen, trained_in) for number, entry in enumerate(forest.ledger)]
+    rows = [_row(end, index, turns) for index, end in enumerate(ends)]
+    for end in ends:
+        # The row in which it is trained says less: which of two branches is first follows from the order of arrival.
+        for after, node in enumerate(reversed(end.path)):
+            turns[node.number].after = max(turns[node.number].after, after)
     if not rows:
         prompt = next((root.ids for root in forest.roots if root.length), [fill_id])
         empty = Trajectory()
         empty.append_prompt(prompt[-prompt_length:])
-        rows = [ConversationRow(empty, [], 0)]
+        rows = [ConversationRow(empty, [])]
     for row in rows:
         row.trajectory.seal(reason)
-    *earlier, last = rows
-    messages = [*ends[-1].prompt.conversation, ends[-1].said] if ends else []
     return Outcome(
         name,
-        last.trajectory,
-        messages,
-        assistant_turns=[_turn(node) for node in delivered],
+        rows,
+        [*ends[-1].prompt.conversation, ends[-1].said] if ends else [],
+        turns,
         asked=len(ends[-1].prompt.root.messages) if ends else 0,
-        images=last.images,
-        earlier=earlier,
-        first_turn=last.first_turn,
-        turn_numbers=last.turn_numbers,
-        generation_rows=places,
-        parents=[None if entry.parent is None else entry.parent.number for entry in forest.ledger],
-        completion_rewards={node.number: node.reward for node in delivered if node.reward is not None},
-        user_turns=len({id(node.prompt) for node in delivered if node.parent is not None}),
+        user_turns=len({id(node.prompt) for node in forest.delivered if node.parent is not None}),
         error=error,
     )
 
@@ -234,23 +219,34 @@ def _held(ends: Sequence[CompletionNode], trained: Collection[CompletionNode]) -
     return held
 
 
-def _row(end: CompletionNode, index: int, trained_in: Mapping[CompletionNode, int]) -> ConversationRow:
-    """Write row `index`, which ends with the completion `end`."""
-    written, numbers = Trajectory(), []
+def _row(end: CompletionNode, index: int, turns: Sequence[Turn]) -> ConversationRow:
+    """Write row `index`, which ends with the completion `end`, and note in `turns` where its tokens are."""
+    written = Trajectory()
     written.append_prompt(end.prompt.root.ids)
     for node in end.path:
         if node.parent is not None:
             written.append_context(node.prompt.template, Source.TEMPLATE)
             written.append_context(node.prompt.added, Source.OBSERVATION)
-        made = node.generation
-        if trained_in.get(node) == index:
+        made, turn = node.generation, turns[node.number]
+        if turn.place == index:
+            turn.start = written.response_length
             written.append_sampled(made.ids, made.logprobs, made.versions)
-            numbers.append(node.number)
+            turn.end = written.response_length
         else:
             written.append_context(made.ids, Source.EARLIER)
-    return ConversationRow(written, end.prompt.images, numbers[0], numbers)
+    return ConversationRow(written, end.prompt.images)
 
 
-def _turn(node: CompletionNode) -> AssistantTurn:
-    said = node.completion
-    return AssistantTurn(said.content, [ToolCall(call.name, call.arguments, call.id) for call in said.calls])
+def _turn(
+    number: int, entry: Entry, chosen: Collection[CompletionNode], trained_in: Mapping[CompletionNode, int]
+) -> Turn:
+    """Return the turn of a generation, without the place of its tokens."""
+    node, parent = entry.node, None if entry.parent is None else entry.parent.number
+    if node is None:
+        return Turn(number, parent=parent, place=entry.cause)
+    if not node.delivered:
+        return Turn(number, parent=parent, place="undelivered")
+    place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
+    given = node.completion
+    said = AssistantTurn(given.content, [ToolCall(call.name, call.arguments, call.id) for call in given.calls])
+    return Turn(number, node.reward, parent=parent, place=place, said=said)

@@ -12,16 +12,15 @@ from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import message_of
-from verl_multiturn.errors import EngineError, TrajectoryError
+from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, FinishReason, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Lane, PromptNode
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds, as_message
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.stop_texts import STOP_REGEX
-from verl_multiturn.rollout.trajectory import Trajectory
-from verl_multiturn.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -96,27 +95,19 @@ class Sampler:
         budget = run.limits.turn_budget(prompt.length - prompt.root.length)
         if request.max_tokens is not None:
             budget = max(1, min(budget, request.max_tokens))
-        images = {"images": prompt.images} if prompt.images else {}
         ids = prompt.ids
-        generating = asyncio.ensure_future(
-            run.engine.generate(lane.name, ids, self._sampling_of(request), budget, **images)
-        )
         started = time.perf_counter()
-        cancelled = await ended(generating, pass_on=True)
-        self.seconds += time.perf_counter() - started
-        if generating.cancelled():
-            raise cancelled or EngineError("the engine cancelled the generation")
-        if (error := generating.exception()) is not None:
-            raise cancelled or error
-        generation = generating.result()
+        try:
+            sampled = await sample(run.engine, Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images))
+        finally:
+            self.seconds += time.perf_counter() - started
         entry = Entry(lane, lane.generations, prompt.parent)
         lane.generations += 1
         number = len(self._forest.ledger)
         self._forest.ledger.append(entry)
-        if cancelled is not None:
+        if sampled.cancelled is not None:
             entry.cause = "undelivered"
-            raise cancelled
-        _check(generation, budget)
+        generation = sampled.whole()
         entry.cause = "undelivered"
         said = await run.reader.read(generation.ids, ids, request)
         calls = self._call_ids.named(said.calls)
@@ -146,20 +137,6 @@ class Sampler:
             **self._sampling,
             STOP_REGEX: [*self._sampling.get(STOP_REGEX, ()), *(re.escape(stop) for stop in request.stop if stop)],
         }
-
-
-def _check(generation: Generation, budget: int) -> None:
-    """Refuse what is not a generation that can be trained."""
-    if not generation.ids or len(generation.ids) > budget:
-        raise EngineError(f"the engine returned {len(generation.ids)} tokens, where 1 to {budget} were asked for")
-    if generation.finish == "abort":
-        raise EngineError("cut off by the engine")
-    tried = Trajectory()
-    tried.append_prompt([0])
-    try:
-        tried.append_sampled(generation.ids, generation.logprobs, generation.versions)
-    except TrajectoryError as error:
-        raise EngineError(f"the engine returned what is not a generation: {error}") from error
 
 
 def _finish(generation: Generation, calls: bool, stop: str | None) -> FinishReason:

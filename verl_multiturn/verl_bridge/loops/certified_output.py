@@ -154,7 +154,7 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
         output.void = void
         outputs.append(output)
     last = outputs[-1]
-    last.num_turns = 1 + outcome.turns + outcome.user_turns
+    last.num_turns = 1 + outcome.sampled_turns + outcome.user_turns
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
     if outcome.session is None:
         _add_rewards(outputs, outcome, settings)
@@ -193,20 +193,15 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
 
 def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
     """Return what reward functions read of a conversation."""
-    turns = enumerate(outcome.assistant_turns)
-    said = [message["content"] for message in outcome.messages[outcome.asked :] if message["role"] == "assistant"]
-    if outcome.session is not None:  # its messages are no single conversation
-        said = [turn.content for turn in outcome.assistant_turns]
+    said = [turn.said for turn in outcome.turns if turn.said is not None and not turn.summary]
     return {
         **outcome.extra_fields,
         "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
         "user_texts": [reply.text for reply in outcome.replies],
         "tool_rewards": [call.reward for call in outcome.calls],
         "stop_reason": str(outcome.stop_reason),
-        "assistant_texts": said,
-        "assistant_calls": [
-            [_call(call) for call in turn.calls] for number, turn in turns if number not in outcome.summaries
-        ],
+        "assistant_texts": [turn.content for turn in said],
+        "assistant_calls": [[_call(call) for call in turn.calls] for turn in said],
         "void": void,
         "calc_rewards": dict(outcome.calc_rewards),
         "rendering_differences": [str(difference) for difference in outcome.differences],
@@ -221,14 +216,14 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
 
     The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row.
     """
-    last, own = outputs[-1], outcome.completion_rewards
+    last, own = outputs[-1], {turn.number: turn.reward for turn in outcome.turns if turn.reward is not None}
     for output in outputs[:-1]:
         del output.stats["session"]
     ends = {turn["turn"]: (output, turn["end"] - 1) for output in outputs for turn in output.stats["turns"]}
     last.stats["session"]["outside"] = [
-        {"turn": turn, "parent": outcome.parents[turn], "reward": own.get(turn, 0.0)}
-        for turn in outcome.delivered
-        if turn not in ends
+        {"turn": turn.number, "parent": turn.parent, "reward": turn.reward or 0.0}
+        for turn in outcome.turns
+        if turn.said is not None and turn.number not in ends
     ]
     for turn, reward in own.items():
         output, position = ends.get(turn, (last, len(last.response_ids) - 1))

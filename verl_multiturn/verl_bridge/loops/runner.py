@@ -113,7 +113,7 @@ class Runner:
 
         Args:
             outcome: what became of it.
-            generations: the receipts of its generations, in the order of `outcome.generation_rows`.
+            generations: the receipts of its generations, in the order of `outcome.turns`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
             step: training step.
             sampling: the sampling parameters.
@@ -123,10 +123,7 @@ class Runner:
         receipts = Receipts.of_rows(
             outcome.request_id,
             generations,
-            [
-                place if isinstance(place, str) or place < len(outputs) else "invalid"
-                for place in outcome.generation_rows
-            ],
+            outcome.places,
             uid,
             session_id,
             outputs[-1].void,
@@ -134,8 +131,7 @@ class Runner:
         )
         if self.records is not None:
             temperature = sampling.get("temperature")
-            rows = [each.trajectory for each in outcome.rows]
-            self.records.write(record_of(outcome, receipts, rows, step=step, uid=uid, temperature=temperature))
+            self.records.write(record_of(outcome, receipts, step=step, uid=uid, temperature=temperature))
         if self.certified:
             for output, own in zip(outputs, receipts, strict=True):
                 output.receipts = own.to_bytes()

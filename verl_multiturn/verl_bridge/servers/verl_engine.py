@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Finish, Generation
+from verl_multiturn.rollout.engine import Ask, Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.tasks import ended
 from verl_multiturn.verl_bridge.servers.client import SEGMENTS, RolloutClient
@@ -31,27 +31,22 @@ class VerlEngine:
         self._generate = generate
         self._stoppable = isinstance(getattr(generate, "__self__", None), RolloutClient)
 
-    async def generate(
-        self,
-        request_id: str,
-        ids: Sequence[int],
-        sampling: Mapping[str, Any],
-        max_new_tokens: int,
-        images: Sequence[Any] = (),
-    ) -> Generation:
+    async def generate(self, ask: Ask) -> Generation:
         """Sample with verl, as `Engine.generate` describes.
 
         Raises:
             EngineError: verl's call failed, or did not return one log-probability for each id.
             CancelledError: the task was cancelled before the first token.
         """
-        params = {**sampling, "logprobs": True, "max_new_tokens": max_new_tokens}
-        given = {"image_data": list(images)} if images else {}
+        params = {**ask.sampling, "logprobs": True, "max_new_tokens": ask.max_new_tokens}
+        given = {"image_data": list(ask.images)} if ask.images else {}
 
-        async def ask() -> Any:
-            return await self._generate(request_id=request_id, prompt_ids=list(ids), sampling_params=params, **given)
+        async def answer() -> Any:
+            return await self._generate(
+                request_id=ask.request_id, prompt_ids=list(ask.ids), sampling_params=params, **given
+            )
 
-        asking = asyncio.ensure_future(ask())
+        asking = asyncio.ensure_future(answer())
         cancelled = await ended(asking, pass_on=self._stoppable)
         if asking.cancelled():
             raise cancelled or EngineError("verl cancelled the generation")

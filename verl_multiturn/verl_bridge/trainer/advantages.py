@@ -15,11 +15,14 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -31,39 +34,31 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.advantages import (
     Advantages,
     Played,
-    Turn,
     of_completions,
     of_conversations,
     of_discounted,
     of_states,
     of_turns,
 )
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
 
+_REST = sys.maxsize
+"""The end of the last turn of a row, whose length is not known yet."""
 Estimator = Callable[[Sequence[Played]], Advantages]
-
-
-class _Span(NamedTuple):
-    """Response tokens of a row that belong to one turn, half open; `end` is None for the rest of the row."""
-
-    start: int
-    end: int | None
-    number: int
-    state: str | None
-    parent: int | None = None
-    after: int = 0
-    foreign: float = 0.0
-    """Reward on the tokens that is not the turn's own."""
 
 
 class _KnownRow(NamedTuple):
     uid: str
     conversation: str
     valid: bool
-    spans: list[_Span]
+    turns: list[Turn]
+    """Its turns, each with the response tokens that belong to it. Those of the last one go on to the row's end."""
     outcome: float | None = None
     """Reward of the whole session, in the last row of a session; None in any other."""
+    foreign: float = 0.0
+    """Reward on the tokens of the last turn that is not that turn's own."""
 
 
 class _Known(NamedTuple):
@@ -97,25 +92,24 @@ def known_rows(batch: Any, settings: MultiTurnSettings) -> Iterator[None]:
 
 def _known_row(key: str, stats: dict[str, Any]) -> _KnownRow:
     conversation, _, index = key.rpartition("_")
-    turns = sorted(stats.get("turns") or [], key=lambda turn: turn["start"])
-    starts = [0, *(turn["start"] for turn in turns[1:])]
-    spans = [
-        _Span(start, end, turn["turn"], turn["state"], turn.get("parent"), turn.get("after", 0))
-        for turn, start, end in zip(turns, starts, [*starts[1:], None], strict=bool(turns))
-    ] or [_Span(0, None, int(index), None)]
-    row = _KnownRow(conversation_of(conversation), conversation, stats.get("valid", True), spans)
+    turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(int(index))]
+    turns[0].start = 0
+    for turn, following in pairwise(turns):
+        turn.end = following.start
+    turns[-1].end = _REST
+    row = _KnownRow(conversation_of(conversation), conversation, stats.get("valid", True), turns)
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 
 def _with_session(row: _KnownRow, session: dict[str, Any]) -> _KnownRow:
     """Return the last row of a session with what belongs to no token of the session.
 
-    The completions that are in no row get empty spans. Their rewards, and the session's, lie on the row's last token.
+    The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
     """
-    outside = [_Span(0, 0, each["turn"], None, each["parent"], foreign=-each["reward"]) for each in session["outside"]]
+    outside = [Turn(each["turn"], each["reward"], parent=each["parent"]) for each in session["outside"]]
     outcome = session["outcome"] or 0.0
-    last = row.spans[-1]._replace(foreign=outcome + sum(each["reward"] for each in session["outside"]))
-    return row._replace(spans=[*row.spans[:-1], last, *outside], outcome=outcome)
+    foreign = outcome + sum(each["reward"] for each in session["outside"])
+    return row._replace(turns=[*row.turns, *outside], outcome=outcome, foreign=foreign)
 
 
 def _compute(
@@ -142,17 +136,17 @@ def _compute(
         )
     normal = _estimator(name, known.settings, config)
     of_sessions = _of_sessions(known.settings, config)
-    groups: dict[str, dict[str, list[tuple[int, _Span]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, dict[str, list[tuple[int, Turn]]]] = defaultdict(lambda: defaultdict(list))
     broken = {row.conversation for row in known.rows if row is not None and not row.valid}
     outcomes = {row.conversation: row.outcome for row in known.rows if row is not None and row.outcome is not None}
     for i, row in enumerate(known.rows):
         if row is not None:
-            groups[row.uid][row.conversation] += [(i, span) for span in row.spans]
+            groups[row.uid][row.conversation] += [(i, turn) for turn in _earning(row, token_level_rewards[i])]
     advantages = torch.zeros_like(response_mask, dtype=torch.float32)
     for group in groups.values():
         played = [
             Played(
-                [_turn(span, token_level_rewards[i]) for i, span in turns],
+                [turn for _, turn in turns],
                 conversation not in broken,
                 outcomes.get(conversation, 0.0),
             )
@@ -160,15 +154,19 @@ def _compute(
         ]
         estimate = of_sessions if outcomes.keys() & group.keys() else normal
         for turns, own in zip(group.values(), estimate(played), strict=True):
-            for (i, span), value in zip(turns, own, strict=True):
-                advantages[i, span.start : span.end] = value
+            for (i, turn), value in zip(turns, own, strict=True):
+                advantages[i, turn.start : turn.end] = value
     advantages = advantages * response_mask
     return advantages, advantages
 
 
-def _turn(span: _Span, rewards: torch.Tensor) -> Turn:
-    earned = float(rewards[span.start : span.end].sum()) - span.foreign
-    return Turn(span.number, earned, span.state, span.parent, span.after)
+def _earning(row: _KnownRow, rewards: torch.Tensor) -> list[Turn]:
+    """Return the turns of a row with what their tokens earned; those without tokens keep their reward."""
+    earned = [float(rewards[turn.start : turn.end].sum()) for turn in row.turns]
+    return [
+        replace(turn, reward=own - (row.foreign if turn.end == _REST else 0.0)) if turn.sampled else turn
+        for turn, own in zip(row.turns, earned, strict=True)
+    ]
 
 
 def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator:

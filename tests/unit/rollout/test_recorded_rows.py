@@ -1,0 +1,236 @@
+"""Recorded conversations and sessions of several rows: records, statistics and turns stay the same, byte for byte.
+
+The digests were made by this file's own `digest`, before turns became one `Turn`.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+from tests.agent_sessions import ADD, Agent, answer, call_text, echo, make_run, user
+from verl_multiturn import (
+    BaseTool,
+    Conversation,
+    Interaction,
+    Limits,
+    Outcome,
+    Reply,
+    Request,
+    ToolResponse,
+    ToolSchema,
+)
+from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.records import json_line, record_of
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.data import tool_call
+from verl_multiturn.observe.metrics import stats_of
+from verl_multiturn.proxy.protocols.requests import RefusedError
+from verl_multiturn.rollout.clock import _clock
+from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import SessionReport
+from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.rollout.turn_rewards import interaction_scores, tool_scores, turns_of
+
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
+    },
+}
+CONVERSATIONS = """
+7358bc5b 6fb982d0 2f7869ba c363e4be d0fbcb76 6913abdc f8472860 8f832f81 f3829ac2 74ed8492 7c937d3d
+249fe41e 27d983b7 86605c11 7e0d2484 4dcf881c a479c944 6a54be0a 56cc8f9a f2e2199a 221923da 6949fd5a
+6a5b7265 d64d91d7 c3716368 9ea6ec78 64144430 3c374371 05d70499 a0cb3cdc f6629de2 d2ec94dc b07a775f
+b36336bb c3bc12b8 d930f445 9045c6e0 3076d22a 6fce977b 3cd2cd91 0daabacd 615eeb3c cfee985f 42c7e249
+542dba1d ef13f637 bf30f73a 9fe18a83 e5c83d6d df44d50e cec0a741 cb2cab6e 10b2e8f3 c9e7fbfc 39e718f2
+847cf574 b1db7d74 a7c7666e a1b1f653 cfb7ecaa
+"""
+SESSIONS = """
+99eb4ead 1157246a 4b05c66c 297cbb99 7d2afdfb 164e37d1 98110ff1 ef535610 612b41b1 23f0d2ed 23390302
+9115368b 0841bb83 a96d75a5 633e44ea d0aecda1 7f0cf539 73db0720 d563fa27 c5626691 0623a99a 0a5a24fc
+f4884e08 54fadfd0 a644e38f 52573198 d522e0ac 7d81ac5f 6f9cce7b efee2ced 539df19c 7962b4c4 9d0b8e42
+65d9d25f a4d19f96 c4c5ee59 e562cfb0 0d9369ca eb93704f 6577d66b 4b98e4de 52e221f6 e1a26947 584deb19
+c454545f eec24275 59890ced cbbfd483 9c1d00dd 6850f2a5 813e0a9e e3f2f075 33aed3cc a9a28260 71b5a643
+07d3db92 5016c2b7 2756efd0 0547f1f8 416fe33b
+"""
+
+
+class Paid(BaseTool):
+    """A tool that pays for each call, and for the conversation."""
+
+    def get_schema(self) -> ToolSchema:
+        return ToolSchema.read(SCHEMA, "look")
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        if parameters["what"] == "bad":
+            raise OSError("no such thing")
+        return ToolResponse(f"seen {parameters['what']}"), len(parameters["what"]) / 8, {"n": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 2.0
+
+
+class Counting(Interaction):
+    """A user who counts, pays for some turns, and scores 10."""
+
+    name = "counting"
+
+    def __init__(self, words: int, last: int) -> None:
+        super().__init__({})
+        self.words, self.last = words, last
+
+    def start(self, instance_id: str, **kwargs: Any) -> Reply | None:
+        return Reply("zero", state=0)
+
+    def reply(self, instance_id: str, messages: Any, **kwargs: Any) -> Reply:
+        turn = sum(message["role"] == "assistant" for message in messages)
+        reward = None if turn % 3 == 0 else turn / 4
+        text, done = " ".join([f"n{turn}"] * self.words), turn >= self.last
+        return Reply(text, reward=reward, state=turn % 4, done=done, metrics={"turn": turn})
+
+    def score(self, instance_id: str) -> float:
+        return 10.0
+
+
+class Moody(ScriptedEngine):
+    """An engine that, at one turn, aborts, returns too much or nothing, lies about log-probabilities, or hangs."""
+
+    def __init__(self, script: Any, mood: str, at: int) -> None:
+        super().__init__(script)
+        self.mood, self.at, self.asked = mood, at, 0
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        made = await super().generate(*args, **kwargs)
+        self.asked += 1
+        if self.asked - 1 != self.at:
+            return made
+        if self.mood == "hang":
+            clock = _clock.get()
+            assert clock is not None
+            clock.deadline.reschedule(0)  # the time is up now, however quick the machine is
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return replace(made, finish="abort")
+        many = {"ids": [7] * 5000, "logprobs": [-1.0] * 5000, "versions": [0] * 5000}
+        changes: dict[str, dict[str, Any]] = {
+            "abort": {"finish": "abort"},
+            "nothing": {"ids": [], "logprobs": [], "versions": []},
+            "many": many,
+            "lie": {"logprobs": [0.5] * len(made.ids)},
+        }
+        return replace(made, **changes.get(self.mood, {}))
+
+
+def turn(draw: random.Random) -> str:
+    """Return a generation: calls that work or fail, calls that cannot be read, or words."""
+    if draw.random() < 0.5:
+        return "".join(
+            tool_call("look", {"what": draw.choice(["it", "bad", "all"])}) for _ in range(draw.randint(1, 3))
+        )
+    return draw.choice(["a", "b c d e", "<tool_call>{oops</tool_call>", "x <|im_start|> y"])
+
+
+async def conversation(seed: int) -> tuple[Outcome, list[Receipts]]:
+    """Roll out a conversation under settings that are drawn."""
+    draw = random.Random(seed)
+    tokenizer = tiny_tokenizer()
+    end = [tokenizer.eos_token_id]
+    turns = [tokenizer.encode(turn(draw) + "<|im_end|>") for _ in range(12)]
+    mood = draw.choice(["well", "well", "abort", "nothing", "many", "lie", "hang"])
+    engine = ReceiptingEngine(Moody(turns, mood, draw.randint(0, 6)))
+    mode: Any = draw.choice(["append", "window", "overflow"])
+    summary = draw.choice([None, "Sum up."])
+    run = Conversation(
+        engine,
+        ChatCodec(TinyBuilder(tokenizer), end, firewall=Firewall(tokenizer), tokenizer=tokenizer),
+        JsonParser(tokenizer, end),
+        Limits(
+            prompt_length=draw.choice([230, 400]),
+            response_length=draw.choice([50, 80, 160, 400]),
+            max_assistant_turns=draw.choice([None, 9]),
+            max_parallel_calls=draw.choice([1, 2]),
+            wall_clock_s=3600.0,
+        ),
+        context=Context(mode, draw.randint(1, 3), summary, draw.randint(1, 20)),
+    )
+    name = f"r{seed}"
+    asker = draw.choice([None, Counting(draw.choice([1, 15]), draw.randint(2, 12))])
+    request = Request(name, [{"role": "user", "content": "Go."}], {"look": Paid({})}, interaction=asker)
+    outcome = await run.run(request)
+    return outcome, receipts_of(outcome, engine.take(name))
+
+
+async def session(seed: int) -> tuple[Outcome, list[Receipts]]:
+    """Play an agent's session whose requests are drawn: it goes on, forks, asks again, leaves and rewards."""
+    draw = random.Random(seed)
+    texts = ["a", "b b", call_text("add", {"a": 1}), f"c {call_text('add', {'a': 2})}"]
+
+    def say(request_id: str, ids: Any, turn: int) -> list[int]:
+        return tiny_tokenizer().encode(draw.choice(texts) + "<|im_end|>")
+
+    def select(views: Any) -> list[str]:
+        return [view.id for number, view in enumerate(views) if number % 3 or view.calls]
+
+    limit = draw.choice([None, 1, 2])
+    engine = Moody(say, draw.choice(["well", "well", "abort", "nothing", "lie"]), draw.randint(0, 4))
+    agent = Agent(make_run(engine, max_rows=limit, select=draw.choice([None, select])), f"s{seed}")
+    agent.session._sampler._call_ids._random = random.Random(seed)
+    said: list[tuple[list[dict[str, Any]], Any]] = []
+    for number in range(draw.randint(1, 8)):
+        if said and draw.random() < 0.8:
+            asked, got = draw.choice(said[-3:])
+            asked = [*asked, echo(got), *answer(got, *("2" for _ in got.calls)), user(f"more {number}")]
+        else:
+            asked = [user(f"question {draw.randint(0, 2)}")]
+        lost = draw.random() < 0.15
+        try:
+            got = await agent.ask(asked, [ADD], lost=lost)
+        except RefusedError:
+            break
+        if not lost:
+            said.append((asked, got))
+        if draw.random() < 0.4:
+            assert agent.session.reward(got.id, draw.choice([-1.0, 0.0, 0.5]))
+    agent.session.end()
+    await agent.session.closed()
+    await agent.session.select()
+    outcome = agent.session.outcome(StopReason.ENGINE_ERROR if agent.session.failed else StopReason.FINISHED)
+    outcome.session = SessionReport(len(agent.session.forest.roots), {}, draw.choice([None, 1.0]))
+    return outcome, receipts_of(outcome, agent.session.receipts())
+
+
+def receipts_of(outcome: Outcome, generations: Any) -> list[Receipts]:
+    return Receipts.of_rows(outcome.request_id, generations, outcome.places, "u", 0, False, not outcome.valid)
+
+
+def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
+    """Return the record, the statistics, the turns and the rewards of a conversation as text, without its times."""
+    outcome.generate_s = outcome.tools_s = outcome.interaction_s = 0.0
+    for call in outcome.calls:
+        call.seconds = call.queue_s = 0.0
+    scores = [tool_scores(outcome, 0.5), interaction_scores(outcome)] if outcome.session is None else []
+    stats = json.dumps([stats_of(outcome), turns_of(outcome), scores], allow_nan=False)
+    return json_line(record_of(outcome, receipts, step=1, uid="u")) + stats
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+async def test_conversations_are_recorded_as_before() -> None:
+    found = [digest(recorded(*await conversation(seed))) for seed in range(60)]
+    assert found == CONVERSATIONS.split()
+
+
+async def test_sessions_are_recorded_as_before() -> None:
+    found = [digest(recorded(*await session(seed))) for seed in range(60)]
+    assert found == SESSIONS.split()
