@@ -16,13 +16,14 @@ import pytest
 from tests.conftest import until
 from tests.sessions import HI
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.tools.calls import session as tools_session
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 
 TIMEOUT_S = 0.05
 Call = Callable[[], Awaitable[bool]]
@@ -147,7 +148,7 @@ class Owner:
         self.author = Author(as_threads)
         if kind == "tool":
             self.tool = (ToolFunctions if as_threads else ToolCoroutines)(self.author)
-            self.gates = Gates(TIMEOUT_S)
+            self.gates = Gates(Gate, TIMEOUT_S)
             self.slots = self.gates.of(self.tool)
         else:
             made = (InteractionFunctions if as_threads else InteractionCoroutines)(self.author)

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.registry import default_name, limits_of_interaction
+from verl_multiturn.interactions.running.registry import default_name
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
 from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
@@ -120,7 +121,7 @@ class InteractionProbe(MethodProbe):
             return None, failure
         if method == "start" and outcome.value is None:
             return CheckedReply(), ""
-        most = limits_of_interaction(self.interaction).response_characters
+        most = limits_of(self.interaction, CallLimits).response_characters
         try:
             reply = read_reply(self.interaction.name, method, outcome.value, most)
         except (InteractionContractError, InteractionFailedError) as error:

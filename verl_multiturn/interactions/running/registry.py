@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from verl_multiturn.config import read_model
+from verl_multiturn.calls.limits import CallLimits, set_limits
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
@@ -33,7 +33,6 @@ from verl_multiturn.interactions.old_verl.classes import (
     adapted,
     is_old_class,
 )
-from verl_multiturn.tools.loading.call_limits import CallLimits
 from verl_multiturn.tools.loading.registry import resolve_class
 
 KEY = "interaction"
@@ -41,7 +40,6 @@ KEY = "interaction"
 KWARGS = "interaction_kwargs"
 """Key of a row's `extra_info` by which it chooses an interaction."""
 _ENTRY_KEYS = {"name", "class_name", "config", "limits"}
-_LIMITS = "multiturn_limits"
 
 
 def load_interactions(path: str | Path) -> dict[str, Interaction]:
@@ -109,9 +107,7 @@ def build_interaction(entry: Any, where: str) -> Interaction:
         keys = ", ".join(map(str, config)) or "none"
         raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
     if entry.get("limits") is not None:
-        if not isinstance(entry["limits"], Mapping):
-            raise ConfigError(f"{where}.limits: expected a mapping, got {entry['limits']!r}")
-        setattr(interaction, _LIMITS, read_model(CallLimits, entry["limits"], f"{where}.limits"))
+        set_limits(interaction, entry["limits"], CallLimits, f"{where}.limits")
     return interaction
 
 
@@ -170,11 +166,6 @@ def interaction_class(name: Any, where: str) -> Any:
     if getattr(found, method) is getattr(base, method):
         raise ConfigError(f"{where}: {name!r} does not define {method}(), so no turn would be answered")
     return found
-
-
-def limits_of_interaction(interaction: Interaction) -> CallLimits:
-    """Return the limits that the YAML gave an interaction; the defaults where it gave none."""
-    return getattr(interaction, _LIMITS, None) or CallLimits.model_validate({})
 
 
 def interaction_of_row(

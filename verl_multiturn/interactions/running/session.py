@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method, task_name
+from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.calls.slots import BusyError, SharedSlots, Slots
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.registry import limits_of_interaction
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
 from verl_multiturn.tasks import Alarms, finish, keep
-from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method, task_name
-from verl_multiturn.tools.calls.slots import BusyError, SharedSlots, Slots
 from verl_multiturn.tools.loading.kwargs import copy_kwargs
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class InteractionGate(Slots):
     """
 
     def __init__(self, interaction: Interaction, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        limits = limits_of_interaction(interaction)
+        limits = limits_of(interaction, CallLimits)
         super().__init__(interaction, "interaction", limits, timeout_s, shared)
         self.interaction = interaction
         self.most_characters = limits.response_characters

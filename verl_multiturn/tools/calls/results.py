@@ -10,8 +10,8 @@ from typing import Any
 
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.call import CallAnswer
-from verl_multiturn.tools.calls.slots import Gate
+from verl_multiturn.tools.calls.answers import CallAnswer
+from verl_multiturn.tools.calls.gate import Gate
 
 
 class CallStatus(StrEnum):

@@ -18,14 +18,16 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.calls.invocation import Invocation, TimedOutError
+from verl_multiturn.calls.slots import BusyError, Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tasks import Alarms, finish, gather, keep
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.call import Invocation, TimedOutError, read_answer, read_reward
+from verl_multiturn.tools.calls.answers import read_answer, read_reward
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus, Run
-from verl_multiturn.tools.calls.slots import BusyError, Gate, Gates
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from verl_multiturn.calls.invocation import is_coroutine_method
 from verl_multiturn.describe import describe, place_of, show
 from verl_multiturn.tasks import finish
-from verl_multiturn.tools.calls.call import is_coroutine_method
 from verl_multiturn.tools.check import instruments
 
 

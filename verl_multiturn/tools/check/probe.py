@@ -17,7 +17,7 @@ from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
-from verl_multiturn.tools.calls.call import read_answer, read_reward
+from verl_multiturn.tools.calls.answers import read_answer, read_reward
 from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS, schema_of

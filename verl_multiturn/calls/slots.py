@@ -1,4 +1,4 @@
-"""`Slots` of a tool or an interaction, and `Gate`: all that the conversations of one worker share of a tool.
+"""`Slots` of an author's object, and `Gates`: what the conversations of one worker share of all such objects.
 
 A slot is the right to run one call: of a tool's `execute`, or of an interaction's `start` or `reply`.
 
@@ -11,16 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_multiturn.calls.limits import CallLimits
 from verl_multiturn.tasks import Alarms, done_within, keep
-from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.calls.call import CallAnswer, is_coroutine_method, task_name
-from verl_multiturn.tools.loading.call_limits import CallLimits, limits_of
-from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
 
 class SharedSlots(Protocol):
@@ -151,56 +147,6 @@ class Slots:
             keep(asyncio.ensure_future(self._shared.release(self._shared_name, lease)))
 
 
-class Gate(Slots):
-    """Shared state of one tool in one worker.
-
-    Args:
-        tool: The tool.
-        timeout_s: As in `Slots`.
-        shared: As in `Slots`.
-    """
-
-    def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        self.limits = limits_of(tool)
-        super().__init__(tool, "tool", self.limits, timeout_s, shared)
-        self.tool = tool
-        self.schema = schema_of(tool)
-        self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
-        self.is_foreign = is_foreign(tool)
-        self.inherited = {name for name in METHODS if getattr(type(tool), name, None) is getattr(BaseTool, name)}
-        """Names of the methods that the tool inherits from `BaseTool`, where they do nothing or raise."""
-        self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}
-        self.task_names = {method: task_name("tool", self.name, method) for method in METHODS}
-        self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
-
-    def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
-
-        Args:
-            arguments: The arguments of the call.
-            kwargs: The row's kwargs on which the answer depends, for each method that gets some.
-        """
-        try:
-            return json.dumps([arguments, kwargs], sort_keys=True)
-        except (TypeError, ValueError):
-            return None
-
-    def cached(self, key: str | None) -> CallAnswer | None:
-        """Return the answer kept under a key; None where there is none."""
-        if key is None or key not in self._answers:
-            return None
-        self._answers.move_to_end(key)
-        return self._answers[key]
-
-    def remember(self, key: str | None, answer: CallAnswer) -> None:
-        """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
-        if key is None:
-            return
-        self._answers[key] = answer
-        if len(self._answers) > self.limits.cache:
-            self._answers.popitem(last=False)
-
-
 Shared = TypeVar("Shared", bound=Slots)
 
 
@@ -208,16 +154,16 @@ class Gates(Generic[Shared]):
     """Shared states of a worker's tools, or of its interactions, each made when its owner is first seen.
 
     Args:
+        make: Makes the state of an owner, from the owner and the two other arguments.
         timeout_s: As in `Slots`.
         shared: As in `Slots`.
-        make: Makes the state of an owner, from the owner and the two other arguments.
     """
 
     def __init__(
         self,
+        make: Callable[[Any, float, SharedSlots | None], Shared],
         timeout_s: float,
         shared: SharedSlots | None = None,
-        make: Callable[[Any, float, SharedSlots | None], Shared] = Gate,  # type: ignore[assignment]
     ) -> None:
         self._timeout_s = timeout_s
         self._shared = shared
