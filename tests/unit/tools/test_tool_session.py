@@ -12,9 +12,9 @@ import pytest
 from tests.conftest import EchoTool, make_schema
 from tests.sessions import HI, session
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
+from verl_multiturn.calls import calls as guarded
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls import session as runtime
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
@@ -239,7 +239,7 @@ async def test_what_a_tool_raises_stays_with_the_tool(method: str, fault: BaseEx
 
 
 async def test_a_tool_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    monkeypatch.setattr(guarded, "_ABANDONED_S", 0.05)
     stop = asyncio.Event()
 
     class Stubborn(EchoTool):
@@ -330,7 +330,7 @@ async def test_kwargs_of_every_method_are_looked_at_before_anything_begins(metho
 
 
 def test_a_synchronous_tool_that_never_returns_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    monkeypatch.setattr(guarded, "_ABANDONED_S", 0.05)
     never = threading.Event()
 
     class Stuck(EchoTool):

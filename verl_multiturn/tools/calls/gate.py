@@ -7,13 +7,19 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.calls.invocation import is_coroutine_method, task_name
 from verl_multiturn.calls.limits import limits_of
+from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slots
+from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tools.base import BaseTool, is_foreign
 from verl_multiturn.tools.calls.answers import CallAnswer
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import METHODS, schema_of
+
+
+def tool_owner(tool: Any) -> Owner:
+    """Return a tool as the owner of its calls."""
+    return Owner(tool, "tool", METHODS, BaseTool, limits_of(tool, ToolLimits), ToolContractError)
 
 
 class Gate(Slots):
@@ -26,16 +32,12 @@ class Gate(Slots):
     """
 
     def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        self.limits = limits_of(tool, ToolLimits)
-        super().__init__(tool, "tool", self.limits, timeout_s, shared)
+        super().__init__(tool_owner(tool), timeout_s, shared)
         self.tool = tool
+        self.limits = limits_of(tool, ToolLimits)
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
         self.is_foreign = is_foreign(tool)
-        self.inherited = {name for name in METHODS if getattr(type(tool), name, None) is getattr(BaseTool, name)}
-        """Names of the methods that the tool inherits from `BaseTool`, where they do nothing or raise."""
-        self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}
-        self.task_names = {method: task_name("tool", self.name, method) for method in METHODS}
         self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
 
     def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
