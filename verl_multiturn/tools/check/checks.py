@@ -18,7 +18,6 @@ from verl_multiturn.tools.calls.answers import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
-from verl_multiturn.tools.check.method_probe import Probed
 from verl_multiturn.tools.check.probe import (
     Probe,
     as_call,
@@ -28,6 +27,7 @@ from verl_multiturn.tools.check.probe import (
     own_id,
     text_of,
 )
+from verl_multiturn.tools.check.probed import Probed
 from verl_multiturn.tools.loading.functions import FunctionTool
 
 _LONG_ANSWER = 20_000
