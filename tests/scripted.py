@@ -10,9 +10,10 @@ from verl_multiturn import (
     Request,
     ScriptedEngine,
 )
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 
@@ -30,7 +31,7 @@ async def run(
         ChatCodec(CharBuilder(), tokenizer=tokenizer),
         JsonParser(tokenizer, [tokenizer.eos_token_id]),
         Limits(**settings),
-        Gates(5.0),
+        Gates(Gate, 5.0),
     )
     tools = {"echo": tool} if tool is not None else {}
     messages = [{"role": "user", "content": "Q"}]

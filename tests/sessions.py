@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 
@@ -17,4 +18,4 @@ def session(*tools: Any, timeout_s: float = 0.05, **kwargs: Any) -> ToolSession:
         timeout_s: Seconds that a call may take.
         kwargs: The row's `tools_kwargs`.
     """
-    return ToolSession("r1", {tool.name: tool for tool in tools}, kwargs, Gates(timeout_s), 8)
+    return ToolSession("r1", {tool.name: tool for tool in tools}, kwargs, Gates(Gate, timeout_s), 8)

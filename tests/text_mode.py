@@ -4,10 +4,11 @@ from typing import Any
 
 from tests.conftest import ROOT, CharBuilder, make_schema
 from verl_multiturn import BaseTool, Conversation, Limits, Outcome, Request, ScriptedEngine, ToolResponse
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import STOP_PATTERN, TirCodec, TirParser
 from verl_multiturn.rollout.stop_texts import STOP_REGEX, StopTexts
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 
 PROMPT = [80, 81, 62]  # P, Q and > of CharBuilder
 END = 2  # <|im_end|>
@@ -66,7 +67,7 @@ async def run(
         TirCodec(CharBuilder(), firewall, tokenizer),
         TirParser(tokenizer, [end]),
         Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
-        Gates(60.0),
+        Gates(Gate, 60.0),
     )
     tools = {tool.name: tool} if tool is not None else {}
     return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools, sampling=STOPS))

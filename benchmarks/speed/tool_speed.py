@@ -38,9 +38,10 @@ from verl.workers.rollout.replica import TokenOutput
 from benchmarks import sandbox_speed
 from benchmarks.turn_cost import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 
 CALLS = 5000
@@ -80,7 +81,7 @@ async def in_flight(call: Callable[[int], Coroutine[Any, Any, Any]]) -> float:
 async def noop_seconds() -> tuple[float, float]:
     """Return the median processor seconds of our runtime and of asyncio alone."""
     tool = Noop({}, SCHEMA)
-    gates = Gates(60)
+    gates = Gates(Gate, 60)
     sessions = [ToolSession(f"r{number}", {"noop": tool}, {}, gates, 1) for number in range(IN_FLIGHT)]
     calls = [ToolCall("noop", ARGUMENTS, "c")]
 

@@ -67,10 +67,11 @@ async def converse(name: str, url: str) -> str:
         What went wrong, empty when nothing did. "not loaded: …" means that the wheel lacks the tool or a package is
         missing.
     """
+    from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.parsing.turns import ToolCall
     from verl_multiturn.errors import MultiTurnError
+    from verl_multiturn.tools.calls.gate import Gate
     from verl_multiturn.tools.calls.session import ToolSession
-    from verl_multiturn.tools.calls.slots import Gates
     from verl_multiturn.tools.loading.registry import build_tools
 
     class_name, properties, arguments, expected = TOOLS[name]
@@ -84,7 +85,7 @@ async def converse(name: str, url: str) -> str:
         return f"not loaded: {error}"[:300] if "No module named" in str(error) else f"{error}"[:300]
     row = {name: {"create_kwargs": {"ground_truth": "42"}}}
     try:
-        async with ToolSession("r1", {name: tool}, row, Gates(60.0), 1) as session:
+        async with ToolSession("r1", {name: tool}, row, Gates(Gate, 60.0), 1) as session:
             (result,) = await session.execute([ToolCall(name, json.dumps(arguments), "c1")])
             await session.calc_rewards()
     except MultiTurnError as error:

@@ -23,11 +23,11 @@ async def test_failures_are_marked_leave_nothing_and_change_no_sibling() -> None
 
 async def test_the_suite_finds_an_interaction_that_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import interaction_faults
-    from verl_multiturn.interactions.running.session import InteractionSession
+    from verl_multiturn.calls.calls import Calls
 
-    async def nothing(self: InteractionSession) -> None:
+    async def nothing(self: Calls) -> None:
         pass
 
-    monkeypatch.setattr(InteractionSession, "_close", nothing)
+    monkeypatch.setattr(Calls, "_end", nothing)
     _, leaks = await interaction_faults.play(16, 1)
     assert leaks["starts without one close"] >= 8

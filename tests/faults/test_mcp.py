@@ -31,10 +31,11 @@ from tests.servers.starting import (
     text,
     until,
 )
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.mcp_tools import mcp_tools
 
 
@@ -73,7 +74,7 @@ async def stdio(stdio_workshop: Tools) -> AsyncIterator[Tools]:
 async def in_session(tools: Tools, *calls: tuple[str, dict[str, Any]], timeout_s: float = 60) -> list[CallResult]:
     """Execute the calls of one turn, as a conversation does."""
     asked = [ToolCall(name, json.dumps(arguments), f"c{i}") for i, (name, arguments) in enumerate(calls)]
-    async with ToolSession("r1", tools, {}, Gates(timeout_s), 100) as session:
+    async with ToolSession("r1", tools, {}, Gates(Gate, timeout_s), 100) as session:
         return await session.execute(asked)
 
 

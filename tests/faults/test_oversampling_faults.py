@@ -194,7 +194,7 @@ async def test_a_cut_sample_with_a_blocked_thread_delays_its_group_by_five_secon
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from benchmarks import oversample_world
-    from verl_multiturn.tools.calls import session
+    from verl_multiturn.calls import calls
 
     group_is_over = threading.Event()
 
@@ -205,8 +205,8 @@ async def test_a_cut_sample_with_a_blocked_thread_delays_its_group_by_five_secon
             group_is_over.wait()
         return oversample_world.ToolResponse("ok")
 
-    assert session._ABANDONED_S == 5.0
-    monkeypatch.setattr(session, "_ABANDONED_S", 0.05)
+    assert calls._ABANDONED_S == 5.0
+    monkeypatch.setattr(calls, "_ABANDONED_S", 0.05)
     monkeypatch.setattr(oversample_world.WaitTool, "execute", execute)
     worker = make()
     await worker.run_groups([0])

@@ -20,10 +20,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tests.serving import conversation, serving
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.e2b_router import E2bRouterTool
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.retrieval import RetrievalTool
@@ -268,7 +269,7 @@ async def test_the_runtime_repeats_what_may_help_and_only_that(running: tuple[Se
     tool = tool_of("retrieval", running[1])
     attach_limits(tool, {"retries": 5, "backoff_s": 0.001}, "test")
     call = ToolCall(tool.name, '{"query": "a"}', "c1")
-    async with ToolSession("r1", {tool.name: tool}, {}, Gates(10.0), 8) as session:
+    async with ToolSession("r1", {tool.name: tool}, {}, Gates(Gate, 10.0), 8) as session:
         service.fault = "422"
         (result,) = await session.execute([call])
         assert (result.status, result.attempts) == (CallStatus.ERROR, 1)

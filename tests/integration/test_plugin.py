@@ -142,9 +142,10 @@ async def test_a_tool_derived_from_verls_own_class() -> None:
     from verl.tools.base_tool import BaseTool as VerlTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+    from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.parsing.turns import ToolCall
+    from verl_multiturn.tools.calls.gate import Gate
     from verl_multiturn.tools.calls.session import ToolSession
-    from verl_multiturn.tools.calls.slots import Gates
 
     class Remember(VerlTool):
         async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
@@ -164,7 +165,7 @@ async def test_a_tool_derived_from_verls_own_class() -> None:
     }
     tool = Remember({}, OpenAIFunctionToolSchema.model_validate(raw))
     kwargs = {"remember": {"create_kwargs": {"ground_truth": "42"}}}
-    async with ToolSession("r1", {"remember": tool}, kwargs, Gates(5), 1) as session:
+    async with ToolSession("r1", {"remember": tool}, kwargs, Gates(Gate, 5), 1) as session:
         assert session.schemas[0] == raw
         (result,) = await session.execute([ToolCall("remember", '{"x": "y"}', "c")])
     assert (result.text, result.reward, result.metrics) == ("y 42", 0.5, {"n": 1})

@@ -8,11 +8,12 @@ import yaml
 
 from tests.conftest import ROOT
 from verl_multiturn import ConfigError, load_tools
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.reward_numbers import USABLE
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.loading.registry import schema_of
 
@@ -145,7 +146,7 @@ async def test_a_tool_of_verl_works_unchanged(
     tool = load(tmp_path, kind, schema)
     assert schema_of(tool).as_dict() == SCHEMA
     kwargs = {"check": {"create_kwargs": {"ground_truth": "42"}}}
-    async with ToolSession("r1", {"check": tool}, kwargs, Gates(5.0), 8) as session:
+    async with ToolSession("r1", {"check": tool}, kwargs, Gates(Gate, 5.0), 8) as session:
         good, bad = await session.execute(
             [ToolCall("check", '{"answer": "42"}', "c1"), ToolCall("check", '{"answer": 42}', "c2")]
         )
@@ -161,7 +162,7 @@ async def test_a_reward_that_is_none_is_left_out_and_told_once(
 ) -> None:
     tool = load(tmp_path, ToolWithAList, SCHEMA)
     for _ in range(2):
-        async with ToolSession("r1", {"check": tool}, {}, Gates(5.0), 8) as session:
+        async with ToolSession("r1", {"check": tool}, {}, Gates(Gate, 5.0), 8) as session:
             (result,) = await session.execute([ToolCall("check", '{"answer": " 42"}', "c1")])
             assert await session.calc_rewards() == {}
         assert (result.status, result.text, result.reward, result.metrics) == (CallStatus.OK, " 42", 0.0, {})
@@ -173,7 +174,7 @@ async def test_a_reward_that_is_none_is_left_out_and_told_once(
 async def test_a_tool_reads_its_conversation_in_agent_data(tmp_path: Path) -> None:
     tool = load(tmp_path, ToolWithAgentData, SCHEMA)
     row = {"check": {"create_kwargs": {"ground_truth": "42"}}}
-    gates, calls = Gates(5.0), [ToolCall("check", '{"answer": "1"}', "c1")]
+    gates, calls = Gates(Gate, 5.0), [ToolCall("check", '{"answer": "1"}', "c1")]
     seen = []
     for name in ("r1", "r2"):
         messages: list[dict[str, Any]] = [{"role": "user", "content": "Well?"}]
@@ -241,7 +242,7 @@ async def call_functions(tools: dict[str, Any], n: str) -> list[tuple[Any, ...]]
         ToolCall(name, '{"answer": "a"}', f"c{index}")
         for index, name in enumerate([f"judge_{n}", f"renamed_{n}", f"given_{n}"])
     ]
-    async with ToolSession("r1", tools, {}, Gates(5.0), 8) as session:
+    async with ToolSession("r1", tools, {}, Gates(Gate, 5.0), 8) as session:
         return [(result.text, result.reward, result.metrics) for result in await session.execute(calls)]
 
 
@@ -307,7 +308,7 @@ def test_the_start_up_check_accepts_function_tool_path(tmp_path: Path, monkeypat
 
 async def test_verls_own_methods_work(tmp_path: Path) -> None:
     tool = load(tmp_path, Bare, SCHEMA)
-    async with ToolSession("r1", {"check": tool}, {}, Gates(5.0), 8) as session:
+    async with ToolSession("r1", {"check": tool}, {}, Gates(Gate, 5.0), 8) as session:
         (result,) = await session.execute([ToolCall("check", '{"answer": "42"}', "c1")])
         assert await session.calc_rewards() == {"check": 0.0}
     assert result.status is CallStatus.OK

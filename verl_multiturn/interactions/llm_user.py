@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
-from verl_multiturn.tools.calls.per_loop import PerLoop
 
 
 class LlmUserSettings(UserSettings):

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.loading import resolve
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.describe import describe, show
@@ -40,7 +41,6 @@ from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
-from verl_multiturn.tools.loading.registry import resolve
 
 _MOST_BYTES = 2**24
 _CLOSE_S = 2.0

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.loading import resolve
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
@@ -29,7 +30,6 @@ from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
-from verl_multiturn.tools.loading.registry import resolve
 
 logger = logging.getLogger(__name__)
 

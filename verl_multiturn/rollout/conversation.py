@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
@@ -33,9 +34,9 @@ from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request
 from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import EXECUTED, CallResult
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gate, Gates
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class Conversation:
         self._codec = codec
         self._parser = parser
         self._limits = limits
-        self._gates = gates or Gates(timeout_s=60.0)
-        self._interactions = interactions or Gates(60.0, make=InteractionGate)
+        self._gates = gates or Gates(Gate, timeout_s=60.0)
+        self._interactions = interactions or Gates(InteractionGate, 60.0)
         self._context = context or Context()
         self._writer = ContextWriter(codec, limits, self._context)
         self._check = check

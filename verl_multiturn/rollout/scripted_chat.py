@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.messages import check_messages
@@ -35,7 +36,7 @@ from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import Source
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.loading.kwargs import tools_of_row
 
@@ -104,9 +105,9 @@ async def scripted_rollout(
         ChatCodec(TinyBuilder(tokenizer), end, firewall=Firewall(tokenizer), tokenizer=tokenizer),
         JsonParser(tokenizer, end),
         limits,
-        Gates(tool_timeout_s),
+        Gates(Gate, tool_timeout_s),
         RenderingCheck(tokenizer, {}, _HEADER, end),
-        interactions=Gates(tool_timeout_s, make=InteractionGate),
+        interactions=Gates(InteractionGate, tool_timeout_s),
     )
     outcome = await conversation.run(
         Request(uuid4().hex, messages, chosen, kwargs, interaction=user, interaction_kwargs=user_kwargs)

@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.pool import WorkerError, WorkerPool
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
 
 _HEADER = b"SQLite format 3\0"

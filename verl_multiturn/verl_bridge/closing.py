@@ -20,8 +20,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from verl_multiturn.calls.closing import CLOSE_S, close_all
 from verl_multiturn.describe import describe
-from verl_multiturn.tools.calls.closing import CLOSE_S, close_all
 
 logger = logging.getLogger(__name__)
 

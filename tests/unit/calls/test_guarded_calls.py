@@ -16,13 +16,14 @@ import pytest
 from tests.conftest import until
 from tests.sessions import HI
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
+from verl_multiturn.calls import calls
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.tools.calls import session as tools_session
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 
 TIMEOUT_S = 0.05
 Call = Callable[[], Awaitable[bool]]
@@ -147,7 +148,7 @@ class Owner:
         self.author = Author(as_threads)
         if kind == "tool":
             self.tool = (ToolFunctions if as_threads else ToolCoroutines)(self.author)
-            self.gates = Gates(TIMEOUT_S)
+            self.gates = Gates(Gate, TIMEOUT_S)
             self.slots = self.gates.of(self.tool)
         else:
             made = (InteractionFunctions if as_threads else InteractionCoroutines)(self.author)
@@ -228,10 +229,7 @@ async def test_a_late_call_is_given_up_keeps_its_slot_and_the_end_waits_for_it(o
 
 
 async def test_the_end_waits_so_long_and_no_longer(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.interactions.running import session as interactions_session
-
-    for module in (tools_session, interactions_session):
-        monkeypatch.setattr(module, "_ABANDONED_S", 0.01)
+    monkeypatch.setattr(calls, "_ABANDONED_S", 0.01)
     author = owner.author
     author.hangs = {"call"}
     async with owner.session() as call:

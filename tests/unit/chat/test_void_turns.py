@@ -32,6 +32,7 @@ from verl_multiturn import (
     ScriptedEngine,
     StopReason,
 )
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
@@ -41,7 +42,7 @@ from verl_multiturn.config import read_settings
 from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.rollout.void_turns import has_void_turn
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 
 BOXED = re.compile(r"\\boxed")
 
@@ -78,7 +79,7 @@ async def test_a_record_says_that_a_turn_is_void() -> None:
     real = quickstart_tokenizer()
     engine = ReceiptingEngine(StopTexts(ScriptedEngine([CALL_IDS, ANSWER_IDS]), real))
     conversation = Conversation(
-        engine, TirCodec(CharBuilder(), None, real), TirParser(real, [END]), Limits(100, 900), Gates(5.0)
+        engine, TirCodec(CharBuilder(), None, real), TirParser(real, [END]), Limits(100, 900), Gates(Gate, 5.0)
     )
     outcome = await conversation.run(
         Request("r1", [{"role": "user", "content": "Q"}], {"run": CodeTool()}, sampling=STOPS)

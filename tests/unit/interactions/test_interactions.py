@@ -19,14 +19,16 @@ from verl_multiturn import (
     ToolSchema,
     scripted_rollout,
 )
+from verl_multiturn.calls.limits import CallLimits
+from verl_multiturn.calls.owner import Owner
+from verl_multiturn.calls.slots import Slots
 from verl_multiturn.data import tool_call
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.running.replies import read_reply
+from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.scripted_chat import transcript
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
-from verl_multiturn.tools.calls.slots import Slots
-from verl_multiturn.tools.loading.call_limits import CallLimits
 
 LOG: list[str] = []
 
@@ -330,14 +332,14 @@ async def test_a_paused_engine_does_not_use_up_the_time_of_a_reply(wall_clock_s:
 async def test_the_clock_runs_out_while_it_waits_for_a_slot() -> None:
     from tests.conftest import CharBuilder, CharTokenizer
     from verl_multiturn import Conversation, Request, ScriptedEngine
+    from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.codec import ChatCodec
     from verl_multiturn.chat.parsing.json_calls import JsonParser
     from verl_multiturn.interactions.running.registry import build_interaction
     from verl_multiturn.interactions.running.session import InteractionGate
-    from verl_multiturn.tools.calls.slots import Gates
 
     slow = build_interaction({"class_name": f"{__name__}.Slow", "limits": {"concurrency": 1}}, "here")
-    gates, tokenizer = Gates(5.0, make=InteractionGate), CharTokenizer()
+    gates, tokenizer = Gates(InteractionGate, 5.0), CharTokenizer()
     gates.of(slow).try_enter()
     conversation = Conversation(
         ScriptedEngine([tokenizer.turn("a")]),
@@ -449,7 +451,7 @@ async def test_a_tool_and_an_interaction_of_one_name_share_no_slots() -> None:
 
     shared, limits = Shared(), CallLimits(concurrency_total=1)
     for kind in ("tool", "interaction"):
-        slots = Slots(Guess(), kind, limits, 5.0, shared)
+        slots = Slots(Owner(Guess(), kind, METHODS, Interaction, limits, InteractionContractError), 5.0, shared)
         slots.leave(await slots.enter())
         await asyncio.sleep(0)
     assert shared.asked == ["guess", "guess", "interaction guess", "interaction guess"]

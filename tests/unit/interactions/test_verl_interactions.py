@@ -85,7 +85,7 @@ async def test_a_score_that_is_not_async_has_a_thread_of_its_own() -> None:
             await session.start()
             with pytest.raises(InteractionFailedError, match="score did not return within"):
                 await session.score()
-            assert session._left  # given up, and not forgotten: `close` waits for it
+            assert session._calls._given_up  # given up, and not forgotten: `close` waits for it
             given_up.append(name)
 
     goes_on, given_up = threading.Event(), []

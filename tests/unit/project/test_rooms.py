@@ -16,7 +16,7 @@ PACKAGE = ROOT / "verl_multiturn"
 ORDER = [
     "errors", "describe", "reward_numbers", "config", "tasks", "row_files", "driver",
     "http_connections", "chat_endpoint",
-    "chat", "processes", "sandbox", "tools", "interactions", "rollout", "certificate", "rewards", "proxy",
+    "chat", "calls", "processes", "sandbox", "tools", "interactions", "rollout", "certificate", "rewards", "proxy",
     "data", "recipes", "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]

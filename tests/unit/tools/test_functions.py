@@ -15,10 +15,11 @@ from pydantic import BaseModel, Field
 
 from tests.conftest import make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse, ToolSchema, load_tools, tool
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.loading.functions import FromRow, function_tool, read_docstring
 
 
@@ -69,7 +70,7 @@ async def call(
     """Make one call, as a conversation does."""
     made = function_tool(function, schema)
     kwargs = {made.name: {"execute_kwargs": row or {}}}
-    async with ToolSession("r1", {made.name: made}, kwargs, Gates(5.0), 8) as session:
+    async with ToolSession("r1", {made.name: made}, kwargs, Gates(Gate, 5.0), 8) as session:
         return (await session.execute([ToolCall(made.name, json.dumps(arguments), "c1")]))[0]
 
 

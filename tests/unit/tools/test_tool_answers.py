@@ -13,10 +13,11 @@ from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 from tests.conftest import EchoTool, make_schema
 from tests.sessions import HI, session
 from verl_multiturn import ToolContractError
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.loading.call_limits import attach_limits
 
 
@@ -79,7 +80,7 @@ async def test_an_error_that_cannot_be_told_is_an_error_like_others(error: BaseE
 
     methods = dict.fromkeys(("execute", "calc_reward", "release"), synchronous if in_thread else asynchronous)
     tool = type("Breaks", (EchoTool,), methods)()
-    gates = Gates(5.0)
+    gates = Gates(Gate, 5.0)
     attach_limits(tool, {"concurrency": 1, "queue_timeout_s": 0.5}, "limits")
     for number in range(3):
         async with ToolSession(f"r{number}", {"echo": tool}, {}, gates, 8) as opened:

@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 from tests.conftest import EchoTool
+from verl_multiturn.calls.closing import close_all
+from verl_multiturn.calls.metrics import METRICS_CHARACTERS, plain_metrics
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.call import METRICS_CHARACTERS, plain_metrics
-from verl_multiturn.tools.calls.closing import close_all
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 
 
 class Counted(list[Any]):
@@ -94,6 +95,6 @@ async def test_a_synchronous_wrapper_around_a_coroutine_runs_in_a_thread(decorat
             return str(threading.current_thread() is threading.main_thread())
 
     tool = Wrapped()
-    async with ToolSession("r1", {"echo": tool}, {}, Gates(20), 8) as opened:
+    async with ToolSession("r1", {"echo": tool}, {}, Gates(Gate, 20), 8) as opened:
         (result,) = await opened.execute([ToolCall("echo", '{"text": "hi"}', "c1")])
     assert (result.status, result.text) == (CallStatus.OK, str(decorator is passing_on))

@@ -14,10 +14,11 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.serving import conversation
 from verl_multiturn import ConfigError, load_tools
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.check import instruments
 from verl_multiturn.tools.check.contract import Grade, check_tool
 from verl_multiturn.tools.image_zoom import ImageZoomTool, find_region, read_image
@@ -136,7 +137,7 @@ async def ask(arguments: str) -> CallResult:
     """Make a call as a model does, through the runtime."""
     (tool,) = load_tools(ROOT / "tool_configs" / "image_zoom.yaml").values()
     kwargs = {"image_zoom": {"create_kwargs": {"image": png(picture())}}}
-    async with ToolSession("r1", {"image_zoom": tool}, kwargs, Gates(10.0), 1) as opened:
+    async with ToolSession("r1", {"image_zoom": tool}, kwargs, Gates(Gate, 10.0), 1) as opened:
         (result,) = await opened.execute([ToolCall("image_zoom", arguments, "c1")])
     assert not tool._images
     return result

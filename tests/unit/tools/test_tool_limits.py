@@ -15,13 +15,14 @@ import pytest
 from tests.conftest import EchoTool
 from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
+from verl_multiturn.calls.slots import Gates
+from verl_multiturn.calls.watch import LoopWatch
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.processes.pool import WorkerPool
 from verl_multiturn.tasks import Alarms, done_within
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
-from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.functions import function_tool
 
@@ -57,19 +58,19 @@ def session(gates: Gates, tool: Any, name: str = "r1") -> ToolSession:
 
 async def test_its_own_deadline() -> None:
     tool = limited(EchoTool({"execute": "hang"}), timeout_s=0.02)
-    async with session(Gates(60), tool) as opened:
+    async with session(Gates(Gate, 60), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text) == (CallStatus.TIMEOUT, "Error: the tool did not answer within 0.02 s")
 
 
 async def test_retries_where_the_tool_allows_them() -> None:
     tool = limited(Flaky(2), retries=2, backoff_s=0.001)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text, result.attempts) == (CallStatus.OK, "hi", 3)
 
     tool = limited(Flaky(3), retries=2, backoff_s=0.001)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text, result.attempts) == (
         CallStatus.ERROR,
@@ -80,21 +81,21 @@ async def test_retries_where_the_tool_allows_them() -> None:
 
 async def test_what_the_model_did_wrong_is_not_repeated() -> None:
     tool = limited(Flaky(1, ValueError("no such page")), retries=2, backoff_s=0.001)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.attempts) == (CallStatus.ERROR, 1)
 
 
 async def test_the_deadline_holds_over_all_attempts() -> None:
     tool = limited(Flaky(5), retries=5, backoff_s=50, timeout_s=0.5)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.attempts) == (CallStatus.ERROR, 1)
 
 
 async def test_slots_of_all_conversations_and_the_queue_budget() -> None:
     tool = limited(EchoTool({"execute": 0.05}), concurrency=2)
-    gates = Gates(5)
+    gates = Gates(Gate, 5)
     async with session(gates, tool, "a") as one, session(gates, tool, "b") as two:
         answers = await asyncio.gather(*(opened.execute([HI, HI, HI]) for opened in (one, two)))
     assert tool.most_running == 2
@@ -103,7 +104,7 @@ async def test_slots_of_all_conversations_and_the_queue_budget() -> None:
     assert max(result.queue_s for result in results) > 0.05
 
     tool = limited(EchoTool({"execute": 0.3}), concurrency=1, queue_timeout_s=0.05)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         results = await opened.execute([HI, HI])
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.OVERLOADED]
     assert "busy" in results[1].text
@@ -120,7 +121,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_it_ends() -> None:
             return "ended"
 
     tool = limited(Stuck(), concurrency=1, timeout_s=0.05, queue_timeout_s=0.05)
-    gates = Gates(5)
+    gates = Gates(Gate, 5)
     async with session(gates, tool) as opened:
         assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
         assert (await opened.execute([HI]))[0].status is CallStatus.OVERLOADED
@@ -132,7 +133,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_it_ends() -> None:
 
 async def test_a_cancelled_wait_gives_nothing_away() -> None:
     tool = limited(EchoTool({"execute": 0.05}), concurrency=1)
-    gates = Gates(5)
+    gates = Gates(Gate, 5)
     async with session(gates, tool) as opened:
         tasks = [asyncio.create_task(opened.execute([HI])) for _ in range(4)]
         await asyncio.sleep(0.01)
@@ -143,7 +144,7 @@ async def test_a_cancelled_wait_gives_nothing_away() -> None:
 
 
 async def test_a_slot_that_comes_together_with_a_cancellation_is_handed_on() -> None:
-    gate = Gates(5).of(limited(EchoTool(), concurrency=1))
+    gate = Gates(Gate, 5).of(limited(EchoTool(), concurrency=1))
     assert gate.try_enter()
     first, second = (asyncio.create_task(gate.enter()) for _ in range(2))
     await asyncio.sleep(0)
@@ -180,20 +181,20 @@ class Leases:
 async def test_slots_shared_by_all_workers() -> None:
     tool = limited(EchoTool(), concurrency_total=3)
     leases = Leases()
-    async with session(Gates(5, leases), tool) as opened:
+    async with session(Gates(Gate, 5, leases), tool) as opened:
         results = await opened.execute([HI, HI])
     await asyncio.sleep(0)
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.OK]
     assert (leases.asked, leases.held) == ([("echo", 3)] * 2, set())
 
-    gates = Gates(5, Leases(free=False))
+    gates = Gates(Gate, 5, Leases(free=False))
     async with session(gates, tool) as opened:
         assert (await opened.execute([HI]))[0].status is CallStatus.OVERLOADED
 
 
 async def test_the_cache_of_a_pure_tool() -> None:
     tool = limited(Flaky(), cache=1)
-    gates = Gates(5)
+    gates = Gates(Gate, 5)
     async with session(gates, tool, "a") as opened:
         first, second = [(await opened.execute([HI]))[0] for _ in range(2)]
     async with session(gates, tool, "b") as opened:
@@ -215,7 +216,7 @@ async def test_rows_with_other_kwargs_share_no_answer() -> None:
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
             return f"{self.created} {kwargs['of']}"
 
-    tool, gates = limited(Row(), cache=8), Gates(5)
+    tool, gates = limited(Row(), cache=8), Gates(Gate, 5)
     answers = []
     for created, executed in ((1, 2), (3, 2), (2, 1), (1, 2)):
         row = {"echo": {"create_kwargs": {"of": created}, "execute_kwargs": {"of": executed}}}
@@ -226,14 +227,14 @@ async def test_rows_with_other_kwargs_share_no_answer() -> None:
 
 async def test_an_error_is_not_kept() -> None:
     tool = limited(Flaky(1), cache=8)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         results = [(await opened.execute([HI]))[0].status for _ in range(2)]
     assert results == [CallStatus.ERROR, CallStatus.OK]
 
 
 async def test_a_long_answer_loses_its_middle() -> None:
     tool = limited(EchoTool({"returns": "a" * 5_000_000 + "b" * 5_000_000}), response_characters=100)
-    async with session(Gates(5), tool) as opened:
+    async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert result.text == "a" * 50 + "\n…[9999900 characters left out]…\n" + "b" * 50
     assert result.truncated
@@ -274,7 +275,7 @@ async def test_a_forked_child_does_not_go_on_with_the_conversation() -> None:
                 return "child"
             return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))  # noqa: ASYNC222  # it ends at once
 
-    async with session(Gates(5), Forks()) as opened:
+    async with session(Gates(Gate, 5), Forks()) as opened:
         (result,) = await opened.execute([HI])
     assert result.text == "70"
 
@@ -287,7 +288,7 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
             return "x"
 
     with caplog.at_level(logging.ERROR), LoopWatch(blocked_s=0.2) as watch:
-        async with session(Gates(5), Blocks()) as opened:
+        async with session(Gates(Gate, 5), Blocks()) as opened:
             await opened.execute([HI])
         await asyncio.sleep(0.3)
     assert set(watch.found) == {"tool 'echo': execute"}
@@ -296,7 +297,7 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
 
 
 async def test_a_contract_error_of_the_tool_itself_raises() -> None:
-    async with session(Gates(5), EchoTool({"execute": ToolContractError("wrong")})) as opened:
+    async with session(Gates(Gate, 5), EchoTool({"execute": ToolContractError("wrong")})) as opened:
         with pytest.raises(ToolContractError, match="wrong"):
             await opened.execute([HI])
 
@@ -319,7 +320,7 @@ class InSteps(EchoTool):
 
 async def test_a_call_is_not_late_because_another_one_held_up_the_loop() -> None:
     tool = limited(InSteps(90), timeout_s=60)
-    async with session(Gates(60), tool) as opened:
+    async with session(Gates(Gate, 60), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text) == (CallStatus.OK, "in time")
 
@@ -327,7 +328,7 @@ async def test_a_call_is_not_late_because_another_one_held_up_the_loop() -> None
 async def test_a_call_that_hangs_is_late_though_the_loop_is_held_up() -> None:
     tool = limited(EchoTool({"execute": "hang"}), timeout_s=0.2)
     loop = asyncio.get_running_loop()
-    async with session(Gates(60), tool) as opened:
+    async with session(Gates(Gate, 60), tool) as opened:
         for after_s in (0.01, 0.1, 0.5):
             loop.call_later(after_s, hold_up, 0.15)
         (result,) = await opened.execute([HI])
@@ -382,7 +383,7 @@ def test_a_loop_that_stood_still_once_makes_no_call_late_however_long(held_s: fl
 
 async def test_the_queue_is_not_left_because_another_one_held_up_the_loop() -> None:
     tool = limited(InSteps(60), concurrency=1, queue_timeout_s=40)
-    gates = Gates(60)
+    gates = Gates(Gate, 60)
     async with session(gates, tool, "a") as first, session(gates, tool, "b") as second:
         (one,), (two,) = await asyncio.gather(first.execute([HI]), second.execute([HI]))
     assert (one.status, two.status) == (CallStatus.OK, CallStatus.OK)

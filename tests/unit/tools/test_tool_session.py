@@ -12,11 +12,12 @@ import pytest
 from tests.conftest import EchoTool, make_schema
 from tests.sessions import HI, session
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse
+from verl_multiturn.calls import calls as guarded
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls import session as runtime
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.calls.slots import Gates
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.kwargs import read_tools_kwargs
 
@@ -59,7 +60,7 @@ class Greedy(EchoTool):
 async def test_what_a_tool_does_to_a_rows_kwargs_stays_in_its_conversation() -> None:
     tool = Greedy()
     row = {"echo": {"create_kwargs": {"given": {"notes": []}}, "execute_kwargs": {"given": {"notes": []}}}}
-    gates = Gates(5.0)
+    gates = Gates(Gate, 5.0)
     siblings = [ToolSession(f"r{number}", {"echo": tool}, row, gates, 8) for number in range(4)]
     async with contextlib.AsyncExitStack() as stack:
         for sibling in siblings:
@@ -91,7 +92,7 @@ async def test_the_cache_knows_a_row_by_what_it_gave_not_by_what_the_tool_left_o
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
             return ToolResponse(self.config[instance_id]), 0.0, {"nested": {"list": []}}
 
-    tool, gates = Table(), Gates(5.0)
+    tool, gates = Table(), Gates(Gate, 5.0)
     attach_limits(tool, {"cache": 9}, "limits")
     answers = []
     for meaning in ("one", "two", "two"):
@@ -238,7 +239,7 @@ async def test_what_a_tool_raises_stays_with_the_tool(method: str, fault: BaseEx
 
 
 async def test_a_tool_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    monkeypatch.setattr(guarded, "_ABANDONED_S", 0.05)
     stop = asyncio.Event()
 
     class Stubborn(EchoTool):
@@ -286,7 +287,7 @@ async def test_synchronous_tools_that_hang_do_not_starve_the_others() -> None:
 
 async def test_a_call_that_cannot_run_takes_no_place() -> None:
     bad = ToolCall("echo", '{"text": 1}', "c0")
-    opened = ToolSession("r1", {"echo": EchoTool()}, {}, Gates(5), max_parallel_calls=1, max_calls=1)
+    opened = ToolSession("r1", {"echo": EchoTool()}, {}, Gates(Gate, 5), max_parallel_calls=1, max_calls=1)
     async with opened:
         results = await opened.execute([bad, HI, HI])
         assert [str(result.status) for result in results] == ["bad_arguments", "ok", "over_limit"]
@@ -329,7 +330,7 @@ async def test_kwargs_of_every_method_are_looked_at_before_anything_begins(metho
 
 
 def test_a_synchronous_tool_that_never_returns_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_ABANDONED_S", 0.05)
+    monkeypatch.setattr(guarded, "_ABANDONED_S", 0.05)
     never = threading.Event()
 
     class Stuck(EchoTool):

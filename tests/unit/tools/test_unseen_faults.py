@@ -12,6 +12,7 @@ from tests.conftest import CharBuilder, CharTokenizer, EchoTool, make_schema
 from tests.scripted import CALL, run
 from tests.text_mode import quickstart_tokenizer
 from verl_multiturn import Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import CANNOT_BE_SHOWN
@@ -20,7 +21,7 @@ from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
 from verl_multiturn.rollout.outcome import ConversationRow
 from verl_multiturn.rollout.trajectory import Trajectory
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 
 
 class Thinking(CharBuilder):
@@ -42,7 +43,7 @@ async def think(turns: list[str], tool: EchoTool) -> Outcome:
         ChatCodec(Thinking(), tokenizer=tokenizer),
         make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
         Limits(prompt_length=100, response_length=900),
-        Gates(5.0),
+        Gates(Gate, 5.0),
     )
     return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": tool}))
 
@@ -118,7 +119,7 @@ async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
         ChatCodec(builder, firewall=Firewall(quickstart_tokenizer()), tokenizer=tokenizer),
         make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
         Limits(prompt_length=100, response_length=900),
-        Gates(5.0),
+        Gates(Gate, 5.0),
     )
     outcome = await conversation.run(Request("r1", [{"role": role, "content": f"Q{end}R"}], {"echo": tool}))
     seen = tokenizer.decode(engine.seen[-1][1])
@@ -149,7 +150,7 @@ def compared(turns: Any, check: Any, **limits: Any) -> Conversation:
         ChatCodec(CharBuilder(), tokenizer=tokenizer),
         make_call_parser("hermes", tokenizer, [tokenizer.eos_token_id], REASONING_MARKS),
         Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
-        Gates(5.0),
+        Gates(Gate, 5.0),
         check=check,
     )
 

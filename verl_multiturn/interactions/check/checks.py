@@ -17,7 +17,7 @@ from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.tools.check.examination import Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
-from verl_multiturn.tools.check.method_probe import Probed
+from verl_multiturn.tools.check.probed import Probed
 
 OTHERS = 16
 """Number of episodes beside the one that is compared."""

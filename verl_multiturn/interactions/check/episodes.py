@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.registry import default_name, limits_of_interaction
+from verl_multiturn.interactions.running.registry import default_name
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
-from verl_multiturn.interactions.running.session import METHODS
-from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
+from verl_multiturn.interactions.running.session import interaction_owner
+from verl_multiturn.tools.check.probed import CallProbe, Probed
 
 
 class PolicyStandIn:
@@ -68,7 +69,7 @@ class PlayedEpisode:
         return "" if self.score == other.score else f"score {self.score}, then {other.score}"
 
 
-class InteractionProbe(MethodProbe):
+class InteractionProbe(CallProbe):
     """An interaction under examination.
 
     Args:
@@ -87,12 +88,12 @@ class InteractionProbe(MethodProbe):
         rounds: int,
         timeout_s: float,
     ) -> None:
-        super().__init__(interaction, METHODS, "interaction", timeout_s)
+        interaction.name = interaction.name or default_name(type(interaction))
+        super().__init__(interaction_owner(interaction), timeout_s)
         self.interaction = interaction
         self.kwargs = dict(kwargs)
         self.rounds = rounds
         self._actions = list(actions) or drawn_actions(getattr(interaction, "config", None), rounds)
-        interaction.name = interaction.name or default_name(type(interaction))
         if interaction.policy is None:
             interaction.policy = PolicyStandIn()
 
@@ -120,7 +121,7 @@ class InteractionProbe(MethodProbe):
             return None, failure
         if method == "start" and outcome.value is None:
             return CheckedReply(), ""
-        most = limits_of_interaction(self.interaction).response_characters
+        most = limits_of(self.interaction, CallLimits).response_characters
         try:
             reply = read_reply(self.interaction.name, method, outcome.value, most)
         except (InteractionContractError, InteractionFailedError) as error:

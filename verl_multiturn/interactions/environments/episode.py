@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.calls.loading import import_module, resolve
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.processes.zygote import seed_process
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
-from verl_multiturn.tools.loading.registry import import_module, resolve
 
 _PLAYER = 0
 _GAME = -1

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from verl_multiturn.calls.invocation import Invocation, is_coroutine_method, task_name
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.tools.calls.call import Invocation, is_coroutine_method, task_name
 
 OLD_CALLS = ("start_interaction", "generate_response")
 """Names of the methods that take a row's kwargs."""

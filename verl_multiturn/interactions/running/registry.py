@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from verl_multiturn.config import read_model
-from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.calls.limits import CallLimits, set_limits
+from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve_class
+from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.old_verl import modules as verl_modules
@@ -33,15 +32,17 @@ from verl_multiturn.interactions.old_verl.classes import (
     adapted,
     is_old_class,
 )
-from verl_multiturn.tools.loading.call_limits import CallLimits
-from verl_multiturn.tools.loading.registry import resolve_class
 
-KEY = "interaction"
-"""The one key of the file, with a list of entries."""
+_FILE = ListFile(
+    "interaction_config_path",
+    "interaction",
+    "give the path of an interaction YAML",
+    "name",
+    "give one of them another `name`",
+)
 KWARGS = "interaction_kwargs"
 """Key of a row's `extra_info` by which it chooses an interaction."""
 _ENTRY_KEYS = {"name", "class_name", "config", "limits"}
-_LIMITS = "multiturn_limits"
 
 
 def load_interactions(path: str | Path) -> dict[str, Interaction]:
@@ -51,31 +52,7 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
         ConfigError: There is no such file, it is no YAML, a key is unknown, a class cannot be found or built, or two
             interactions have one name.
     """
-    loaded: dict[str, Interaction] = {}
-    for index, entry in enumerate(_entries(Path(path))):
-        interaction = build_interaction(entry, f"{path}: {KEY}[{index}]")
-        if interaction.name in loaded:
-            raise ConfigError(
-                f"{path}: {KEY}[{index}]: the name {interaction.name!r} is used twice; give one of them another `name`"
-            )
-        loaded[interaction.name] = interaction
-    return loaded
-
-
-def _entries(path: Path) -> list[Any]:
-    if not path.is_file():
-        raise ConfigError(f"interaction_config_path {str(path)!r} is no file; give the path of an interaction YAML")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"interaction_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
-    if not isinstance(content, dict) or not isinstance(content.get(KEY), list) or not content[KEY]:
-        raise ConfigError(f"{path}: expected a mapping with a non-empty list under {KEY!r}, got {content!r:.200}")
-    if unknown := sorted(set(content) - {KEY}, key=str):
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {KEY!r} is known")
-    return list(content[KEY])
+    return _FILE.load(path, lambda entry, where: [build_interaction(entry, where)])
 
 
 def build_interaction(entry: Any, where: str) -> Interaction:
@@ -90,28 +67,14 @@ def build_interaction(entry: Any, where: str) -> Interaction:
     """
     if not isinstance(entry, Mapping) or "class_name" not in entry:
         raise ConfigError(f"{where}: expected a mapping with 'class_name', got {entry!r:.200}")
-    if unknown := sorted(set(entry) - _ENTRY_KEYS, key=str):
-        hint = did_you_mean(str(unknown[0]), _ENTRY_KEYS) or f"known are {sorted(_ENTRY_KEYS)}"
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
+    check_keys(entry, _ENTRY_KEYS, where, f"known are {sorted(_ENTRY_KEYS)}")
     found = interaction_class(entry["class_name"], f"{where}.class_name")
-    config = entry.get("config") or {}
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
     name = entry.get("name") or default_name(found)
     if not isinstance(name, str):
         raise ConfigError(f"{where}.name: expected text, got {name!r}")
-    try:
-        interaction = _made(found, dict(config), name)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
-        # The keys alone: a value may be a password.
-        keys = ", ".join(map(str, config)) or "none"
-        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
+    interaction: Interaction = construct(entry, where, lambda config: _made(found, config, name))
     if entry.get("limits") is not None:
-        if not isinstance(entry["limits"], Mapping):
-            raise ConfigError(f"{where}.limits: expected a mapping, got {entry['limits']!r}")
-        setattr(interaction, _LIMITS, read_model(CallLimits, entry["limits"], f"{where}.limits"))
+        set_limits(interaction, entry["limits"], CallLimits, f"{where}.limits")
     return interaction
 
 
@@ -170,11 +133,6 @@ def interaction_class(name: Any, where: str) -> Any:
     if getattr(found, method) is getattr(base, method):
         raise ConfigError(f"{where}: {name!r} does not define {method}(), so no turn would be answered")
     return found
-
-
-def limits_of_interaction(interaction: Interaction) -> CallLimits:
-    """Return the limits that the YAML gave an interaction; the defaults where it gave none."""
-    return getattr(interaction, _LIMITS, None) or CallLimits.model_validate({})
 
 
 def interaction_of_row(

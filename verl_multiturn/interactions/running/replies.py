@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from verl_multiturn.calls.metrics import plain_metrics
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
-from verl_multiturn.tools.calls.call import plain_metrics
 
 _DEEPEST = 20
 

@@ -10,28 +10,31 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.calls.calls import Calls
+from verl_multiturn.calls.invocation import Invocation, TimedOutError
+from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.calls.owner import Owner
+from verl_multiturn.calls.slots import BusyError, SharedSlots, Slot, Slots
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.registry import limits_of_interaction
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
-from verl_multiturn.tasks import Alarms, finish, keep
-from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method, task_name
-from verl_multiturn.tools.calls.slots import BusyError, SharedSlots, Slots
+from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.loading.kwargs import copy_kwargs
 
-logger = logging.getLogger(__name__)
+METHODS = ("start", "reply", "score", "close")
+"""Names of the methods that run in a conversation."""
 
-# Seconds beyond a request's budget: for calls that were given up to end, and for `close`.
-_ABANDONED_S = 5.0
-_CLOSE_S = 5.0
+
+def interaction_owner(interaction: Interaction) -> Owner:
+    """Return an interaction as the owner of its calls."""
+    limits = limits_of(interaction, CallLimits)
+    return Owner(interaction, "interaction", METHODS, Interaction, limits, InteractionContractError)
 
 
 class InteractionGate(Slots):
@@ -44,17 +47,8 @@ class InteractionGate(Slots):
     """
 
     def __init__(self, interaction: Interaction, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        limits = limits_of_interaction(interaction)
-        super().__init__(interaction, "interaction", limits, timeout_s, shared)
-        self.interaction = interaction
-        self.most_characters = limits.response_characters
-        methods = [name for name in METHODS if getattr(type(interaction), name) is not getattr(Interaction, name)]
-        self.is_coroutine = {name: is_coroutine_method(getattr(interaction, name)) for name in methods}
-        """Flags of the interaction's own methods: True for a coroutine. Methods that it inherits do nothing."""
-
-
-METHODS = ("start", "reply", "score", "close")
-"""Names of the methods that run in a conversation."""
+        super().__init__(interaction_owner(interaction), timeout_s, shared)
+        self.most_characters = self.owner.limits.response_characters
 
 
 class InteractionSession:
@@ -78,11 +72,8 @@ class InteractionSession:
     ) -> None:
         self._gate = gate
         self._stood_still_s = stood_still_s
-        self._instance_id = instance_id
-        self._kwargs = copy_kwargs(kwargs, gate.name, "interaction", instance_id)
-        self._began = False
-        self._closed = False
-        self._left: list[asyncio.Future[Any]] = []
+        row = copy_kwargs(kwargs, gate.name, "interaction", instance_id)
+        self._calls = Calls(gate, instance_id, {"start": row, "reply": row}, wait=self._wait)
         self.seconds = 0.0
         """Seconds spent in `start`, `reply` and `score`, with the wait for a slot."""
         self.owes = ""
@@ -97,16 +88,13 @@ class InteractionSession:
     @property
     def scored(self) -> bool:
         """Tell whether the reward of the whole conversation is known; always where the interaction gives none."""
-        return self._scored or "score" not in self._gate.is_coroutine
+        return self._scored or "score" in self._gate.owner.inherited
 
     async def __aenter__(self) -> InteractionSession:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._began and not self._closed:
-            self._closed = True
-            # Also a cancelled conversation waits until its interaction is closed.
-            await finish(asyncio.ensure_future(self._close()))
+        await Calls.end([self._calls])
 
     async def start(self) -> CheckedReply | None:
         """Begin the conversation, and return the interaction's first message; None where it has none.
@@ -115,11 +103,11 @@ class InteractionSession:
             InteractionFailedError: It could not begin, or it is over before the model's first turn.
             InteractionContractError: It returned something that is no `Reply`.
         """
-        self._began = True
-        if "start" not in self._gate.is_coroutine:
+        self._calls.begin()
+        if "start" in self._gate.owner.inherited:
             return None
         self.owes = "start"
-        returned = await self._within_slot("start", self._instance_id, **copy.deepcopy(self._kwargs))
+        returned = await self._call("start")
         reply = None if returned is None else read_reply(self.name, "start", returned, self._gate.most_characters)
         if reply is not None and (reply.done or reply.truncated):
             raise InteractionFailedError(f"interaction {self.name!r}: it was over before the model's first turn")
@@ -138,7 +126,7 @@ class InteractionSession:
         """
         self.owes = "reply"
         seen = [_copied(message) for message in messages]
-        returned = await self._within_slot("reply", self._instance_id, seen, **copy.deepcopy(self._kwargs))
+        returned = await self._call("reply", seen)
         reply = read_reply(self.name, "reply", returned, self._gate.most_characters)
         self.owes = ""
         return reply
@@ -150,94 +138,45 @@ class InteractionSession:
             InteractionFailedError: There is none, or it is no finite number.
             InteractionContractError: It returned something that is no number.
         """
-        if "score" not in self._gate.is_coroutine:
+        if "score" in self._gate.owner.inherited:
             return 0.0
         self.owes = "score"
-        score = read_number(self.name, "score", await self._call("score", self._gate.alarms, self._instance_id))
+        score = read_number(self.name, "score", await self._call("score"))
         self.owes, self._scored = "", True
         return score
 
-    async def _within_slot(self, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
-        gate, lease = self._gate, None
-        if not gate.try_enter():
-            waited_from = time.perf_counter()
-            try:
-                lease = await gate.enter()
-            except BusyError as error:
-                raise InteractionFailedError(f"interaction {self.name!r}: {method}: {error}") from None
-            finally:
-                self.seconds += time.perf_counter() - waited_from
-        try:
-            return await self._call(method, gate.alarms, *arguments, **kwargs)
-        finally:
-            # A call that was given up keeps its slot until it has really ended.
-            left = [remaining for remaining in self._left if not remaining.done()]
-            if left:
-                ended = asyncio.gather(*left, return_exceptions=True)
-                ended.add_done_callback(lambda _: gate.leave(lease))
-            else:
-                gate.leave(lease)
-
-    async def _call(self, method: str, alarms: Alarms, /, *arguments: Any, **kwargs: Any) -> Any:
-        """Call a method. A row chooses the names of the kwargs.
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method: the score at once, the others when there is a slot.
 
         Raises:
-            InteractionFailedError: It raised, or did not return in time.
+            InteractionFailedError: It raised, or did not return in time, or there was no slot.
             InteractionContractError: The session is closed, or the method raised it.
             ConfigError: The method raised it: the row or a setting cannot work.
         """
-        if self._closed and method != "close":
-            raise InteractionContractError(f"interaction {self.name!r}: {method} after close")
-        gate, began = self._gate, time.perf_counter()
-        function, is_coroutine = getattr(gate.interaction, method), gate.is_coroutine.get(method, False)
+        where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
         try:
-            # Made in the try block: a coroutine function that does not take the arguments raises here.
-            name = task_name("interaction", self.name, method)
-            invocation = Invocation(function, is_coroutine, arguments, kwargs, name)
-            try:
-                while True:
-                    stood_still_s = self._stood_still_s()
-                    await invocation.ended(alarms)
-                    if invocation.done or self._stood_still_s() == stood_still_s:
-                        break
-                returned = invocation.result()
-            except (TimedOutError, asyncio.CancelledError):
-                self._give_up(invocation)
-                raise
+            if method == "score":
+                return await self._calls.call(method)
+            async with Slot(self._gate) as slot:
+                return await self._calls.call(method, *arguments, slot=slot)
+        except BusyError as error:
+            raise InteractionFailedError(f"{where}: {error}") from None
         except TimedOutError:
-            raise InteractionFailedError(
-                f"interaction {self.name!r}: {method} did not return within {alarms.after_s:g} s"
-            ) from None
+            raise InteractionFailedError(f"{where} did not return within {self._gate.timeout_s:g} s") from None
         except (InteractionContractError, ConfigError):
             raise
         except Exception as error:  # the interaction's own code
-            said = f"{describe(error)}{place_of(error)}"
-            raise InteractionFailedError(f"interaction {self.name!r}: {method}: {said}") from error
-        else:
-            return returned
+            raise InteractionFailedError(f"{where}: {describe(error)}{place_of(error)}") from error
         finally:
-            if method != "close":
-                self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - began
 
-    def _give_up(self, invocation: Invocation) -> None:
-        for remaining in invocation.stop():
-            self._left.append(remaining)
-            keep(remaining)
-
-    async def _close(self) -> None:
-        # A call that was given up may still run; wait for its end, but not for ever.
-        if left := [remaining for remaining in self._left if not remaining.done()]:
-            await asyncio.wait(left, timeout=_ABANDONED_S)
-        if "close" not in self._gate.is_coroutine:
-            return
-        try:
-            await self._call("close", Alarms(_CLOSE_S, is_fair=False), self._instance_id)
-        except (
-            InteractionFailedError,
-            InteractionContractError,
-            ConfigError,
-        ) as error:  # it is over anyway
-            logger.warning("%s", error)
+    async def _wait(self, invocation: Invocation, alarms: Alarms) -> None:
+        """Wait for the end of a call, once more if the engine was paused meanwhile."""
+        while True:
+            stood_still_s = self._stood_still_s()
+            await invocation.ended(alarms)
+            if invocation.done or self._stood_still_s() == stood_still_s:
+                return
 
 
 def _copied(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from verl_multiturn.calls.loading import resolve
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.loading.registry import resolve
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FORMS = "f(row, session), run(data, base_url=…, api_key=…) or run_agent_return_reward(data)"

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method
+from verl_multiturn.calls.loading import resolve
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.describe import show
@@ -28,8 +30,6 @@ from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tasks import Alarms
-from verl_multiturn.tools.calls.call import Invocation, TimedOutError, is_coroutine_method
-from verl_multiturn.tools.loading.registry import resolve
 
 SELECT_S = 30.0
 """Seconds that a `select` function may take for a session."""

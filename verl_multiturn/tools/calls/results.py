@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from verl_multiturn.calls.slots import Slot
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.call import CallAnswer
-from verl_multiturn.tools.calls.slots import Gate
+from verl_multiturn.tools.calls.answers import CallAnswer
+from verl_multiturn.tools.calls.gate import Gate
 
 
 class CallStatus(StrEnum):
@@ -58,25 +59,18 @@ class CallResult:
 
 
 class Run:
-    """One call on its way to its result, with its times."""
+    """One call on its way to its result, with its slot and its times."""
 
-    __slots__ = ("asked", "attempts", "call", "gate", "left", "started")
+    __slots__ = ("attempts", "call", "gate", "slot")
 
     def __init__(self, gate: Gate, call: ToolCall) -> None:
         self.gate, self.call = gate, call
-        # Times of the event loop's clock: when the call asked for a slot, and when it had one.
-        self.asked = self.started = asyncio.get_running_loop().time()
+        self.slot = Slot(gate)
         self.attempts = 0
-        self.left: list[asyncio.Future[Any]] = []
-        """Tasks and threads of a call that was given up, as far as they still run."""
-
-    def enter(self) -> None:
-        """Note that the wait for a slot is over."""
-        self.started = asyncio.get_running_loop().time()
 
     def answered(self, answer: CallAnswer) -> CallResult:
         """Return the result of a call that was answered; without an attempt the answer is from the cache."""
-        is_cached = self.attempts == 0
+        slot, is_cached = self.slot, self.attempts == 0
         return CallResult(
             self.call.id,
             self.call.name,
@@ -84,9 +78,9 @@ class Run:
             answer.text,
             answer.reward,
             copy.deepcopy(answer.metrics),  # the cache keeps them
-            0.0 if is_cached else asyncio.get_running_loop().time() - self.started,
+            0.0 if is_cached else asyncio.get_running_loop().time() - slot.started,
             answer.images,
-            self.started - self.asked,
+            slot.started - slot.asked,
             self.attempts,
             is_cached,
             answer.truncated,
@@ -94,12 +88,13 @@ class Run:
 
     def failed(self, status: CallStatus, text: str) -> CallResult:
         """Return the result of a call that the tool did not answer."""
+        slot = self.slot
         return CallResult(
             self.call.id,
             self.gate.name,
             status,
             shorten(text, self.gate.limits.response_characters),
-            seconds=asyncio.get_running_loop().time() - self.started if self.attempts else 0.0,
-            queue_s=self.started - self.asked,
+            seconds=asyncio.get_running_loop().time() - slot.started if self.attempts else 0.0,
+            queue_s=slot.started - slot.asked,
             attempts=self.attempts,
         )

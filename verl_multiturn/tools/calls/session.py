@@ -18,22 +18,21 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.calls.calls import Calls
+from verl_multiturn.calls.invocation import TimedOutError
+from verl_multiturn.calls.slots import BusyError, Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
-from verl_multiturn.tasks import Alarms, finish, gather, keep
+from verl_multiturn.tasks import Alarms, gather
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.call import Invocation, TimedOutError, read_answer, read_reward
+from verl_multiturn.tools.calls.answers import read_answer, read_reward
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus, Run
-from verl_multiturn.tools.calls.slots import BusyError, Gate, Gates
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS
 
 logger = logging.getLogger(__name__)
-
-# Seconds beyond a request's budget: for calls that were given up to end, and for `release`.
-_ABANDONED_S = 5.0
-_RELEASE_S = 5.0
 
 
 class ToolSession:
@@ -63,7 +62,7 @@ class ToolSession:
         self._gates = {name: gates.of(tool) for name, tool in tools.items()}
         self._can_end = any(gate.ends_conversation for gate in self._gates.values())
         self._given = tools_kwargs
-        self._kwargs: dict[tuple[str, str], dict[str, Any]] = {}
+        self._calls: dict[str, Calls] = {}
         self._max_parallel_calls = max_parallel_calls
         self._max_calls = max_calls
         self._executed = 0
@@ -71,10 +70,7 @@ class ToolSession:
         """True once a call was refused because of `max_calls`."""
         self.ended = False
         """True if a tool that ends the conversation has answered in the last turn."""
-        self._instance_ids: dict[str, str] = {}
         self._broken: dict[str, str] = {}
-        self._abandoned: dict[str, list[asyncio.Future[Any]]] = {}
-        self._released = False
         self._agent_data = AgentData(instance_id, tools_kwargs, messages)
 
     @property
@@ -93,20 +89,25 @@ class ToolSession:
         return any(gate is not None and gate.ends_conversation for gate in called)
 
     async def __aenter__(self) -> ToolSession:
-        for name, gate in self._gates.items():
-            for method in METHODS:
-                given = self._given.get(name, {}).get(f"{method}_kwargs", {})
-                bound = bind_kwargs(gate.tool, method, given, self._request_id)
-                self._kwargs[name, method] = copy_kwargs(bound, name, method, self._request_id)
+        self._calls = {name: self._calls_of(gate) for name, gate in self._gates.items()}
         try:
             await gather([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # whatever happened, release first
-            await self._release_all()
+            await Calls.end(self._calls.values())
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._release_all()
+        await Calls.end(self._calls.values())
+
+    def _calls_of(self, gate: Gate) -> Calls:
+        given, kwargs = self._given.get(gate.name, {}), {}
+        for method in METHODS:
+            bound = bind_kwargs(gate.tool, method, given.get(f"{method}_kwargs", {}), self._request_id)
+            kwargs[method] = copy_kwargs(bound, gate.name, method, self._request_id)
+        wants_data = kwargs["execute"].get("agent_data", self) is None
+        uncopied = {"execute": {"agent_data": self._agent_data}} if wants_data else {}
+        return Calls(gate, self._request_id, kwargs, uncopied)
 
     async def execute(self, calls: Sequence[ToolCall | MalformedCall]) -> list[CallResult]:
         """Run the calls of one turn in parallel, and return one result for each, in the calls' order.
@@ -114,8 +115,6 @@ class ToolSession:
         Raises:
             ToolContractError: A tool returned something that is no tool result, or the session has ended.
         """
-        if self._released:
-            raise ToolContractError("execute after release")
         running = 0
         checked: list[CallResult | tuple[Gate, ToolCall, dict[str, Any]]] = []
         for call in calls:
@@ -148,12 +147,14 @@ class ToolSession:
             ToolContractError: A tool that derives from `BaseTool` returned a reward that is no number.
         """
         rewards: dict[str, float] = {}
-        for name, instance_id in self._instance_ids.items():
+        for name, gate in self._gates.items():
             if name in self._broken:
                 continue
-            gate = self._gates[name]
+            if "calc_reward" in gate.owner.inherited:
+                rewards[name] = 0.0
+                continue
             try:
-                value = await self._call(gate, "calc_reward", gate.timeout_s, instance_id)
+                value = await self._calls[name].call("calc_reward")
             except Exception as error:  # a tool's own code: log it, the conversation stays valid
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 continue
@@ -162,11 +163,10 @@ class ToolSession:
         return rewards
 
     async def _create(self, gate: Gate) -> None:
-        name = gate.name
-        # Note it before the await: a create that began is released, however it ends.
-        self._instance_ids[name] = self._request_id
+        name, calls = gate.name, self._calls[gate.name]
+        calls.begin()
         try:
-            created = await self._call(gate, "create", gate.timeout_s, self._request_id)
+            created = await calls.call("create")
         except Exception as error:  # a tool's own code: the model is told at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
@@ -178,7 +178,7 @@ class ToolSession:
                 raise ToolContractError(
                     f"tool {name!r}: create must return None or an instance id, got {show(created)}"
                 )
-            self._instance_ids[name] = given
+            calls.instance_id = given
 
     def _refusal(self, running: int) -> str:
         """Return the answer to a call that a limit forbids beside `running` others of its turn; empty if none does."""
@@ -225,22 +225,17 @@ class ToolSession:
         """
         key = None
         if gate.limits.cache:
-            kwargs = [self._kwargs[gate.name, method] for method in ("create", "execute")]
-            key = gate.cache_key(arguments, kwargs)
+            row = self._calls[gate.name].kwargs
+            key = gate.cache_key(arguments, [row["create"], row["execute"]])
             if (known := gate.cached(key)) is not None:
                 return Run(gate, call).answered(known)
-        run, lease = Run(gate, call), None
-        if not gate.try_enter():
-            try:
-                lease = await gate.enter()
-            except BusyError as error:
-                run.enter()
-                return run.failed(CallStatus.OVERLOADED, f"Error: {error}")
-            run.enter()
+        run = Run(gate, call)
         try:
-            answer = read_answer(
-                gate.name, await self._execute(run, arguments), gate.limits.response_characters, gate.is_foreign
-            )
+            async with run.slot:
+                returned = await self._execute(run, arguments)
+                answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
+        except BusyError as error:
+            return run.failed(CallStatus.OVERLOADED, f"Error: {error}")
         except ToolContractError:
             raise
         except TimedOutError:
@@ -249,11 +244,6 @@ class ToolSession:
             return run.failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
         except Exception as error:  # a tool's own code: tell the model
             return run.failed(CallStatus.ERROR, f"Error: {describe(error)}")
-        finally:
-            if run.left:
-                _leave_later(gate, lease, run.left)
-            else:
-                gate.leave(lease)
         gate.remember(key, answer)
         return run.answered(answer)
 
@@ -265,78 +255,17 @@ class ToolSession:
             Exception: The tool raised it, in its last attempt.
         """
         gate, loop = run.gate, asyncio.get_running_loop()
-        until = run.started + gate.timeout_s
+        until = run.slot.started + gate.timeout_s
         while True:
             run.attempts += 1
-            alarms = gate.alarms if run.attempts == 1 else Alarms(until - loop.time())
+            alarms = None if run.attempts == 1 else Alarms(until - loop.time())
             given = copy.deepcopy(arguments) if gate.limits.retries else arguments
-            invocation = self._start(gate, "execute", self._instance_ids[gate.name], given)
             try:
-                await invocation.ended(alarms)
-                return invocation.result()
-            except (TimedOutError, asyncio.CancelledError):
-                run.left = self._give_up(gate, invocation)
-                raise
-            except (ToolContractError, ValueError):
+                return await self._calls[gate.name].call("execute", given, slot=run.slot, alarms=alarms)
+            except (TimedOutError, ToolContractError, ValueError):
                 raise
             except Exception:  # a tool's own code
                 wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
                 if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)
-
-    async def _release_all(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        held = [name for name in self._instance_ids if "release" not in self._gates[name].inherited]
-        if held or any(self._abandoned.values()):
-            # Also a cancelled conversation waits until its tools are released.
-            await finish(asyncio.gather(*(self._release(self._gates[name]) for name in self._instance_ids)))
-
-    async def _release(self, gate: Gate) -> None:
-        # A call that was given up may still run; wait for its end, but not for ever.
-        if abandoned := [task for task in self._abandoned.get(gate.name, []) if not task.done()]:
-            await asyncio.wait(abandoned, timeout=_ABANDONED_S)
-        try:
-            await self._call(gate, "release", _RELEASE_S, self._instance_ids[gate.name])
-        except Exception as error:  # a tool's own code: log it, nothing depends on it any more
-            logger.warning("tool %r: release raised %s", gate.name, describe(error))
-
-    async def _call(self, gate: Gate, method: str, timeout_s: float, instance_id: str) -> Any:
-        """Call a method other than `execute`.
-
-        Raises:
-            TimedOutError: The method did not return in time.
-            Exception: The tool raised it.
-        """
-        if method in gate.inherited:  # BaseTool's own method does nothing
-            return 0.0 if method == "calc_reward" else None
-        invocation = self._start(gate, method, instance_id)
-        try:
-            await invocation.ended(gate.alarms if method != "release" else Alarms(timeout_s, is_fair=False))
-            return invocation.result()
-        except (TimedOutError, asyncio.CancelledError):
-            self._give_up(gate, invocation)
-            raise
-
-    def _start(self, gate: Gate, method: str, *arguments: Any) -> Invocation:
-        # Give each call a copy: a change reaches no other call, and the cache's key is made of what the row gave.
-        kwargs = copy.deepcopy(self._kwargs[gate.name, method])
-        if method == "execute" and kwargs.get("agent_data", self) is None:
-            kwargs["agent_data"] = self._agent_data
-        function = getattr(gate.tool, method)
-        return Invocation(function, gate.is_coroutine[method], arguments, kwargs, gate.task_names[method])
-
-    def _give_up(self, gate: Gate, invocation: Invocation) -> list[asyncio.Future[Any]]:
-        """Stop a call that nobody waits for any more, and return its tasks and threads that still run."""
-        left = invocation.stop()
-        self._abandoned.setdefault(gate.name, []).extend(left)
-        for remaining in left:
-            keep(remaining)
-        return left
-
-
-def _leave_later(gate: Gate, lease: str | None, left: Sequence[asyncio.Future[Any]]) -> None:
-    """Give back a call's slot once all of its tasks and threads have ended."""
-    asyncio.gather(*left, return_exceptions=True).add_done_callback(lambda _: gate.leave(lease))

@@ -14,11 +14,10 @@ from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.base import is_foreign
-from verl_multiturn.tools.calls.call import read_reward
+from verl_multiturn.tools.calls.answers import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
-from verl_multiturn.tools.check.method_probe import Probed
 from verl_multiturn.tools.check.probe import (
     Probe,
     as_call,
@@ -28,6 +27,7 @@ from verl_multiturn.tools.check.probe import (
     own_id,
     text_of,
 )
+from verl_multiturn.tools.check.probed import Probed
 from verl_multiturn.tools.loading.functions import FunctionTool
 
 _LONG_ANSWER = 20_000

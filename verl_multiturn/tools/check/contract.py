@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.calls.loading import resolve
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.check.advice import CLASS
@@ -20,7 +21,7 @@ from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.loading.functions import function_tool
-from verl_multiturn.tools.loading.registry import build_tools, load_tools, read_entries, resolve
+from verl_multiturn.tools.loading.registry import TOOL_FILE, build_tools, load_tools
 
 __all__ = ["CheckResult", "Grade", "check_tool", "examine", "tools_to_check"]
 
@@ -112,7 +113,9 @@ def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Pat
                 f"{error}; check the tool with its entry: verl-multiturn check-tool TOOLS.yaml, or --tool-config "
                 "TOOLS.yaml beside the class"
             ) from None
-    entries = [(index, entry) for index, entry in enumerate(read_entries(tool_config)) if _names(entry, kind, found)]
+    entries = [
+        (index, entry) for index, entry in enumerate(TOOL_FILE.entries(tool_config)) if _names(entry, kind, found)
+    ]
     if not entries:
         raise ConfigError(f"{tool_config}: no entry names {target!r}; add one, or leave --tool-config out")
     return [

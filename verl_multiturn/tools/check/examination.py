@@ -20,7 +20,7 @@ from typing import Any
 
 from verl_multiturn.errors import InteractionContractError, ToolContractError
 from verl_multiturn.tools.check.instruments import LATE_S, Watch, growth, private_temporary_folder
-from verl_multiturn.tools.check.method_probe import Probed
+from verl_multiturn.tools.check.probed import Probed
 
 AT_ONCE = 64
 """Largest number of conversations at once in a check."""

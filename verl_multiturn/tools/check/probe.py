@@ -17,8 +17,9 @@ from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
-from verl_multiturn.tools.calls.call import read_answer, read_reward
-from verl_multiturn.tools.check.method_probe import MethodProbe, Probed
+from verl_multiturn.tools.calls.answers import read_answer, read_reward
+from verl_multiturn.tools.calls.gate import tool_owner
+from verl_multiturn.tools.check.probed import CallProbe, Probed
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
@@ -61,7 +62,7 @@ class World(Protocol):
         """Close what is left."""
 
 
-class Probe(MethodProbe):
+class Probe(CallProbe):
     """A tool under examination.
 
     Args:
@@ -75,7 +76,7 @@ class Probe(MethodProbe):
     def __init__(
         self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float, world: World | None = None
     ) -> None:
-        super().__init__(tool, METHODS, "tool", timeout_s)
+        super().__init__(tool_owner(tool), timeout_s)
         self.tool = tool
         self.world = world
         self._worlds: dict[str, str] = {}
@@ -106,14 +107,14 @@ class Probe(MethodProbe):
         return kwargs
 
     async def call(self, method: str, *arguments: Any) -> Probed:
-        """Call a method as `MethodProbe` does, in the world of its conversation."""
+        """Call a method as `CallProbe` does, in the world of its conversation."""
         await self._enter(arguments[0])
         outcome = await super().call(method, *arguments)
         await self._leave(method, arguments[0], outcome.value)
         return outcome
 
     async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
-        """Cancel a method as `MethodProbe` does, in the world of its conversation."""
+        """Cancel a method as `CallProbe` does, in the world of its conversation."""
         await self._enter(arguments[0])
         ended, value = await super().cancel(method, wait, *arguments)
         await self._leave(method, arguments[0], value)

@@ -11,15 +11,13 @@ An entry of any kind may also have `limits` for the calls of its tools (`tools/l
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve, resolve_class
+from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.call_limits import attach_limits
@@ -29,6 +27,9 @@ from verl_multiturn.tools.schema import ToolSchema
 
 METHODS = ("create", "execute", "calc_reward", "release")
 """Names of the four methods of a tool."""
+TOOL_FILE = ListFile(
+    "tool_config_path", "tools", "give the path of a tool YAML, see tool_configs/", "tool name", "rename one of them"
+)
 # Allowed keys of an entry, by the key that says its kind.
 _ENTRY_KEYS = {
     "class_name": {"class_name", "config", "tool_schema", "limits"},
@@ -50,35 +51,7 @@ def load_tools(path: str | Path) -> dict[str, Any]:
         ConfigError: There is no such file, it is no YAML, a key is unknown, a class or function cannot be found, a
             schema is wrong, a tool cannot be built, or two tools have one name.
     """
-    tools: dict[str, Any] = {}
-    for index, entry in enumerate(read_entries(Path(path))):
-        where = f"{path}: tools[{index}]"
-        for tool in build_tools(entry, where):
-            if tool.name in tools:
-                raise ConfigError(f"{where}: the tool name {tool.name!r} is used twice; rename one of them")
-            tools[tool.name] = tool
-    return tools
-
-
-def read_entries(path: Path) -> list[Any]:
-    """Return the entries of a YAML file, without checking them.
-
-    Raises:
-        ConfigError: There is no such file, it is no YAML, or it has no list of tools.
-    """
-    if not path.is_file():
-        raise ConfigError(f"tool_config_path {str(path)!r} is no file; give the path of a tool YAML, see tool_configs/")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"tool_config_path {str(path)!r} is no valid YAML: it is nested too deeply") from None
-    if not isinstance(content, dict) or not isinstance(content.get("tools"), list) or not content["tools"]:
-        raise ConfigError(f"{path}: expected a mapping with a non-empty list under 'tools', got {content!r:.200}")
-    if unknown := sorted(set(content) - {"tools"}, key=str):
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only 'tools' is known")
-    return list(content["tools"])
+    return TOOL_FILE.load(path, build_tools)
 
 
 def build_tools(entry: Any, where: str) -> list[Any]:
@@ -97,10 +70,7 @@ def build_tools(entry: Any, where: str) -> list[Any]:
         hint = "" if kinds or not isinstance(entry, Mapping) else _nearest(entry, _ENTRY_KEYS)
         raise ConfigError(f"{where}: expected a mapping with one of {list(_ENTRY_KEYS)}, got {entry!r:.200}{hint}")
     known = _ENTRY_KEYS[kinds[0]]
-    if unknown := sorted(set(entry) - known, key=str):
-        hint = did_you_mean(str(unknown[0]), known)
-        hint = hint or f"beside {kinds[0]!r} known are {sorted(known - {kinds[0]})}"
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
+    check_keys(entry, known, where, f"beside {kinds[0]!r} known are {sorted(known - {kinds[0]})}")
     tools = _build_entry(entry, kinds[0], where)
     for tool in tools:
         if entry.get("limits") is not None:
@@ -139,23 +109,16 @@ def _build_function(name: Any, schema: ToolSchema | None, where: str) -> Any:
 
 def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str) -> Any:
     tool_class = resolve_class(entry["class_name"], f"{where}.class_name")
-    config = entry.get("config") or {}
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
     missing = [method for method in METHODS if not callable(getattr(tool_class, method, None))]
     if missing:
         raise ConfigError(f"{where}: {entry['class_name']!r} has no method {missing[0]!r}; derive it from BaseTool")
-    config = dict(config)
-    if issubclass(tool_class, BaseTool) and config.get("type") == "native":
-        del config["type"]  # verl's loader demands this key; the settings of our tools do not know it
-    try:
-        tool = tool_class(config=config, tool_schema=schema)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
-        # The keys alone: a value may be a password.
-        keys = ", ".join(map(str, config)) or "none"
-        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
+
+    def make(config: dict[str, Any]) -> Any:
+        if issubclass(tool_class, BaseTool) and config.get("type") == "native":
+            del config["type"]  # verl's loader demands this key; the settings of our tools do not know it
+        return tool_class(config=config, tool_schema=schema)
+
+    tool = construct(entry, where, make)
     _check_built(tool, entry["class_name"], where)
     if _leaves_out_execute(tool_class):
         raise ConfigError(
@@ -198,59 +161,3 @@ def schema_of(tool: Any) -> ToolSchema:
     if isinstance(schema, ToolSchema):
         return schema
     return ToolSchema.read(schema.model_dump(exclude_unset=True, exclude_none=True), f"tool {tool.name!r}")
-
-
-def resolve_class(name: Any, where: str) -> Any:
-    """Return the class that a dotted name stands for.
-
-    Args:
-        name: The name, `package.module.Class`.
-        where: The place that errors name, for example `tools.yaml: tools[0].class_name`.
-
-    Raises:
-        ConfigError: The module cannot be imported, or has no such class.
-    """
-    found = resolve(name, where)
-    if not isinstance(found, type):
-        module_name, _, class_name = name.rpartition(".")
-        raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {show(found, 100)}")
-    return found
-
-
-def resolve(name: Any, where: str) -> Any:
-    """Return the object that a dotted name stands for.
-
-    Args:
-        name: The name, `package.module.name`.
-        where: The place that errors name, for example `tools.yaml: tools[0].function`.
-
-    Raises:
-        ConfigError: The module cannot be imported, or has no such name.
-    """
-    module_name, _, attribute = name.rpartition(".") if isinstance(name, str) else ("", "", "")
-    if not module_name:
-        raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
-    module = import_module(module_name, where)
-    if not hasattr(module, attribute):
-        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
-        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
-    return getattr(module, attribute)
-
-
-def import_module(name: str, where: str) -> Any:
-    """Import an author's module, and return it.
-
-    Args:
-        name: Its dotted name.
-        where: The place that errors name, as in `resolve`.
-
-    Raises:
-        ConfigError: It cannot be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
-        raise ConfigError(
-            f"{where}: cannot import {name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
-            "in the folder where it lies"
-        ) from error

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.http_connections import Connections, trusted
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.calls.per_loop import PerLoop
 from verl_multiturn.tools.schema import ToolSchema
 
 logger = logging.getLogger(__name__)

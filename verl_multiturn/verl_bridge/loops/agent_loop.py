@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
+from verl_multiturn.calls.watch import LoopWatch
 from verl_multiturn.chat.images import as_they_are
-from verl_multiturn.tools.calls.watch import LoopWatch
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import image_reader, plain_dict

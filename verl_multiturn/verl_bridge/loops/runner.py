@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import RecordWriter, record_of
 from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
@@ -26,7 +27,7 @@ from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.policy_text import PolicyText
 from verl_multiturn.rollout.stop_texts import StopTexts
-from verl_multiturn.tools.calls.slots import Gates
+from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
 from verl_multiturn.verl_bridge.loops.slots import RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
@@ -214,11 +215,11 @@ def build_runner(
         chat.codec,
         parser,
         limits,
-        Gates(settings.tool_timeout_s, RaySlots()),
+        Gates(Gate, settings.tool_timeout_s, RaySlots()),
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
         read_images=read_images,
-        interactions=Gates(settings.tool_timeout_s, RaySlots(), InteractionGate),
+        interactions=Gates(InteractionGate, settings.tool_timeout_s, RaySlots()),
         context=Context(**settings.context.model_dump(exclude={"weight"})),
     )
     return Runner(

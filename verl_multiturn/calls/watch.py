@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from types import TracebackType
 
-from verl_multiturn.tools.calls.call import KINDS
+from verl_multiturn.calls.invocation import KINDS
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`Slots` of a tool or an interaction, and `Gate`: all that the conversations of one worker share of a tool.
+"""`Slots` of an author's object, and `Gates`: what the conversations of one worker share of all such objects.
 
 A slot is the right to run one call: of a tool's `execute`, or of an interaction's `start` or `reply`.
 
@@ -11,16 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_multiturn.calls.owner import Owner
 from verl_multiturn.tasks import Alarms, done_within, keep
-from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.calls.call import CallAnswer, is_coroutine_method, task_name
-from verl_multiturn.tools.loading.call_limits import CallLimits, limits_of
-from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
 
 class SharedSlots(Protocol):
@@ -48,22 +44,21 @@ class BusyError(Exception):
 
 
 class Slots:
-    """Slots of a tool or an interaction in one worker.
+    """Slots of an author's object in one worker.
 
     Args:
-        owner: The tool or interaction; it has a `name`.
-        kind: `tool` or `interaction`, for messages.
-        limits: Its limits.
-        timeout_s: Seconds for a call of a method, where the limits do not say.
+        owner: The object.
+        timeout_s: Seconds for a call of a method, where the object's limits do not say.
         shared: Slots of all workers, for `concurrency_total`; None: that limit holds in this process only.
+
+    Attributes:
+        alarms: The time limit of its calls.
     """
 
-    def __init__(
-        self, owner: Any, kind: str, limits: CallLimits, timeout_s: float, shared: SharedSlots | None = None
-    ) -> None:
+    def __init__(self, owner: Owner, timeout_s: float, shared: SharedSlots | None = None) -> None:
+        limits = owner.limits
         self.owner = owner
-        self.name: str = owner.name
-        self.kind = kind
+        self.name = owner.name
         self.timeout_s = limits.timeout_s or timeout_s
         self.alarms = Alarms(self.timeout_s)
         self._queue_s = limits.queue_timeout_s
@@ -71,7 +66,7 @@ class Slots:
         here = limits.concurrency
         self._shared = shared if self._total is not None else None
         # A tool and an interaction may have one name, and share no slots.
-        self._shared_name = self.name if kind == "tool" else f"{kind} {self.name}"
+        self._shared_name = self.name if owner.kind == "tool" else f"{owner.kind} {self.name}"
         self._free = here if self._total is None or shared is not None else min(here, self._total)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._queue_alarms = Alarms(self._queue_s)
@@ -94,7 +89,9 @@ class Slots:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._queue_s
-        busy = BusyError(f"the {self.kind} is busy, no call could start within {self._queue_s:g} s; call it again")
+        busy = BusyError(
+            f"the {self.owner.kind} is busy, no call could start within {self._queue_s:g} s; call it again"
+        )
         if not await self._wait():
             raise busy
         if self._shared is None:
@@ -151,82 +148,71 @@ class Slots:
             keep(asyncio.ensure_future(self._shared.release(self._shared_name, lease)))
 
 
-class Gate(Slots):
-    """Shared state of one tool in one worker.
+class Slot:
+    """The slot of one call, as an async context manager.
+
+    It is taken on entering, which raises `BusyError` where none is free in time. It is given back once all that runs of
+    the call has ended, which may be after leaving.
 
     Args:
-        tool: The tool.
-        timeout_s: As in `Slots`.
-        shared: As in `Slots`.
+        slots: The slots, one of which is taken.
+
+    Attributes:
+        asked: Time of the event loop's clock at which the call asked for a slot.
+        started: Time at which it had one, or was refused.
+        left: Tasks and threads of a call that was given up, as far as they still run.
     """
 
-    def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        self.limits = limits_of(tool)
-        super().__init__(tool, "tool", self.limits, timeout_s, shared)
-        self.tool = tool
-        self.schema = schema_of(tool)
-        self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
-        self.is_foreign = is_foreign(tool)
-        self.inherited = {name for name in METHODS if getattr(type(tool), name, None) is getattr(BaseTool, name)}
-        """Names of the methods that the tool inherits from `BaseTool`, where they do nothing or raise."""
-        self.is_coroutine = {method: is_coroutine_method(getattr(tool, method)) for method in METHODS}
-        self.task_names = {method: task_name("tool", self.name, method) for method in METHODS}
-        self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
+    __slots__ = ("_lease", "_slots", "asked", "left", "started")
 
-    def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._lease: str | None = None
+        self.asked = self.started = asyncio.get_running_loop().time()
+        self.left: Sequence[asyncio.Future[Any]] = ()
 
-        Args:
-            arguments: The arguments of the call.
-            kwargs: The row's kwargs on which the answer depends, for each method that gets some.
-        """
-        try:
-            return json.dumps([arguments, kwargs], sort_keys=True)
-        except (TypeError, ValueError):
-            return None
+    async def __aenter__(self) -> Slot:
+        if not self._slots.try_enter():
+            try:
+                self._lease = await self._slots.enter()
+            finally:
+                self.started = asyncio.get_running_loop().time()
+        return self
 
-    def cached(self, key: str | None) -> CallAnswer | None:
-        """Return the answer kept under a key; None where there is none."""
-        if key is None or key not in self._answers:
-            return None
-        self._answers.move_to_end(key)
-        return self._answers[key]
-
-    def remember(self, key: str | None, answer: CallAnswer) -> None:
-        """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
-        if key is None:
-            return
-        self._answers[key] = answer
-        if len(self._answers) > self.limits.cache:
-            self._answers.popitem(last=False)
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self.left:
+            ended = asyncio.gather(*self.left, return_exceptions=True)
+            ended.add_done_callback(lambda _: self._slots.leave(self._lease))
+        else:
+            self._slots.leave(self._lease)
 
 
 Shared = TypeVar("Shared", bound=Slots)
 
 
 class Gates(Generic[Shared]):
-    """Shared states of a worker's tools, or of its interactions, each made when its owner is first seen.
+    """Shared states of a worker's tools, or of its interactions, each made when its object is first seen.
 
     Args:
+        make: Makes the state of an object, from the object and the two other arguments.
         timeout_s: As in `Slots`.
         shared: As in `Slots`.
-        make: Makes the state of an owner, from the owner and the two other arguments.
     """
 
     def __init__(
         self,
+        make: Callable[[Any, float, SharedSlots | None], Shared],
         timeout_s: float,
         shared: SharedSlots | None = None,
-        make: Callable[[Any, float, SharedSlots | None], Shared] = Gate,  # type: ignore[assignment]
     ) -> None:
         self._timeout_s = timeout_s
         self._shared = shared
         self._make = make
         self._gates: dict[str, Shared] = {}
 
-    def of(self, owner: Any) -> Shared:
-        """Return the state of an owner. Another object with the same name gets a new one, which replaces the old."""
-        gate = self._gates.get(owner.name)
-        if gate is None or gate.owner is not owner:
-            gate = self._gates[owner.name] = self._make(owner, self._timeout_s, self._shared)
+    def of(self, made: Any) -> Shared:
+        """Return the state of an object. Another object with the same name gets a new one, which replaces the old."""
+        gate = self._gates.get(made.name)
+        if gate is None or gate.owner.made is not made:
+            gate = self._gates[made.name] = self._make(made, self._timeout_s, self._shared)
         return gate

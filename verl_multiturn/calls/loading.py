@@ -1,0 +1,174 @@
+"""Loading of authors' objects from a YAML file, which lists their classes with settings and limits.
+
+tools:                                      `ListFile.key`
+- class_name: my_package.search.Search    an entry; `resolve_class` finds the class
+config: {top_k: 3}                      `construct` makes the object
+limits: {timeout_s: 20}                 `set_limits` (`calls/limits.py`) stores its limits
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ListFile:
+    """A kind of YAML file that lists authors' objects."""
+
+    setting: str
+    """Name of the setting that gives the file's path."""
+    key: str
+    """The one key of the file, with the list of entries."""
+    remedy: str
+    """What to do where there is no such file."""
+    name: str
+    """What the name of an object is called."""
+    rename: str
+    """What to do where two objects have one name."""
+
+    def load(self, path: str | Path, build: Callable[[Any, str], Iterable[Any]]) -> dict[str, Any]:
+        """Return the objects of a file by name, in the file's order.
+
+        Args:
+            path: The path of the file.
+            build: Returns the objects of an entry, each with a `name`; its second argument is the place of the entry.
+
+        Raises:
+            ConfigError: The file cannot be read, an object cannot be built, or two objects have one name.
+        """
+        loaded: dict[str, Any] = {}
+        for index, entry in enumerate(self.entries(Path(path))):
+            where = f"{path}: {self.key}[{index}]"
+            for made in build(entry, where):
+                if made.name in loaded:
+                    raise ConfigError(f"{where}: the {self.name} {made.name!r} is used twice; {self.rename}")
+                loaded[made.name] = made
+        return loaded
+
+    def entries(self, path: Path) -> list[Any]:
+        """Return the entries of a file, without checking them.
+
+        Raises:
+            ConfigError: There is no such file, it is no YAML, or it has no list of entries.
+        """
+        if not path.is_file():
+            raise ConfigError(f"{self.setting} {str(path)!r} is no file; {self.remedy}")
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: it is nested too deeply") from None
+        if not isinstance(content, dict) or not isinstance(content.get(self.key), list) or not content[self.key]:
+            raise ConfigError(
+                f"{path}: expected a mapping with a non-empty list under {self.key!r}, got {content!r:.200}"
+            )
+        if unknown := sorted(set(content) - {self.key}, key=str):
+            raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known")
+        return list(content[self.key])
+
+
+def check_keys(entry: Mapping[Any, Any], known: Collection[str], where: str, known_are: str) -> None:
+    """Refuse an entry with a key that is not known.
+
+    Args:
+        entry: The entry.
+        known: The known keys.
+        where: The place that errors name, for example `tools.yaml: tools[0]`.
+        known_are: What the error says of the known keys where none of them is near.
+
+    Raises:
+        ConfigError: There is such a key.
+    """
+    if unknown := sorted(set(entry) - set(known), key=str):
+        hint = did_you_mean(str(unknown[0]), known) or known_are
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; {hint}")
+
+
+def construct(entry: Mapping[str, Any], where: str, make: Callable[[dict[str, Any]], Any]) -> Any:
+    """Make the object of an entry, and return it.
+
+    Args:
+        entry: The entry, with `class_name` and perhaps `config`.
+        where: As in `check_keys`.
+        make: Makes the object of its `config`.
+
+    Raises:
+        ConfigError: `config` is no mapping, or the author's constructor raised something.
+    """
+    config = entry.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}.config: expected a mapping, got {config!r}")
+    try:
+        return make(dict(config))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (Exception, SystemExit) as error:  # an author's constructor may raise anything
+        # The keys alone: a value may be a password.
+        keys = ", ".join(map(str, config)) or "none"
+        raise ConfigError(f"{where}: {entry['class_name']} (config keys: {keys}) raised {describe(error)}") from error
+
+
+def resolve_class(name: Any, where: str) -> Any:
+    """Return the class that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.Class`.
+        where: The place that errors name, for example `tools.yaml: tools[0].class_name`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no such class.
+    """
+    found = resolve(name, where)
+    if not isinstance(found, type):
+        module_name, _, class_name = name.rpartition(".")
+        raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {show(found, 100)}")
+    return found
+
+
+def resolve(name: Any, where: str) -> Any:
+    """Return the object that a dotted name stands for.
+
+    Args:
+        name: The name, `package.module.name`.
+        where: The place that errors name, for example `tools.yaml: tools[0].function`.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no such name.
+    """
+    module_name, _, attribute = name.rpartition(".") if isinstance(name, str) else ("", "", "")
+    if not module_name:
+        raise ConfigError(f"{where}: {name!r} is no dotted name; write it as 'package.module.name'")
+    module = import_module(module_name, where)
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
+        raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
+    return getattr(module, attribute)
+
+
+def import_module(name: str, where: str) -> Any:
+    """Import an author's module, and return it.
+
+    Args:
+        name: Its dotted name.
+        where: The place that errors name, as in `resolve`.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # an author's module may raise anything at import
+        raise ConfigError(
+            f"{where}: cannot import {name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
+            "in the folder where it lies"
+        ) from error

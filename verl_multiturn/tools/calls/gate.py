@@ -1,0 +1,68 @@
+"""`Gate`: what the conversations of one worker share of a tool."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.calls.limits import limits_of
+from verl_multiturn.calls.owner import Owner
+from verl_multiturn.calls.slots import SharedSlots, Slots
+from verl_multiturn.errors import ToolContractError
+from verl_multiturn.tools.base import BaseTool, is_foreign
+from verl_multiturn.tools.calls.answers import CallAnswer
+from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.loading.registry import METHODS, schema_of
+
+
+def tool_owner(tool: Any) -> Owner:
+    """Return a tool as the owner of its calls."""
+    return Owner(tool, "tool", METHODS, BaseTool, limits_of(tool, ToolLimits), ToolContractError)
+
+
+class Gate(Slots):
+    """Shared state of one tool in one worker.
+
+    Args:
+        tool: The tool.
+        timeout_s: As in `Slots`.
+        shared: As in `Slots`.
+    """
+
+    def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
+        super().__init__(tool_owner(tool), timeout_s, shared)
+        self.tool = tool
+        self.limits = limits_of(tool, ToolLimits)
+        self.schema = schema_of(tool)
+        self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
+        self.is_foreign = is_foreign(tool)
+        self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
+
+    def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
+
+        Args:
+            arguments: The arguments of the call.
+            kwargs: The row's kwargs on which the answer depends, for each method that gets some.
+        """
+        try:
+            return json.dumps([arguments, kwargs], sort_keys=True)
+        except (TypeError, ValueError):
+            return None
+
+    def cached(self, key: str | None) -> CallAnswer | None:
+        """Return the answer kept under a key; None where there is none."""
+        if key is None or key not in self._answers:
+            return None
+        self._answers.move_to_end(key)
+        return self._answers[key]
+
+    def remember(self, key: str | None, answer: CallAnswer) -> None:
+        """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
+        if key is None:
+            return
+        self._answers[key] = answer
+        if len(self._answers) > self.limits.cache:
+            self._answers.popitem(last=False)

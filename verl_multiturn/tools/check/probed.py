@@ -1,0 +1,100 @@
+"""Calls of the methods of an author's object under examination, made as the runtime makes them.
+
+Invariant: whatever the author's code does comes back as a `Probed`: an end by `exit`, too, and a call that never ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_multiturn.calls.invocation import Invocation, TimedOutError
+from verl_multiturn.calls.owner import Owner
+from verl_multiturn.describe import describe, place_of
+from verl_multiturn.tasks import Alarms
+from verl_multiturn.tools.check import instruments
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Result of a call of a method: a value or an error, and the seconds that it took."""
+
+    value: Any = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the method did not end in time."""
+        return isinstance(self.error, TimedOutError)
+
+    def failure(self, refusals: bool = True) -> str:
+        """Return how the call failed, in words; empty where it did not.
+
+        Args:
+            refusals: Whether a ValueError is a failure, and not an answer.
+        """
+        if self.error is None or (isinstance(self.error, ValueError) and not refusals):
+            return ""
+        if self.timed_out:
+            return f"hangs: {self.error}"
+        return f"raised {describe(self.error)[:250]}{place_of(self.error)}"
+
+
+class CallProbe:
+    """An author's object whose methods are called, one by one.
+
+    Args:
+        owner: The object.
+        timeout_s: Seconds after which a method counts as hanging.
+    """
+
+    def __init__(self, owner: Owner, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._owner = owner
+
+    def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
+        """Return the keyword arguments of a call.
+
+        Args:
+            method: Name of the method.
+            arguments: Positional arguments of the call.
+        """
+        return {}
+
+    async def call(self, method: str, *arguments: Any) -> Probed:
+        """Call a method, and return how it ended; one that does not end within `timeout_s` is cancelled."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        value: Any = None
+        failure: Exception | None = None
+        try:
+            invocation = self._start(method, arguments)
+            await invocation.ended(Alarms(self.timeout_s, is_fair=False))
+            value = invocation.result()
+        except TimedOutError:
+            failure = TimedOutError(f"no answer within {self.timeout_s:g} s")
+        except Exception as error:  # the author's own code
+            failure = error
+        return Probed(value, failure, loop.time() - started)
+
+    async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
+        """Start a call, cancel it after `wait`, and return whether it ended, and its value if it returned one."""
+        invocation = self._start(method, arguments)
+        await asyncio.sleep(0)
+        await wait()
+        if left := invocation.stop():
+            # A thread cannot be cancelled: it gets the time to end by itself.
+            settle_s = instruments.SETTLE_S if self._owner.is_coroutine[method] else self.timeout_s
+            _, running = await asyncio.wait(left, timeout=settle_s)
+            if running:
+                return False, None
+        try:
+            return True, invocation.result()
+        except Exception:  # also where it was cancelled
+            return True, None
+
+    def _start(self, method: str, arguments: tuple[Any, ...]) -> Invocation:
+        return self._owner.invoke(method, arguments, self.kwargs_of(method, arguments))
