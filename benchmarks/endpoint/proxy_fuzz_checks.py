@@ -27,6 +27,7 @@ from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.row_keys import RowKey
 
 KINDS = ("violations", "trained_twice", "undelivered_trained", "control_tokens", "unaccounted")
 
@@ -137,7 +138,7 @@ class Checked:
         except ValueError as error:
             self._add("unaccounted", str(error))
             return
-        found = [str(each) for each in unjoined({f"u_0_{own.row}": own for own in receipts})]
+        found = [str(each) for each in unjoined({RowKey("u", "0", str(own.row)): own for own in receipts})]
         if len(receipts) != len(self.outcome.rows):
             found.append(f"{len(self.outcome.rows)} rows, receipts of {len(receipts)}")
         for row, own in zip(self.outcome.rows, receipts, strict=False):

@@ -39,6 +39,7 @@ from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.trainer import batch
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.verify import PREFIX, BatchVerifier
 
 FAMILIES = ("quickstart", "qwen3", "llama3.1")
@@ -319,7 +320,7 @@ def false_alarms(rolled: Sequence[Rolled]) -> tuple[list[str], int]:
 
 def _certify(verifier: BatchVerifier, rows: Sequence[Rolled]) -> None:
     sampled = SimpleNamespace(keys=[r.key for r in rows], tags=[r.tag for r in rows], partition_id="train")
-    verifier.verify(sampled, 0, 0)
+    verifier.verify(BatchRows(sampled), 0, 0)
 
 
 def _alarm(verifier: BatchVerifier, row: Rolled) -> str:

@@ -25,6 +25,7 @@ from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipti
 from verl_multiturn.certificate.records import columns_of
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.row_keys import RowKey
 
 Rows = list[Sample]
 Fault = Callable[[Rows, Rows, random.Random], str | None]
@@ -93,7 +94,7 @@ def _ids(rng: random.Random, count: int) -> list[int]:
 
 def violations(rows: Rows) -> list[Violation]:
     """Return what the certificate finds in a batch of these rows, as the trainer asks it."""
-    keys = [row.row.key or "" for row in rows]
+    keys = [RowKey.parse(row.row.key or "") for row in rows]
     found = repeated(keys) or gaps(keys)
     if found:
         return found

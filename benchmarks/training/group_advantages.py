@@ -14,7 +14,9 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.trainer import batch, trainers
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 
 assert trainers  # importing it registers our estimators
@@ -61,7 +63,7 @@ def advantages_of(outputs: Mapping[str, Any], estimator: str, group: int = 8) ->
         fields = output.as_dict()
         if "rm_scores" not in fields:
             raise ValueError(f"row {key!r} has no score; set interaction_reward.mode to replace")
-        rows[key] = fields | {"uid": key.split("_")[0]}
+        rows[key] = fields | {"uid": RowKey.parse(key).uid}
     store = _Store(rows)
     algorithm = {"adv_estimator": estimator, "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False}
     config: Any = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": group}}})
@@ -70,6 +72,7 @@ def advantages_of(outputs: Mapping[str, Any], estimator: str, group: int = 8) ->
     def verls(given: Any, metrics: dict[str, Any]) -> Any:
         return trainer_base.PPOTrainer._compute_advantage(trainer, given, metrics)
 
+    given = store.batch()
     with mock.patch.object(batch, "transfer_queue", store), mock.patch.object(trainer_base, "tq", store):
-        compute_advantages(store.batch(), {}, verls, config, MultiTurnSettings())
+        compute_advantages(given, BatchRows(given), {}, verls, config, MultiTurnSettings())
     return {key: [float(value) for value in row["advantages"]] for key, row in rows.items()}

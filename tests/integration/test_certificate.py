@@ -44,9 +44,11 @@ def make_verifier(
 
 
 def step(verifier: Any, *batches: Any) -> dict[str, Any]:
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+
     verifier.begin_step()
     for update, batch in enumerate(batches):
-        verifier.verify(batch, 4, update)
+        verifier.verify(BatchRows(batch), 4, update)
     return {name.removeprefix("rollout/certificate/"): value for name, value in verifier.metrics().items()}
 
 

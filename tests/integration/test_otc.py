@@ -50,9 +50,11 @@ def make_trainer(**otc: Any) -> Any:
 
 
 def step(trainer: Any, *batches: Any) -> dict[str, float]:
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+
     trainer.scores.begin_step()
     for batch in batches:
-        trainer.scores.scale(batch)
+        trainer.scores.scale(BatchRows(batch))
         trainer._compute_advantage(batch, {})
     metrics: dict[str, float] = trainer.scores.metrics()
     return metrics

@@ -212,16 +212,16 @@ class Trainer:
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    from verl_multiturn.verl_bridge.trainer import ending
+    from verl_multiturn.verl_bridge.trainer import checkpoints
 
     trainer = Trainer(tmp_path)
-    monkeypatch.setattr(ending, "list_prompts", {"val": {"u": {}}}.get)
-    monkeypatch.setattr(ending, "clear_groups", trainer.clear_groups)
+    monkeypatch.setattr(checkpoints, "list_prompts", {"val": {"u": {}}}.get)
+    monkeypatch.setattr(checkpoints, "clear_groups", trainer.clear_groups)
     return trainer
 
 
 def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.ending import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
@@ -234,7 +234,7 @@ def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path
 
 
 def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.ending import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")  # before trainer.resume_mode=disable
     save_last(trainer, 7)
@@ -242,7 +242,7 @@ def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Tr
 
 
 def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) -> None:
-    from verl_multiturn.verl_bridge.trainer.ending import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     assert save_last(trainer, None).startswith("nothing was saved, because a step was half trained; start the same")
     assert save_last(trainer, 0) == "no step was trained yet, so nothing was saved"
@@ -250,7 +250,7 @@ def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) ->
 
 
 def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
-    from verl_multiturn.verl_bridge.trainer.ending import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     trainer.config.trainer.default_local_dir = "/disk"
     assert save_last(trainer, 7).startswith("its weights could not be saved (OSError: no space left on device); start")

@@ -221,7 +221,7 @@ def test_the_rows_of_a_conversation_weigh_as_one(store: WritableStore, mode: str
 
 def make_batch(prompts: int, rows: int) -> Any:
     keys = [f"u{i % prompts}_0_{i // prompts}" for i in range(rows)]
-    return SimpleNamespace(keys=keys, tags=[{} for _ in keys])
+    return SimpleNamespace(keys=keys, tags=[{} for _ in keys], partition_id="train")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,8 @@ def make_batch(prompts: int, rows: int) -> Any:
 )
 def test_the_number_of_updates_follows_prompts(prompts: int, mini: int, ranks: int, micro: int, multiple: int) -> None:
     from tests.integration.trainer_rows import make_config
-    from verl_multiturn.verl_bridge.trainer.updates import count_prompts, mini_batches, rows_multiple, updates_of
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.updates import mini_batches, rows_multiple, updates_of
 
     config = make_config(
         actor_rollout_ref__actor__ppo_mini_batch_size=mini, actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=micro
@@ -238,11 +239,40 @@ def test_the_number_of_updates_follows_prompts(prompts: int, mini: int, ranks: i
     assert rows_multiple(prompts, ranks, config) == multiple
     updates, actor = updates_of(prompts, config), config.actor_rollout_ref.actor
     for rows in (multiple, 5 * multiple):
-        assert count_prompts(make_batch(prompts, rows)) == prompts
+        assert len(BatchRows(make_batch(prompts, rows)).groups) == prompts
         with mini_batches(rows, updates, 4, actor):
             size = actor.ppo_mini_batch_size * 4  # as verl computes it
             assert (rows % size, rows // size, size % (ranks * micro)) == (0, updates, 0)
         assert actor.ppo_mini_batch_size == mini
+
+
+def test_what_is_said_of_a_row_is_fetched_once_in_a_step(store: WritableStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here four hooks ask for it, verl replaces the batch before the last one, and a step has two updates."""
+    for uid in "uv":
+        for session in range(2):
+            add(store, uid, session, [0.0, 0.5], score=float(session))
+    store.rows["pad_0_0"], store.tags["pad_0_0"] = store.rows["v_0_0"], {"is_padding": True}
+    asked: list[list[str]] = []
+    get = store.kv_batch_get
+
+    def counted(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        if "metrics" in select_fields:
+            asked.append(keys)
+        return get(keys, partition_id, select_fields)
+
+    monkeypatch.setattr(store, "kv_batch_get", counted)
+    monkeypatch.setattr("verl_multiturn.verl_bridge.trainer.verify.BatchVerifier.verify", lambda *arguments: None)
+    settings = {f"{SETTINGS}otc": {"form": "grpo"}, f"{SETTINGS}void_turn_pattern": "strict"}
+    trainer, keys = updating(trainer_of("mt_grpo", **settings)), list(store.rows)
+    for _ in range(2):
+        metrics = step(trainer, store.batch(keys[:4]), store.batch(keys[4:]))
+        assert asked == [keys[:4], keys[4:8]]
+        assert metrics["rollout/trajectories"] == 2  # this step ends with the batch of its last update
+        asked.clear()
+    trainer.replay_buffer = SimpleNamespace(sample=lambda: (store.batch(keys[:4]), {}))
+    type(trainer).__mro__[-2]._validate = lambda self: {"groups": len(self.replay_buffer.sample()[0].keys)}  # type: ignore[attr-defined]
+    assert trainer._validate()["val/rollout/trajectories"] == 2
+    assert asked == [keys[:4]]
 
 
 def test_the_trainer_asks_for_rows_by_prompts(store: WritableStore) -> None:

@@ -130,12 +130,14 @@ def test_tokens_of_an_unknown_version_are_not_trained(monkeypatch: pytest.Monkey
 
 
 def test_rows_of_other_loops_have_the_age_of_their_tag(store: WritableStore) -> None:
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+
     for session, oldest in enumerate((1, 3, None)):
         row = add(store, "v", session)
         for name in ("rollout_versions", "rollout_receipts", "metrics"):
             del row[name]
         store.tags[f"v_{session}_0"]["min_global_steps"] = oldest
-    make_trainer("separate_async", **{ETA: 1})._ages.look(store.batch(), 4)
+    make_trainer("separate_async", **{ETA: 1})._ages.look(BatchRows(store.batch()), 4)
     assert [bool(store.rows[f"v_{session}_0"]["response_mask"].any()) for session in range(3)] == [False, True, False]
     assert trained_versions(store, "u_0_0") == {3}
 

@@ -25,6 +25,12 @@ def batch_of(*uids: str, padding: str = "") -> Any:
     return SimpleNamespace(keys=[key for key, _ in rows], tags=[tag for _, tag in rows], partition_id="train")
 
 
+def rows_of(*uids: str, padding: str = "") -> Any:
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+
+    return BatchRows(batch_of(*uids, padding=padding))
+
+
 class VerlsTrainer:
     """The part of verl's asynchronous trainer that our hooks stand on."""
 
@@ -97,7 +103,7 @@ def test_the_trained_uids_are_there_before_verl_saves(tmp_path: Path) -> None:
     trainer = make(tmp_path)
     for step, uids in ((1, "ab"), (2, "cd"), (3, "ef")):
         trainer.global_steps = step
-        trainer._history.train(step, batch_of(*uids, padding="pad0"))
+        trainer._history.train(step, rows_of(*uids, padding="pad0"))
         if step != 1:
             trainer._save_checkpoint()
     assert trainer.done == [["trained.json"], ["trained.json"]]
@@ -109,7 +115,7 @@ def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> No
     from verl_multiturn.verl_bridge.trainer.history import History
 
     history = History(saves=True)
-    history.train(1, batch_of("a", "b"))
+    history.train(1, rows_of("a", "b"))
     history.save(1, tmp_path, ["c"])
     history.save(1, tmp_path, ["d"])
     assert json.loads((tmp_path / "trained.json").read_text()) == {
@@ -117,7 +123,7 @@ def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> No
         "evicted": ["c", "d"],
         "padding": [],
     }
-    history.train(2, batch_of("e"))
+    history.train(2, rows_of("e"))
     history.save(2, tmp_path, [])
     assert json.loads((tmp_path / "trained.json").read_text()) == {
         "trained": {"2": ["e"]},
@@ -130,13 +136,13 @@ def test_a_run_without_checkpoints_keeps_one_step(tmp_path: Path) -> None:
     trainer = make(tmp_path, save_freq=-1)
     for step, uids in ((1, "ab"), (2, "cd"), (3, "ef")):
         trainer.global_steps = step
-        trainer._history.train(step, batch_of(*uids, padding=f"pad{step}"))
+        trainer._history.train(step, rows_of(*uids, padding=f"pad{step}"))
     trainer._save_checkpoint()  # since a server died
     assert saved(tmp_path, 3) == {"trained": {"3": ["e", "f"]}, "evicted": [], "padding": ["pad3"]}
 
 
 def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer import batch_rows, hooks
 
     class Buffer:
         def __init__(self) -> None:
@@ -147,7 +153,7 @@ def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, mo
             return taken
 
     monkeypatch.setattr(hooks, "MultiTurnReplayBufferAsync", Buffer)
-    monkeypatch.setattr(hooks, "fetch_stats", lambda batch: [])
+    monkeypatch.setattr(batch_rows, "fetch_stats", lambda keys, partition: dict.fromkeys(keys))
     for save_freq, left in ((-1, []), (2, ["x"])):
         trainer = make(tmp_path, save_freq=save_freq)
         trainer.replay_buffer = Buffer()
@@ -175,7 +181,7 @@ def test_what_was_trained_is_dropped_at_load(tmp_path: Path, removed: list[set[s
     trainer = make(tmp_path)
     for step, uids in ((1, "ab"), (2, "cd")):
         trainer.global_steps = step
-        trainer._history.train(step, batch_of(*uids))
+        trainer._history.train(step, rows_of(*uids))
         trainer._save_checkpoint()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
     trainer = make(tmp_path)
@@ -205,6 +211,17 @@ def test_a_torn_tracker_file_is_mended_at_the_start(
     trainer._load_checkpoint()
     assert (trainer.global_steps, removed) == (5, [{"a", "pad"}])
     assert "it now names 5, the newest complete one" in caplog.text
+
+
+def test_a_checkpoint_that_is_written_over_is_incomplete_until_its_end(tmp_path: Path) -> None:
+    from tests.unit.trainer.test_checkpoints import write
+    from verl_multiturn.launch.checkpoints import is_complete
+    from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint
+
+    folder = write(tmp_path, 4)
+    begin_checkpoint(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["actor"]
+    assert not is_complete(folder)
 
 
 def test_the_trainer_knows_which_checkpoint_holds_its_weights(tmp_path: Path, removed: list[set[str]]) -> None:
@@ -261,6 +278,7 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
 
     from benchmarks.async_faults_count import open_prompts
     from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
     from verl_multiturn.verl_bridge.trainer.history import History
 
     def put(key: str, **tag: Any) -> None:
@@ -278,7 +296,7 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     queue.kv_batch_put(keys=uids, partition_id="train", fields=asked, tags=tags)
     put("done_0_0", min_global_steps=0)  # verl has removed its prompt, and not yet its row
     history = History(saves=True)
-    history.train(1, SimpleNamespace(keys=["done_0_0"], tags=[{}]))
+    history.train(1, BatchRows(SimpleNamespace(keys=["done_0_0"], tags=[{}], partition_id="train")))
     history.save(1, tmp_path, [])
     finishing = threading.Thread(target=finish)
     finishing.start()

@@ -12,6 +12,7 @@ import numpy as np
 from verl_multiturn.certificate.check import Column, Row, Violation, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipts
+from verl_multiturn.row_keys import RowKey
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Corrupted:
     def found(self) -> list[Violation]:
         """Return the violations that the certificate finds."""
         found = verify(self.row, self.receipts, bypass=self.bypass, filtered=self.receipts.invalid)
-        return found + repeated(self.keys) + shared(self.request_ids)
+        requests = {RowKey.parse(name): request_id for name, request_id in self.request_ids.items()}
+        return found + repeated(map(RowKey.parse, self.keys)) + shared(requests)
 
     def caught(self) -> bool:
         """Return whether the certificate finds the fault and points at the right place."""

@@ -35,6 +35,7 @@ from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.row_keys import RowKey
 
 TOOL = "measure"
 STOP = "STOPq7"
@@ -68,7 +69,7 @@ class PlayedChat:
 
 def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
     """Return all violations of the rows of a session, and of how they belong together."""
-    found = [str(each) for each in unjoined({f"u_0_{own.row}": own for own in receipts})]
+    found = [str(each) for each in unjoined({RowKey("u", "0", str(own.row)): own for own in receipts})]
     for row, own in zip(outcome.rows, receipts, strict=True):
         written = row.trajectory
         ids, first = np.array(written.ids), written.prompt_length

@@ -18,14 +18,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from verl_multiturn.certificate.check import Violation
 from verl_multiturn.certificate.receipts import CAUSES, Receipts
+from verl_multiturn.row_keys import RowKey
 
 
-def conversation_of(key: str) -> str:
-    """Return the name of a row's conversation, `<uid>_<session id>`."""
-    return key.rpartition("_")[0]
-
-
-def repeated(keys: Iterable[str]) -> list[Violation]:
+def repeated(keys: Iterable[RowKey]) -> list[Violation]:
     """Return a violation for each name that several rows of a batch have.
 
     Args:
@@ -38,7 +34,7 @@ def repeated(keys: Iterable[str]) -> list[Violation]:
     ]
 
 
-def gaps(keys: Iterable[str]) -> list[Violation]:
+def gaps(keys: Iterable[RowKey]) -> list[Violation]:
     """Return a violation for each conversation whose rows are not counted from 0 without a gap.
 
     Args:
@@ -46,31 +42,31 @@ def gaps(keys: Iterable[str]) -> list[Violation]:
     """
     found = []
     for name, own in _by_conversation(keys).items():
-        indices = sorted(_index(key) for key in own)
+        indices = sorted(key.number for key in own)
         if indices != list(range(len(own))):
             what = f"the batch has its rows {indices}, expected {list(range(len(own)))}"
             found.append(Violation(f"of conversation {name}", None, None, what))
     return found
 
 
-def shared(request_ids: Mapping[str, str]) -> list[Violation]:
+def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
     """Return a violation for each request that is in a batch as several conversations.
 
     Args:
         request_ids: request id of each row's receipts, by the row's name.
     """
-    names: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, list[RowKey]] = defaultdict(list)
     for key, request_id in request_ids.items():
-        if not any(conversation_of(key) == conversation_of(other) for other in names[request_id]):
+        if not any(key.conversation == other.conversation for other in names[request_id]):
             names[request_id].append(key)
     return [
-        Violation(request_id, None, None, f"it is in the batch as {' and as '.join(map(repr, keys))}")
+        Violation(request_id, None, None, f"it is in the batch as {' and as '.join(repr(str(key)) for key in keys)}")
         for request_id, keys in names.items()
         if len(keys) > 1
     ]
 
 
-def unjoined(receipts: Mapping[str, Receipts]) -> list[Violation]:
+def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
     """Return all violations of how the rows of each conversation belong together.
 
     Args:
@@ -78,7 +74,7 @@ def unjoined(receipts: Mapping[str, Receipts]) -> list[Violation]:
     """
     found = []
     for name, keys in _by_conversation(receipts).items():
-        rows = [receipts[key] for key in sorted(keys, key=_index)]
+        rows = [receipts[key] for key in sorted(keys, key=lambda key: key.number)]
         found += [Violation(f"{rows[0].request_id} (rows {name}_*)", None, None, what) for what in _faults(rows)]
     return found
 
@@ -117,14 +113,8 @@ def _difference(index: int, listed: Collection[str], held: Collection[str]) -> s
     )
 
 
-def _by_conversation(keys: Iterable[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = defaultdict(list)
+def _by_conversation(keys: Iterable[RowKey]) -> dict[str, list[RowKey]]:
+    groups: dict[str, list[RowKey]] = defaultdict(list)
     for key in keys:
-        groups[conversation_of(key)].append(key)
+        groups[key.conversation].append(key)
     return groups
-
-
-def _index(key: str) -> int:
-    """Return a row's index, the last part of its name; -1 where that is no number."""
-    index = key.rpartition("_")[2]
-    return int(index) if index.isdecimal() else -1

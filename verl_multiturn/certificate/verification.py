@@ -14,6 +14,7 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import parse_line, rows_of
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.row_keys import RowKey
 
 LONGEST_LINE = 1 << 28
 """Largest number of bytes in a line, so that a file without line ends does not fill the memory."""
@@ -56,7 +57,7 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     except ValueError as error:
         raise CertificateError(f"the record of request {request_id} holds {error}") from error
     found = [each for (row, _), receipts in zip(rows, known, strict=True) for each in verify(row, receipts)]
-    by_name = {f"{uid}_{receipts.session_id}_{index}": receipts for index, receipts in enumerate(known)}
+    by_key = {RowKey(uid, str(own.session_id), str(index)): own for index, own in enumerate(known)}
     disordered = [
         Violation(request_id, None, None, f"row {index} of the record has the receipts of row {receipts.row}")
         for index, receipts in enumerate(known)
@@ -65,7 +66,7 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     if "session" in record:
         disordered += _unlisted(request_id, record["session"], [place for _, place in known[0].ledger])
     sampled = sum(len(g.ids) for receipts in known for g in receipts.generations)
-    return VerifiedRecord(sampled, found + disordered + unjoined(by_name))
+    return VerifiedRecord(sampled, found + disordered + unjoined(by_key))
 
 
 def _unlisted(request_id: str, session: Any, places: list[int | str]) -> list[Violation]:

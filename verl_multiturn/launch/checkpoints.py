@@ -1,6 +1,7 @@
 """Checkpoints of verl's PPO trainers: which ones are whole, and the tracker file that names the newest.
 
-A checkpoint is written in this order. What a killed process leaves is the beginning of it:
+A checkpoint is begun by `verl_bridge/trainer/checkpoints.py`, and written in this order. What a killed process leaves
+is the beginning of it:
 
     global_step_N/trained.json           ours, in the asynchronous modes   verl_bridge/trainer/history.py
     global_step_N/actor, critic          weights and optimizers
@@ -15,29 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import zipfile
 from pathlib import Path
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TRAINED = "trained.json"
+POSITION = "data.pt"
+QUEUE = "transfer_queue"
 _FOLDER = "global_step_"
-_POSITION = "data.pt"
-_QUEUE = "transfer_queue"
 
 
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:
     """Return the folder of a step's checkpoint."""
     return checkpoints / f"{_FOLDER}{step}"
-
-
-def begin_checkpoint(folder: Path) -> None:
-    """Make the folder of a checkpoint. One that is written over counts as incomplete until it is whole again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (TRAINED, _POSITION):
-        (folder / name).unlink(missing_ok=True)
-    if (folder / _QUEUE).exists():
-        shutil.rmtree(folder / _QUEUE)
 
 
 def is_complete(folder: Path) -> bool:
@@ -46,8 +37,8 @@ def is_complete(folder: Path) -> bool:
     With `max_actor_ckpt_to_keep` verl removes only the weights of older checkpoints. Where verl saves in the background
     (`actor.checkpoint.async_save`), weights may be incomplete all the same.
     """
-    queue = not (folder / TRAINED).exists() or (folder / _QUEUE / "metadata.json").is_file()
-    return queue and (folder / "actor").is_dir() and zipfile.is_zipfile(folder / _POSITION)
+    queue = not (folder / TRAINED).exists() or (folder / QUEUE / "metadata.json").is_file()
+    return queue and (folder / "actor").is_dir() and zipfile.is_zipfile(folder / POSITION)
 
 
 def mend_tracker(checkpoints: Path) -> str | None:

@@ -18,6 +18,7 @@ import numpy as np
 from verl_multiturn.certificate.receipts import CAUSES
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.tools.calls.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
@@ -98,20 +99,19 @@ def _stats_of_session(outcome: Outcome, session: SessionReport) -> dict[str, Any
     }
 
 
-def conversations(rows: Mapping[str, Stats]) -> list[Stats]:
+def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
     """Return the stats of conversations from those of their rows.
 
     All rows of a conversation have the same stats but for their `turns`, which are joined, and the `score` and
     `session`, which the last row has. `group` names the conversation's prompt.
 
     Args:
-        rows: the stats of rows by their names, `<uid>_<session id>_<index>`.
+        rows: the stats of rows by their names.
     """
     joined: dict[str, Stats] = {}
     for key in sorted(rows, key=lambda key: rows[key].get("conversation", {}).get("row", 0)):
-        name = key.rpartition("_")[0]
-        turns = joined.get(name, {}).get("turns", []) + rows[key].get("turns", [])
-        joined[name] = {**rows[key], "turns": turns, "group": name.rpartition("_")[0]}
+        turns = joined.get(key.conversation, {}).get("turns", []) + rows[key].get("turns", [])
+        joined[key.conversation] = {**rows[key], "turns": turns, "group": key.uid}
     return list(joined.values())
 
 

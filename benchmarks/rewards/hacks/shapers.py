@@ -49,24 +49,19 @@ def scaled(rows: Sequence[Row], **settings: Any) -> list[float]:
 
     from verl_multiturn.verl_bridge.trainer import otc
 
-    stats = {str(key): _stats(row) for key, row in enumerate(rows)}
+    stats: dict[Any, Any] = {key: _stats(row) for key, row in enumerate(rows)}
     scores = {key: torch.tensor([0.0, row[0] or 0.0], dtype=torch.float64) for key, row in enumerate(rows)}
 
-    def get(keys: Sequence[str], where: str, names: Sequence[str]) -> Mapping[str, Any]:
-        nested = SimpleNamespace(unbind=lambda: [scores[int(key)] for key in keys])
+    def get(keys: Sequence[int], where: str, names: Sequence[str]) -> Mapping[str, Any]:
+        nested = SimpleNamespace(unbind=lambda: [scores[key] for key in keys])
         return {"uid": SimpleNamespace(tolist=lambda: ["u"] * len(keys)), "rm_scores": nested}
 
-    def put(keys: Sequence[str], where: str, rm_scores: Sequence[Any]) -> None:
-        scores.update(zip(map(int, keys), rm_scores, strict=True))
+    def put(keys: Sequence[int], where: str, rm_scores: Sequence[Any]) -> None:
+        scores.update(zip(keys, rm_scores, strict=True))
 
-    replaced: dict[str, Any] = {
-        "fetch_stats": lambda batch: stats,
-        "get_columns": get,
-        "put_columns": put,
-        "nested": list,
-    }
-    with patch.multiple(otc, **replaced):
-        otc.OtcScores(OtcSettings(**settings)).scale(SimpleNamespace(partition_id="train"))
+    found: Any = SimpleNamespace(stats=stats, partition_id="train")
+    with patch.multiple(otc, get_columns=get, put_columns=put, nested=list):
+        otc.OtcScores(OtcSettings(**settings)).scale(found)
     return [float(scores[key].sum()) for key in range(len(rows))]
 
 

@@ -24,6 +24,7 @@ from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
+from verl_multiturn.row_keys import RowKey
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 PROMPT = [1, 2, 3]
@@ -223,8 +224,9 @@ def test_every_column_of_the_loss_is_looked_at() -> None:
 
 
 def test_one_conversation_under_two_names() -> None:
-    assert shared({"u_0_0": "r1", "u_1_0": "r2"}) == []
-    (violation,) = shared({"u_0_0": "r1", "u_1_0": "r2", "v_0_0": "r1"})
+    known = {RowKey("u", "0", "0"): "r1", RowKey("u", "1", "0"): "r2"}
+    assert shared(known) == []
+    (violation,) = shared({**known, RowKey("v", "0", "0"): "r1"})
     assert str(violation) == "request r1: it is in the batch as 'u_0_0' and as 'v_0_0'"
 
 
@@ -237,9 +239,10 @@ def test_receipts_that_were_lost_do_not_pass_for_those_of_a_conversation_without
 
 
 def test_rows_of_one_name() -> None:
-    (violation,) = repeated(["a_0_0", "b_0_0", "a_0_0", "a_1_0", "a_0_0"])
+    key, other = RowKey("a", "0", "0"), RowKey("a", "1", "0")
+    (violation,) = repeated([key, RowKey("b", "0", "0"), key, other, key])
     assert str(violation) == "request of row a_0_0: it is 3 times in the batch"
-    assert repeated(["a_0_0", "a_1_0"]) == []
+    assert repeated([key, other]) == []
 
 
 def test_generations_do_not_overlap() -> None:
@@ -274,7 +277,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
     allowed = {"certificate.conversations", "certificate.check", "certificate.receipts", "certificate.json_numbers"}
-    allowed |= {"rollout.engine", "describe", "errors"}
+    allowed |= {"rollout.engine", "describe", "errors", "row_keys"}
     assert seen == {f"verl_multiturn.{name}" for name in allowed}
 
 

@@ -14,6 +14,7 @@ from verl_multiturn.certificate.conversations import gaps, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.row_keys import RowKey
 
 WHERE = [0, "undelivered", 0, 1, "not_selected", 2]
 
@@ -26,9 +27,13 @@ def generation(number: int) -> Receipt:
 GENERATIONS = [generation(number) for number in range(len(WHERE))]
 
 
-def rows_of(uid: str = "u", session_id: int = 0, **changes: Any) -> dict[str, Receipts]:
+def rows_of(uid: str = "u", session_id: int = 0, **changes: Any) -> dict[RowKey, Receipts]:
     made = Receipts.of_rows("r1", GENERATIONS, WHERE, uid, session_id, **changes)
-    return {f"{uid}_{session_id}_{row.row}": row for row in made}
+    return {RowKey(uid, str(session_id), str(row.row)): row for row in made}
+
+
+def keys(*names: str) -> list[RowKey]:
+    return [RowKey.parse(name) for name in names]
 
 
 def test_each_row_gets_its_generations_and_all_know_the_places() -> None:
@@ -41,7 +46,7 @@ def test_each_row_gets_its_generations_and_all_know_the_places() -> None:
 
 
 def test_the_places_survive_bytes_and_json() -> None:
-    row = rows_of()["u_0_1"]
+    row = rows_of()[RowKey("u", "0", "1")]
     for copy in (Receipts.from_bytes(row.to_bytes()), Receipts.from_json(json.loads(json.dumps(row.to_json())))):
         assert (copy.row, copy.ledger, copy.to_json()) == (1, row.ledger, row.to_json())
     older = row.to_json()
@@ -52,9 +57,9 @@ def test_the_places_survive_bytes_and_json() -> None:
 
 def test_a_conversation_without_a_generation_has_one_row() -> None:
     (row,) = Receipts.of_rows("r1", [], [], invalid=True)
-    assert (row.generations, row.row, unjoined({"u_0_0": row})) == ([], 0, [])
+    assert (row.generations, row.row, unjoined({RowKey("u", "0", "0"): row})) == ([], 0, [])
     (row,) = Receipts.of_rows("r1", GENERATIONS[:1], ["dropped_row"], invalid=True)
-    assert (row.generations, unjoined({"u_0_0": row})) == ([], [])
+    assert (row.generations, unjoined({RowKey("u", "0", "0"): row})) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -72,29 +77,31 @@ def test_places_that_cannot_be(where: list[int | str], what: str) -> None:
 
 
 def test_rows_are_counted_from_0_without_a_gap() -> None:
-    assert gaps(["u_0_1", "u_0_0", "v_b_2_0", "u_0_2"]) == []
-    (violation,) = gaps(["u_0_0", "u_0_2", "u_1_0"])
+    assert gaps(keys("u_0_1", "u_0_0", "v_b_2_0", "u_0_2")) == []
+    (violation,) = gaps(keys("u_0_0", "u_0_2", "u_1_0"))
     assert str(violation) == "request of conversation u_0: the batch has its rows [0, 2], expected [0, 1]"
-    assert len(gaps(["u_0_1", "u_1_x", "u_2_0"])) == 2
+    assert len(gaps(keys("u_0_1", "u_1_x", "u_2_0"))) == 2
 
 
 def test_rows_of_a_conversation_share_a_request() -> None:
-    assert shared({"u_0_0": "r1", "u_0_1": "r1", "u_1_0": "r2"}) == []
-    (violation,) = shared({"u_0_0": "r1", "u_0_1": "r1", "v_0_1": "r1"})
+    first, second = keys("u_0_0", "u_0_1")
+    assert shared({first: "r1", second: "r1", RowKey("u", "1", "0"): "r2"}) == []
+    (violation,) = shared({first: "r1", second: "r1", RowKey("v", "0", "1"): "r1"})
     assert str(violation) == "request r1: it is in the batch as 'u_0_0' and as 'v_0_1'"
 
 
-def without(rows: dict[str, Receipts], key: str) -> None:
-    del rows[key]
+def without(rows: dict[RowKey, Receipts], name: str) -> None:
+    del rows[RowKey.parse(name)]
 
 
-def change(rows: dict[str, Receipts], key: str, **changes: Any) -> None:
+def change(rows: dict[RowKey, Receipts], name: str, **changes: Any) -> None:
+    key = RowKey.parse(name)
     rows[key] = replace(rows[key], **changes)
 
 
-def relist(rows: dict[str, Receipts], number: int, where: int | str) -> None:
+def relist(rows: dict[RowKey, Receipts], number: int, where: int | str) -> None:
     """List a generation with another place, in all rows of the first conversation."""
-    for key, row in [(key, row) for key, row in rows.items() if key.startswith("u_0_")]:
+    for key, row in [(key, row) for key, row in rows.items() if key.conversation == "u_0"]:
         places = row.ledger
         places[number] = Place(places[number].digest, where)
         rows[key] = replace(row, places=places)
@@ -117,7 +124,7 @@ def relist(rows: dict[str, Receipts], number: int, where: int | str) -> None:
         (lambda rows: relist(rows, 1, 1), "row 1 lacks 1 of the 2 generations that are listed with it"),
     ],
 )
-def test_what_does_not_join(fault: Callable[[dict[str, Receipts]], None], what: str) -> None:
+def test_what_does_not_join(fault: Callable[[dict[RowKey, Receipts]], None], what: str) -> None:
     rows = {**rows_of(), **rows_of(session_id=1)}
     fault(rows)
     (violation,) = unjoined(rows)

@@ -27,6 +27,7 @@ from verl_multiturn.rollout.outcome import ConversationRow, SessionReport
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rollout.turn_rewards import tool_scores
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
@@ -340,11 +341,27 @@ def test_every_key_is_documented() -> None:
         assert named in documented, key
 
 
+def keyed(stats: dict[str, Stats]) -> dict[RowKey, Stats]:
+    return {RowKey.parse(name): own for name, own in stats.items()}
+
+
+@pytest.mark.parametrize("name", ["u_1_0", "a_b_1_12", "u", "u_1", "u_1_x", ""])
+def test_a_rows_name_is_taken_apart_and_given_back(name: str) -> None:
+    assert str(RowKey.parse(name)) == name
+
+
+def test_the_parts_of_a_rows_name() -> None:
+    key = RowKey.parse("a-b_c_3_12")
+    assert (key.uid, key.session, key.number, key.conversation) == ("a-b_c", "3", 12, "a-b_c_3")
+    assert RowKey.parse("a-b") == ("a-b", "", "")  # a prompt
+    assert [RowKey.parse(name).number for name in ("u", "u_0_x", "u_0_-1")] == [-1, -1, -1]
+
+
 def test_rows_of_a_conversation_count_once() -> None:
     stats = {**stats_of(outcome(turns=2)), "conversation": {"rows": 2, "row": 0}, "score": None, "turns": [{"turn": 0}]}
     last = {**stats, "conversation": {"rows": 2, "row": 1}, "score": 1.0, "turns": [{"turn": 1}]}
     alone = {**stats, "conversation": {"rows": 1, "row": 0}, "score": 0.0}
-    found = conversations({"u_0_1": last, "u_0_0": stats, "u_1_0": alone})
+    found = conversations(keyed({"u_0_1": last, "u_0_0": stats, "u_1_0": alone}))
     found.sort(key=lambda each: each["score"])
     assert [(each["score"], each["turns"], each["group"]) for each in found] == [
         (0.0, [{"turn": 0}], "u"),
@@ -352,7 +369,7 @@ def test_rows_of_a_conversation_count_once() -> None:
     ]
     metrics = aggregate(found)
     assert (metrics["trajectories"], metrics["rows/mean"], metrics["rows/max"]) == (2, 1.5, 2)
-    assert "rows/mean" not in aggregate(conversations({"u_1_0": alone}))
+    assert "rows/mean" not in aggregate(conversations(keyed({"u_1_0": alone})))
 
 
 def test_sessions_of_agents() -> None:
@@ -367,7 +384,7 @@ def test_sessions_of_agents() -> None:
     del stats["u_0_0"]["session"]
     stats["u_0_1"] = {**stats_of(made), "conversation": {"rows": 2, "row": 1}}
     stats["u_1_0"] = {**stats_of(other), "conversation": {"rows": 1, "row": 0}}
-    found = aggregate(conversations(stats))
+    found = aggregate(conversations(keyed(stats)))
     assert {key: value for key, value in found.items() if key.startswith("proxy/")} == {
         "proxy/roots/mean": 1.5,
         "proxy/roots/max": 2,
@@ -399,7 +416,7 @@ def test_an_interaction_and_what_its_groups_begin_with() -> None:
     other = outcome(interaction_s=4.0, opening="Go south?", stop=StopReason.ENVIRONMENT_ERROR)
     stats = {f"{uid}_0_0": {**stats_of(having), "turns": [{"state": "s"}, {"state": "s"}]} for uid in "uv"}
     stats |= {"v_1_0": {**stats_of(other), "turns": []}}
-    found = aggregate(conversations(stats))
+    found = aggregate(conversations(keyed(stats)))
     assert {key: value for key, value in found.items() if key.startswith("interaction/")} == {
         "interaction/replies/mean": 4 / 3,
         "interaction/replies/max": 2,

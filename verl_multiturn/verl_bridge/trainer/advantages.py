@@ -3,7 +3,7 @@
 `rewards/advantages.py` has the mathematics. verl gives a registered estimator rewards, masks and uids alone, so a hook
 says before which conversation and which turns the rows are of:
 
-    known_rows(batch)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
+    known_rows(rows)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
 
 Invariants:
 - what verl's rewards have between the first token of a turn and that of the next one in the row belongs to the turn,
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from verl_multiturn.certificate.conversations import conversation_of
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.advantages import (
@@ -41,8 +40,9 @@ from verl_multiturn.rewards.advantages import (
     of_turns,
 )
 from verl_multiturn.rollout.turn import Turn
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.names import ESTIMATORS
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 _REST = sys.maxsize
 """The end of the last turn of a row, whose length is not known yet."""
@@ -71,33 +71,28 @@ _KNOWN: ContextVar[_Known | None] = ContextVar("known_rows", default=None)
 
 
 @contextmanager
-def known_rows(batch: Any, settings: MultiTurnSettings) -> Iterator[None]:
+def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
     """Let our estimators know the rows of a batch, while the context lasts.
 
     Args:
-        batch: verl's batch, in the order in which verl will hand it to the estimator.
+        rows: those of verl's batch, in the order in which verl will hand it to the estimator.
         settings: our settings.
     """
-    stats = fetch_stats(batch)
-    rows = [
-        None if tag.get("is_padding", False) else _known_row(key, stats.get(key, {}))
-        for key, tag in zip(batch.keys, batch.tags, strict=True)
-    ]
-    token = _KNOWN.set(_Known(rows, settings))
+    known = [None if key in rows.padding else _known_row(key, rows.stats.get(key, {})) for key in rows.keys]
+    token = _KNOWN.set(_Known(known, settings))
     try:
         yield
     finally:
         _KNOWN.reset(token)
 
 
-def _known_row(key: str, stats: dict[str, Any]) -> _KnownRow:
-    conversation, _, index = key.rpartition("_")
-    turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(int(index))]
+def _known_row(key: RowKey, stats: dict[str, Any]) -> _KnownRow:
+    turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(key.number)]
     turns[0].start = 0
     for turn, following in pairwise(turns):
         turn.end = following.start
     turns[-1].end = _REST
-    row = _KnownRow(conversation_of(conversation), conversation, stats.get("valid", True), turns)
+    row = _KnownRow(key.uid, key.conversation, stats.get("valid", True), turns)
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 

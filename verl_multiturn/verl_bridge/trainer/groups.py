@@ -11,7 +11,6 @@ Our own estimators (`advantages.py`) leave invalid conversations out themselves.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +22,12 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.settings import estimator_of
 from verl_multiturn.verl_bridge.trainer.advantages import known_rows
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, get_columns, put_columns, put_zeros, trained_rows
+from verl_multiturn.verl_bridge.trainer.batch import Keys, get_columns, put_columns, put_zeros, trained_rows
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 Compute = Callable[[Any, dict[str, Any]], Any]
 
@@ -40,60 +41,65 @@ _OF_A_GROUP = {
 
 
 def compute_advantages(
-    batch: Any, metrics: dict[str, Any], verls: Compute, config: DictConfig, settings: MultiTurnSettings
+    batch: Any,
+    rows: BatchRows,
+    metrics: dict[str, Any],
+    verls: Compute,
+    config: DictConfig,
+    settings: MultiTurnSettings,
 ) -> Any:
     """Compute the advantages of a batch whose masks and scores are final, and return the batch.
 
     Args:
         batch: verl's batch.
+        rows: its rows.
         metrics: metrics of the step, which `verls` fills.
         verls: verl's method that computes advantages.
         config: verl's whole configuration.
         settings: our settings.
     """
-    if not any(trained_rows(batch)):
-        _put_zeros(batch.keys, batch.partition_id)
+    if not any(trained_rows(rows.keys, rows.partition_id)):
+        _put_zeros(rows.keys, rows.partition_id)
         return batch
     if estimator_of(config) in ESTIMATORS:
-        with known_rows(batch, settings):
+        with known_rows(rows, settings):
             return verls(batch, metrics)
     batch = verls(batch, metrics)
-    leave_out_invalid(batch, config)
+    leave_out_invalid(rows, config)
     return batch
 
 
-def leave_out_invalid(batch: Any, config: DictConfig) -> None:
+def leave_out_invalid(rows: BatchRows, config: DictConfig) -> None:
     """Compute the advantages of a batch in TransferQueue again, without its invalid rows; without any, do nothing.
 
     Args:
-        batch: verl's batch, whose columns `advantages` and `returns` verl has computed.
+        rows: those of verl's batch, whose columns `advantages` and `returns` verl has computed.
         config: verl's whole configuration.
     """
     estimator = estimator_of(config)
     if estimator in _OF_A_ROW:
         return
-    left_out = {key for key, stats in fetch_stats(batch).items() if not stats["valid"]}
+    left_out = {key for key, stats in rows.stats.items() if not stats["valid"]}
     if estimator in _OF_A_GROUP and config.actor_rollout_ref.rollout.n > 1:
-        left_out |= _single(batch, left_out)
+        left_out |= _single(rows, left_out)
     if not left_out:
         return
-    _put_zeros([key for key in batch.keys if key in left_out], batch.partition_id)
-    if kept := [key for key in batch.keys if key not in left_out]:
-        _put_advantages(kept, batch.partition_id, estimator, config)
+    _put_zeros([key for key in rows.keys if key in left_out], rows.partition_id)
+    if kept := [key for key in rows.keys if key not in left_out]:
+        _put_advantages(kept, rows.partition_id, estimator, config)
 
 
-def _single(batch: Any, left_out: set[str]) -> set[str]:
+def _single(rows: BatchRows, left_out: set[RowKey]) -> set[RowKey]:
     """Return the keys of rows whose conversation is the only valid one of its group."""
-    conversations: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        if key not in left_out and not tag.get("is_padding", False):
-            uid, session, _ = key.rsplit("_", 2)
-            conversations[uid][session].append(key)
-    single = [rows for group in conversations.values() if len(group) == 1 for rows in group.values()]
-    return {key for rows in single for key in rows}
+    single: set[RowKey] = set()
+    for group in rows.groups.values():
+        valid = [own for keys in group.values() if (own := [key for key in keys if key not in left_out])]
+        if len(valid) == 1:
+            single.update(valid[0])
+    return single
 
 
-def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, config: DictConfig) -> None:
+def _put_advantages(keys: Sequence[RowKey], partition_id: str, estimator: str, config: DictConfig) -> None:
     """Compute and write the advantages of these rows, as verl does for a whole batch."""
     # `response_mask` is already what rejection sampling left; `token_level_rewards` exists only with a KL penalty.
     fields = ["uid", "response_mask", "rm_scores"]
@@ -110,7 +116,7 @@ def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, conf
         data.batch["token_level_rewards"] = data.batch["rm_scores"]
     data = compute_advantage_for_multi_trajectories(
         data,
-        batch_keys=list(keys),
+        batch_keys=[str(key) for key in keys],
         adv_estimator=estimator,
         gamma=config.algorithm.gamma,
         lam=config.algorithm.lam,
@@ -122,5 +128,5 @@ def _put_advantages(keys: Sequence[str], partition_id: str, estimator: str, conf
     put_columns(keys, partition_id, **columns)
 
 
-def _put_zeros(keys: Sequence[str], partition_id: str) -> None:
+def _put_zeros(keys: Keys, partition_id: str) -> None:
     put_zeros(keys, partition_id, ["advantages", "returns"], torch.float32)

@@ -19,12 +19,12 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import TRAINED
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +44,17 @@ class History:
         """Rows of the last step that verl added to fill the batch."""
         self._saved = 0
 
-    def train(self, step: int, batch: Any) -> None:
+    def train(self, step: int, rows: BatchRows) -> None:
         """Note a step that has trained.
 
         Args:
             step: the step.
-            batch: verl's batch, with the rows of all the step's updates.
+            rows: those of all the step's updates.
         """
-        uids: dict[bool, dict[str, None]] = {False: {}, True: {}}
-        for key, tag in zip(batch.keys, batch.tags, strict=True):
-            uids[tag.get("is_padding", False)][key.split("_")[0]] = None
         if not self._saves:
             self._trained = {}
-        self._trained[step], self._padding = list(uids[False]), list(uids[True])
+        self._trained[step] = list(rows.groups)
+        self._padding = list(dict.fromkeys(key.uid for key in rows.padding))
 
     def save(self, step: int, folder: Path, evicted: Sequence[str]) -> None:
         """Write the file of a step's checkpoint, before verl writes its own.

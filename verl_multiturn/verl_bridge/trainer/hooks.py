@@ -18,6 +18,8 @@ For each sampled batch, before verl updates critic and actor with it:
     updates         as many as prompts ask for; those without a trained token   updates.py
                     are skipped
 
+All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
+
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
@@ -38,15 +40,15 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
-from verl_multiturn.launch.checkpoints import begin_checkpoint, checkpoint_folder, mend_tracker
+from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.names import ROLLOUT
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, settings_of
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
-from verl_multiturn.verl_bridge.trainer.ending import save_last
+from verl_multiturn.verl_bridge.trainer.batch_rows import StepRows
+from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
@@ -70,7 +72,6 @@ from verl_multiturn.verl_bridge.trainer.servers import ANSWER_S, Listing, Server
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import (
     TrainedUpdates,
-    count_prompts,
     mini_batches,
     rows_multiple,
     updates_of,
@@ -111,6 +112,7 @@ class MultiTurnHooks:
         settings = settings_of(config.actor_rollout_ref.rollout)
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
+        self._rows = StepRows()
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
@@ -251,35 +253,38 @@ class MultiTurnHooks:
         buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
         parts: list[Any] = [self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
         counted = [part for part in parts if part is not None]
-        for each in counted:
+        for each in [self._rows, *counted]:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        rows = self._rows.of(batch)
         if self._history is not None:
-            self._history.train(self.global_steps, batch)
+            self._history.train(self.global_steps, rows)
             if not self._saves:
                 self._take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
             metrics.update(each.metrics())
-        metrics.update(prefixed(PREFIX, conversations(fetch_stats(batch))))
+        metrics.update(prefixed(PREFIX, conversations(rows.stats)))
         if self._over_samples:
             metrics.update(cut_metrics(self.agent_loop_manager))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls = super()._compute_advantage  # type: ignore[misc]
-        self._otc.scale(batch)
+        rows = self._rows.of(batch)
+        self._otc.scale(rows)
         if self._masks_void_rows:
-            mask_void_rows(batch)
+            mask_void_rows(rows)
         if self._ages is not None:
-            self._ages.look(batch, self.global_steps)
-        batch = compute_advantages(batch, metrics, verls, self.config, self._settings)
+            self._ages.look(rows, self.global_steps)
+        batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)
+        rows = self._rows.of(batch)  # of what the update gets
         if self._settings.context.weight == "conversation":
-            weigh_conversations(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
-        self._verifier.verify(batch, self.global_steps, self.local_trigger_step)
+            weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
+        self._verifier.verify(rows, self.global_steps, self.local_trigger_step)
         return batch
 
     def _balance_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
-        self._prompts = count_prompts(batch)
+        self._prompts = len(self._rows.of(batch).groups)
         return super()._balance_batch(batch, *arguments, **named)  # type: ignore[misc]
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:

@@ -11,12 +11,12 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 from verl_multiturn.config import OtcSettings
 from verl_multiturn.observe.metrics import executed_calls, is_correct
 from verl_multiturn.rewards.otc import r_tools
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, get_columns, nested, put_columns
+from verl_multiturn.verl_bridge.trainer.batch import get_columns, nested, put_columns
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
 
@@ -38,19 +38,19 @@ class OtcScores:
         """Return the step's metric; nothing for a step without a scaled score."""
         return {f"{PREFIX}otc/r_tool/mean": sum(self._r_tools) / len(self._r_tools)} if self._r_tools else {}
 
-    def scale(self, batch: Any) -> None:
+    def scale(self, rows: BatchRows) -> None:
         """Scale the scores of a batch's correct answers (column `rm_scores`); with the form `none` do nothing.
 
         Args:
-            batch: verl's batch.
+            rows: those of verl's batch.
         """
         settings = self._settings
         if settings.form == "none":
             return
-        correct = {key: stats for key, stats in fetch_stats(batch).items() if is_correct(stats)}
+        correct = {key: stats for key, stats in rows.stats.items() if is_correct(stats)}
         if not correct:
             return
-        keys, where = list(correct), batch.partition_id
+        keys, where = list(correct), rows.partition_id
         data = get_columns(keys, where, ["uid", "rm_scores"])
         groups: dict[str, list[int]] = defaultdict(list)
         for i, uid in enumerate(data.get("uid").tolist()):

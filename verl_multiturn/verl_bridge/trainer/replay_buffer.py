@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 
@@ -123,7 +124,7 @@ class Waking:
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
         if self._waited and partition_id == TRAIN:
-            self._woken.append((time.time(), {key.split("_")[0] for key in sampled[0].keys}))
+            self._woken.append((time.time(), {RowKey.parse(name).uid for name in sampled[0].keys}))
         return sampled
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -195,8 +196,8 @@ class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
     def _deadlines(self, partition_id: str, bound: Bound) -> dict[str, int]:
         """Return the deadline of every group; that of a finished one follows from its oldest token."""
         oldest: dict[str, list[int | None]] = {}
-        for key, tag in self.partitions[partition_id].items():
-            oldest.setdefault(key.split("_")[0], []).append(tag.get("min_global_steps"))
+        for name, tag in self.partitions[partition_id].items():
+            oldest.setdefault(RowKey.parse(name).uid, []).append(tag.get("min_global_steps"))
         deadlines = {}
         for uid, dispatched in self.prompt_global_steps[partition_id].items():
             found = oldest.get(uid, []) if uid in self.finished_keys[partition_id] else []

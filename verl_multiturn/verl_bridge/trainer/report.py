@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from verl_multiturn.observe.metrics import Stats, aggregate, conversations
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def observe_samples(replay_buffer: Any, stats: list[Stats]) -> Iterator[None]:
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         sampled = sample(*args, **kwargs)
-        stats.extend(conversations(fetch_stats(sampled[0])))
+        stats.extend(conversations(BatchRows(sampled[0]).stats))
         return sampled
 
     replay_buffer.sample = observed

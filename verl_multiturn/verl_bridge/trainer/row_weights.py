@@ -16,34 +16,33 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
-from verl_multiturn.certificate.conversations import conversation_of
 from verl_multiturn.verl_bridge.trainer.batch import get_columns, nested, put_columns
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 
-def weigh_conversations(batch: Any, loss_agg_mode: str) -> None:
+def weigh_conversations(rows: BatchRows, loss_agg_mode: str) -> None:
     """Multiply the advantages of a batch's rows (column `advantages`) by the factors of their conversations.
 
     Args:
-        batch: verl's batch, with its advantages.
+        rows: those of verl's batch, with its advantages.
         loss_agg_mode: verl's setting of the actor.
     """
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    keys = rows.real
     if not keys:
         return
-    data = get_columns(keys, batch.partition_id, ["response_mask", "advantages"])
+    data = get_columns(keys, rows.partition_id, ["response_mask", "advantages"])
     counts = [int(mask.sum()) for mask in data["response_mask"].unbind()]
     weights = [min(count, 1) if loss_agg_mode == "seq-mean-token-mean" else count for count in counts]
     sums: dict[str, int] = defaultdict(int)
     for key, weight in zip(keys, weights, strict=True):
-        sums[conversation_of(key)] += weight
+        sums[key.conversation] += weight
     trained = [total for total in sums.values() if total]
     if not trained:
         return
     mean = sum(trained) / len(trained)
-    rows = [
-        row * (mean / (sums[conversation_of(key)] or mean))
+    weighed = [
+        row * (mean / (sums[key.conversation] or mean))
         for key, row in zip(keys, data["advantages"].unbind(), strict=True)
     ]
-    put_columns(keys, batch.partition_id, advantages=nested(rows))
+    put_columns(keys, rows.partition_id, advantages=nested(weighed))

@@ -16,7 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from verl_multiturn.rollout.staleness import Bound, too_old
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.trainer.batch import get_columns, get_rows, nested, put_columns
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
 
 VERSIONS = "rollout_versions"
@@ -51,21 +53,19 @@ class TokenAges:
             found[f"{ASYNC_PREFIX}masked_share"] = self._masked / max(1, self._tokens)
         return found
 
-    def look(self, batch: Any, step: int) -> None:
+    def look(self, rows: BatchRows, step: int) -> None:
         """Measure the ages of a batch's tokens, and set the masks of tokens beyond the bound to 0.
 
         Args:
-            batch: verl's batch.
+            rows: those of verl's batch.
             step: the training step.
         """
-        kept = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        keys = [batch.keys[i] for i in kept]
+        keys = rows.real
         if not keys:
             return
-        masks = get_rows(keys, batch.partition_id, "response_mask")
-        changed: dict[str, torch.Tensor] = {}
-        versions = _versions(keys, [batch.tags[i] for i in kept], batch.partition_id, masks)
-        for key, mask, row in zip(keys, masks, versions, strict=True):
+        masks = get_rows(keys, rows.partition_id, "response_mask")
+        changed: dict[RowKey, torch.Tensor] = {}
+        for key, mask, row in zip(keys, masks, _versions(rows, masks), strict=True):
             trained = mask.numpy() != 0
             self._tokens += int(trained.sum())
             if self._bound is not None:
@@ -77,23 +77,21 @@ class TokenAges:
             self._ages.append((step - 1 - row[trained & (row >= 0)]).astype(int))
         if changed:
             column = nested(list(changed.values()))
-            put_columns(list(changed), batch.partition_id, response_mask=column, loss_mask=column)
+            put_columns(list(changed), rows.partition_id, response_mask=column, loss_mask=column)
 
 
-def _versions(
-    keys: list[str], tags: list[dict[str, Any]], partition_id: str, masks: list[torch.Tensor]
-) -> list[NDArray[Any]]:
-    """Return the version of each response token of each row.
+def _versions(rows: BatchRows, masks: list[torch.Tensor]) -> list[NDArray[Any]]:
+    """Return the version of each response token of each row that is not padding; `masks` are those of these rows.
 
     A row of another agent loop has no column of versions; all its tokens then have the oldest version that its tag
     names.
     """
-    column = get_columns(keys, partition_id, [VERSIONS]).get(VERSIONS, None)
+    column = get_columns(rows.real, rows.partition_id, [VERSIONS]).get(VERSIONS, None)
     if column is not None:
         return [row.numpy() for row in column.unbind()]
-    rows = []
-    for key, tag, mask in zip(keys, tags, masks, strict=True):  # one of them lacks the column
-        own = get_columns([key], partition_id, [VERSIONS]).get(VERSIONS, None)
-        oldest = tag.get("min_global_steps")
-        rows.append(np.full(len(mask), -1 if oldest is None else oldest) if own is None else own.unbind()[0].numpy())
-    return rows
+    found = []
+    for key, mask in zip(rows.real, masks, strict=True):  # one of them lacks the column
+        own = get_columns([key], rows.partition_id, [VERSIONS]).get(VERSIONS, None)
+        oldest = rows.tags[key].get("min_global_steps")
+        found.append(np.full(len(mask), -1 if oldest is None else oldest) if own is None else own.unbind()[0].numpy())
+    return found

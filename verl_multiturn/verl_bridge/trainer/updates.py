@@ -21,7 +21,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_multiturn.certificate.conversations import conversation_of
 from verl_multiturn.verl_bridge.trainer.batch import trained_rows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
@@ -64,7 +63,7 @@ class TrainedUpdates:
             workers: its worker group.
             mesh: name of the worker group's device mesh, by which verl dispatches the batch.
         """
-        trained = trained_rows(batch)
+        trained = trained_rows(batch.keys, batch.partition_id)
         size = settings.ppo_mini_batch_size * self._group_size
         kept = rows_to_train(trained, size, _data_parallel_size(workers, mesh), bool(settings.shuffle))
         skipped = (len(trained) - len(kept)) // size * settings.ppo_epochs
@@ -77,12 +76,6 @@ class TrainedUpdates:
             part.extra_info.update(batch.extra_info)
             update(part, metrics)
         return batch
-
-
-def count_prompts(batch: Any) -> int:
-    """Count the prompts of a batch whose rows are not padding."""
-    kept = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    return len({conversation_of(conversation_of(key)) for key in kept})
 
 
 def updates_of(prompts: int, config: DictConfig) -> int:

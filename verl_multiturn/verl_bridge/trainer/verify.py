@@ -16,13 +16,15 @@ import torch
 from omegaconf import DictConfig
 
 from verl_multiturn.certificate.check import Row, Violation, verify
-from verl_multiturn.certificate.conversations import conversation_of, gaps, repeated, shared, unjoined
+from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.staleness import Bound
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.loops.certified_output import STATS
 from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch import get_columns
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 PREFIX = "rollout/certificate/"
 _VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
@@ -77,11 +79,11 @@ class BatchVerifier:
         """Return the metrics of the step's batches so far."""
         return {PREFIX + name: value for name, value in self._tally.items()}
 
-    def verify(self, batch: Any, step: int, update: int) -> None:
+    def verify(self, rows: BatchRows, step: int, update: int) -> None:
         """Verify the configured share of a batch's conversations, each with all its rows.
 
         Args:
-            batch: verl's batch, with its advantages.
+            rows: those of verl's batch, with its advantages.
             step: training step; it is told, and with `update` the seed of the draw.
             update: number of the batch within the step.
 
@@ -90,21 +92,20 @@ class BatchVerifier:
         """
         started = time.perf_counter()
         try:
-            self._verify(batch, step, update)
+            self._verify(rows, step, update)
         finally:
             self._tally["seconds"] += time.perf_counter() - started
 
-    def _verify(self, batch: Any, step: int, update: int) -> None:
-        chosen = _draw(batch.keys, self._share, f"{step} {update}")
+    def _verify(self, rows: BatchRows, step: int, update: int) -> None:
+        chosen = _draw(rows.keys, self._share, f"{step} {update}")
         if not chosen:
             return
         # TransferQueue would return one row for two rows with the same name.
-        found = repeated(batch.keys) or gaps(batch.keys)
+        found = repeated(rows.keys) or gaps(rows.keys)
         if not found:
-            keys = [batch.keys[i] for i in chosen]
-            receipts: dict[str, Receipts] = {}
-            for i, fields in zip(chosen, fetch(keys, batch.partition_id, self._loss_inputs), strict=True):
-                found += self._verify_row(batch.keys[i], batch.tags[i], fields, receipts, step)
+            receipts: dict[RowKey, Receipts] = {}
+            for key, fields in zip(chosen, fetch(chosen, rows.partition_id, self._loss_inputs), strict=True):
+                found += self._verify_row(rows, key, fields, receipts, step)
             found += shared({key: each.request_id for key, each in receipts.items()})
             found += [] if found else unjoined(receipts)  # a row whose receipts cannot be read joins no others
         self._tally["violations"] += len(found)
@@ -117,11 +118,11 @@ class BatchVerifier:
             )
 
     def _verify_row(
-        self, key: str, tag: dict[str, Any], fields: dict[str, Any], known: dict[str, Receipts], step: int
+        self, rows: BatchRows, key: RowKey, fields: dict[str, Any], known: dict[RowKey, Receipts], step: int
     ) -> list[Violation]:
         """Verify one row, and enter its receipts into `known`."""
         receipts = Receipts("", [])
-        if not tag.get("is_padding", False):
+        if key not in rows.padding:
             if not (self._only_ours or _is_ours(fields)):
                 self._tally["unverified"] += 1
                 return []
@@ -135,22 +136,22 @@ class BatchVerifier:
             self._tally["unsampled"] += not any(g.is_generation for g in receipts.generations)
         self._tally["rows"] += 1
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
-        row = _row(key, tag, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
+        row = _row(rows, key, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
         filtered = receipts.invalid or (receipts.void and self._masks_void_rows)
         oldest = None if self._max_staleness is None else step - 1 - self._max_staleness
         return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered, oldest)
 
 
-def _draw(keys: Sequence[str], share: float, seed: str) -> list[int]:
-    """Return the indices of all rows of a share of the conversations, rounded up."""
+def _draw(keys: Sequence[RowKey], share: float, seed: str) -> list[RowKey]:
+    """Return all rows of a share of the conversations, rounded up."""
     if share >= 1:
-        return list(range(len(keys)))
-    names = list(dict.fromkeys(conversation_of(key) for key in keys))
+        return list(keys)
+    names = list(dict.fromkeys(key.conversation for key in keys))
     drawn = set(random.Random(seed).sample(names, math.ceil(share * len(names))))
-    return [i for i, key in enumerate(keys) if conversation_of(key) in drawn]
+    return [key for key in keys if key.conversation in drawn]
 
 
-def fetch(keys: Sequence[str], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:
+def fetch(keys: Sequence[RowKey], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:
     """Return the batch columns of each row, tensors as numpy arrays; a column that a row lacks is left out.
 
     Args:
@@ -185,7 +186,7 @@ def _is_ours(row: dict[str, Any]) -> bool:
     return _VERSIONS in row or _RECEIPTS in row or STATS in (row.get("metrics") or {})
 
 
-def _fetch(keys: Sequence[str], partition_id: str, names: list[str]) -> list[dict[str, Any]]:
+def _fetch(keys: Sequence[RowKey], partition_id: str, names: list[str]) -> list[dict[str, Any]]:
     data = get_columns(keys, partition_id, names)
     columns: dict[str, list[Any]] = {}
     for name in data.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows
@@ -203,7 +204,7 @@ def _arrays(column: Any) -> list[Any]:
     return [row.numpy() for row in column.unbind()]
 
 
-def _row(key: str, tag: dict[str, Any], fields: dict[str, Any], loss_inputs: dict[str, Any]) -> Row:
+def _row(rows: BatchRows, key: RowKey, fields: dict[str, Any], loss_inputs: dict[str, Any]) -> Row:
     return Row(
         prompt_ids=fields["prompts"],
         response_ids=fields["responses"],
@@ -214,9 +215,9 @@ def _row(key: str, tag: dict[str, Any], fields: dict[str, Any], loss_inputs: dic
         loss_inputs=loss_inputs,
         input_ids=fields["input_ids"],
         position_ids=fields["position_ids"],
-        min_version=tag["min_global_steps"],
-        max_version=tag["max_global_steps"],
+        min_version=rows.tags[key]["min_global_steps"],
+        max_version=rows.tags[key]["max_global_steps"],
         uid=str(fields["uid"]),
-        key=key,
-        padding=bool(tag.get("is_padding", False)),
+        key=str(key),
+        padding=key in rows.padding,
     )

@@ -7,13 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from verl_multiturn.verl_bridge.trainer.batch import put_zeros
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats, put_zeros
 
-
-def mask_void_rows(batch: Any) -> None:
+def mask_void_rows(rows: BatchRows) -> None:
     """Set the masks of a batch's rows with void turns to 0 (columns `response_mask` and `loss_mask`)."""
-    void = [key for key, stats in fetch_stats(batch).items() if stats.get("void")]
+    void = [key for key, stats in rows.stats.items() if stats.get("void")]
     if void:
-        put_zeros(void, batch.partition_id, ["response_mask", "loss_mask"])
+        put_zeros(void, rows.partition_id, ["response_mask", "loss_mask"])

@@ -1,15 +1,28 @@
-"""The end of a run that cannot go on although its weights are whole: they are saved first."""
+"""Checkpoints as the trainer writes them: the beginning of each, and the last one of a run that cannot go on.
+
+What a start reads of them is in `launch/checkpoints.py`.
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import describe
-from verl_multiturn.launch.checkpoints import TRACKER, checkpoint_folder
+from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder
 from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
 
 _VALIDATION = "val"
+
+
+def begin_checkpoint(folder: Path) -> None:
+    """Make the folder of a checkpoint. One that is written over counts as incomplete until it is whole again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (TRAINED, POSITION):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / QUEUE).exists():
+        shutil.rmtree(folder / QUEUE)
 
 
 def save_last(trainer: Any, step: int | None) -> str:

@@ -1,0 +1,84 @@
+"""`BatchRows`: the rows of a batch of verl's trainers, as all our hooks of a step get them.
+
+verl names a row by a text and marks its padding in the row's tag. The names are taken apart here, and the marks are
+read here, once. What our agent loop says of the rows is fetched when a hook first asks for it.
+
+Most stages of verl return a new batch object with the same keys, and the batch of a whole step joins those of its
+updates. So `StepRows` gives the `BatchRows` that it has as long as keys and tags are the same, and the statistics of a
+row are fetched once in a step.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+
+
+class BatchRows:
+    """The rows of a batch, in its order. The batch itself is not kept, since verl reorders and replaces it.
+
+    Args:
+        batch: verl's batch: `keys`, `tags` and `partition_id`.
+        fetched: statistics that are known already, by key, with None for a row that has none; those of this batch are
+            added.
+    """
+
+    def __init__(self, batch: Any, fetched: dict[RowKey, Stats | None] | None = None) -> None:
+        self.partition_id: str = batch.partition_id
+        self.keys = [RowKey.parse(name) for name in batch.keys]
+        tags: list[dict[str, Any]] = list(batch.tags)
+        self.tags = dict(zip(self.keys, tags, strict=True))
+        """verl's tag of each row."""
+        self.padding = dict.fromkeys(key for key, tag in self.tags.items() if tag.get("is_padding", False))
+        """Rows that verl added to fill the batch; a dictionary, for their order."""
+        self.real = [key for key in self.keys if key not in self.padding]
+        """The other rows, in the batch's order."""
+        self._fetched = {} if fetched is None else fetched
+        self._made_of = list(batch.keys), tags
+
+    def are_of(self, batch: Any) -> bool:
+        """Tell whether a batch has these rows, in this order and with these tags."""
+        return self._made_of == (batch.keys, batch.tags)
+
+    @cached_property
+    def stats(self) -> dict[RowKey, Stats]:
+        """What our agent loop said of each row. Padding, and rows of other agent loops, have no entry.
+
+        A row of an invalid conversation is invalid, too, whatever it says itself.
+        """
+        missing = [key for key in self.real if key not in self._fetched]
+        if missing:
+            self._fetched.update(fetch_stats(missing, self.partition_id))
+        stats = {key: own for key in self.real if (own := self._fetched[key]) is not None}
+        broken = {key.conversation for key, own in stats.items() if not own["valid"]}
+        return {key: {**own, "valid": key.conversation not in broken} for key, own in stats.items()}
+
+    @cached_property
+    def groups(self) -> dict[str, dict[str, list[RowKey]]]:
+        """The rows without padding: uid → name of the conversation → keys."""
+        groups: dict[str, dict[str, list[RowKey]]] = {}
+        for key in self.real:
+            groups.setdefault(key.uid, {}).setdefault(key.conversation, []).append(key)
+        return groups
+
+
+class StepRows:
+    """The `BatchRows` of a step."""
+
+    def __init__(self) -> None:
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self._fetched: dict[RowKey, Stats | None] = {}
+        self._last: BatchRows | None = None
+
+    def of(self, batch: Any) -> BatchRows:
+        """Return the rows of a batch of the step, made anew only where they differ from those that were asked last."""
+        if self._last is None or not self._last.are_of(batch):
+            self._last = BatchRows(batch, self._fetched)
+        return self._last
