@@ -103,7 +103,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/otc": [f"{STACK}otc"],
     "verl_bridge/model/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
-    "verl_bridge/startup/configuration": [
+    "verl_bridge/startup/refusals/loops": [
         f"{STACK}refusals",
         f"{STACK}tir::test_what_the_start_up_check_says",
         f"{STACK}tir::test_a_template_without_a_place_for_tools",
@@ -115,7 +115,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/startup/ray_cpus": [f"{STACK}refusals"],
     "verl_bridge/loops/spmd": [f"{STACK}spmd"],
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
-    "verl_bridge/startup/scores": [f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/startup/refusals/rewards": [f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/loops/slots": [f"{STACK}slots"],
     "verl_bridge/trainer/trainers": [f"{STACK}invalid"],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],

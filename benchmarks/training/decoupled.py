@@ -42,7 +42,9 @@ from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from verl_multiturn.verl_bridge.startup.importance import NEVER, derive_importance_weights
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.startup.derive import NEVER, importance_needs, set_needs
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 VOCABULARY, GROUPS, GROUP_SIZE, VERSIONS = 7, 2, 4, 3
 MAX_PROMPT, MAX_RESPONSE = 4, 14
@@ -237,10 +239,11 @@ def fields_of(row: Row, drawn: Drawn) -> dict[str, Any]:
 
 def configure(overrides: Sequence[str], weight: Any, aggregation: str) -> Any:
     """Return verl's composed configuration, after our start-up check derived the importance weight."""
-    overrides = [*COMMON, f"actor_rollout_ref.actor.loss_agg_mode={aggregation}", *overrides]
+    ours = (f"+{PATH}.max_staleness=2", f"+{PATH}.importance_weight={weight}")
+    overrides = [*COMMON, *ours, f"actor_rollout_ref.actor.loss_agg_mode={aggregation}", *overrides]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
-    derive_importance_weights(config, weight, 2)
+    set_needs(config, importance_needs(RunView(config)))
     return config
 
 

@@ -9,7 +9,10 @@ from verl_multiturn import ConfigError
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.observe.first_run import overrides
-from verl_multiturn.verl_bridge.startup.batch_sizes import check_batch_sizes
+from verl_multiturn.verl_bridge.startup.refusals.trainer import BATCH_SIZES
+from verl_multiturn.verl_bridge.startup.table import Section
+from verl_multiturn.verl_bridge.startup.table import check as check_sections
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 pytestmark = pytest.mark.stack
 
@@ -27,6 +30,10 @@ RIGHT: dict[str, Any] = {
     "trainer.n_gpus_per_node": 8,
     "algorithm.adv_estimator": "grpo",
 }
+
+
+def check_batch_sizes(config: Any) -> None:
+    check_sections(RunView(config), [Section("", BATCH_SIZES)])
 
 
 def check(**changes: Any) -> None:
@@ -127,7 +134,7 @@ def test_recipes_for_one_device_fit_on_one_gpu(recipe: str, settings: list[str])
         ),
         (
             {"trainer.v1.trainer_mode": "separate_async", STEPS: 4},
-            "separate_async needs their product 128 as train_batch_size",
+            "separate_async needs the product of the last two, 128, as train_batch_size",
         ),
         (
             {"trainer.v1.trainer_mode": "colocate_async", "+trainer.v1.colocate_async.parameter_sync_step": 2},

@@ -23,10 +23,18 @@ VERLS = {
 def derived(weight: Any, *overrides: str, mode: str = "separate_async", max_staleness: int | None = 2) -> Any:
     """Return verl's composed configuration after the importance weight was derived."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.importance import derive_importance_weights
+    from verl_multiturn.config import PATH
+    from verl_multiturn.verl_bridge.startup.derive import importance_needs, set_needs
+    from verl_multiturn.verl_bridge.startup.refusals.staleness import IMPORTANCE
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
-    config = compose_config([f"trainer.v1.trainer_mode={mode}", *overrides])
-    derive_importance_weights(config, weight, max_staleness)
+    eta = "null" if max_staleness is None else max_staleness
+    ours = [f"+{PATH}.importance_weight={weight}", f"+{PATH}.max_staleness={eta}"]
+    config = compose_config([f"trainer.v1.trainer_mode={mode}", *ours, *overrides])
+    run = RunView(config)
+    check(run, [Section("", IMPORTANCE)])
+    set_needs(config, importance_needs(run))
     return config
 
 

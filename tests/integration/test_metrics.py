@@ -286,7 +286,7 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer.use_v1": "False"}, "mode=add: only verl's V1 trainer takes it"),
+        ({"trainer.use_v1": "False"}, "mode='add': only verl's V1 trainer takes it"),
         ({"reward.reward_model.enable": "True"}, "scores of reward.reward_model without a resource pool"),
         ({"reward_model.enable": "True"}, "scores of reward_model without a resource pool"),
         ({"custom.multiturn.tool_reward.mode": "sum"}, r"tool_reward.mode: Input should be 'none', 'add' or 'replace'"),

@@ -167,7 +167,10 @@ def test_every_trainer_scales_before_it_computes_advantages_and_verifies(store: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer.use_v1": "False"}, r"otc.form=grpo: only verl's own V1 trainers take it, got trainer.use_v1=False"),
+        (
+            {"trainer.use_v1": "False"},
+            r"otc.form='grpo': only verl's own V1 trainers take it, got trainer.use_v1=False",
+        ),
         ({"trainer.v1.trainer_mode": "mine"}, "trainer.v1.trainer_mode='mine'; use one of them"),
         (
             {"custom.multiturn.tool_reward.mode": "replace"},

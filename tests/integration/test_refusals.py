@@ -324,6 +324,27 @@ def test_a_custom_section_that_is_no_section(custom: Any) -> None:
         settings_of(OmegaConf.create({"custom": custom}))
 
 
+def test_the_page_of_settings_lists_every_refusal() -> None:
+    from verl_multiturn.verl_bridge.startup.settings_page import PAGE, write_page
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == write_page(page), "run python -m verl_multiturn.verl_bridge.startup.settings_page"
+
+
+def test_the_texts_of_all_rows_name_what_there_is() -> None:
+    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, SETTINGS
+    from verl_multiturn.verl_bridge.startup.settings_page import Value
+    from verl_multiturn.verl_bridge.startup.table import Row, fill, named
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    run = RunView(composed())
+    rows = [check for section in FILES + BEFORE_PLATFORM + SETTINGS for check in section.checks]
+    for row in (check for check in rows if isinstance(check, Row)):
+        assert named(row, lambda key: f"{key}={run.value(key)!r}")
+        for template in (row.why, row.remedy, row.given):
+            assert not re.search(r"\{\w", fill(template, run=run, found=Value()))
+
+
 def test_other_programs_of_hydra_are_left_alone() -> None:
     from omegaconf import OmegaConf
 

@@ -320,8 +320,9 @@ def test_what_is_refused_at_start_up(changes: dict[str, str], what: str) -> None
 
     from tests.integration.test_refusals import composed
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.settings import settings_of
-    from verl_multiturn.verl_bridge.startup.estimators import check_estimators
+    from verl_multiturn.verl_bridge.startup.refusals.rows import ESTIMATOR
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
     several = {
         "+actor_rollout_ref.rollout.custom.multiturn.context.mode": "window",
@@ -330,4 +331,4 @@ def test_what_is_refused_at_start_up(changes: dict[str, str], what: str) -> None
     }
     config = composed(**{**several, **changes})
     with pytest.raises(ConfigError, match=what) if what else nullcontext():
-        check_estimators(config, settings_of(config.actor_rollout_ref.rollout))
+        check(RunView(config), [Section("", ESTIMATOR)])

@@ -23,12 +23,17 @@ COLOCATED = {"trainer.v1.trainer_mode": "colocate_async"}
 def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, and check it as the start-up check does."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.settings import settings_of
-    from verl_multiturn.verl_bridge.startup.staleness import check_staleness
+    from verl_multiturn.verl_bridge.startup.derive import complete
+    from verl_multiturn.verl_bridge.startup.refusals.staleness import IMPORTANCE, SERVERS_APART, STALENESS
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
-    settings = {"actor_rollout_ref.rollout.name": "sglang_async", **changes}
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    settings = {"actor_rollout_ref.rollout.name": "sglang_async", loop: "multiturn_agent", **changes}
     config = compose_config([f"{key}={value}" for key, value in settings.items()])
-    check_staleness(config, settings_of(config.actor_rollout_ref.rollout))
+    run = RunView(config)
+    check(run, [Section("", [*SERVERS_APART, *IMPORTANCE, *STALENESS])])
+    complete(run)
     return config
 
 
@@ -106,13 +111,13 @@ def test_the_derived_values_may_be_written_out() -> None:
         ),
         (
             {**COLOCATED, ETA: "1", "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "my.Manager"},
-            "staleness_strategy='reroll' cancels groups, which actor_rollout_ref.rollout.agent.",
+            "staleness_strategy='reroll': it cancels groups, which actor_rollout_ref.rollout.agent.",
         ),
         (
             {**COLOCATED, STRATEGY: "drop"},
             "staleness_strategy='drop' has no effect without actor_rollout_ref.rollout.custom.multiturn.max_staleness",
         ),
-        ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive' copies weights within one process"),
+        ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive': it copies weights within one process"),
         (
             {**SEPARATE, BACKEND: "delta_sharded"},
             f"{BACKEND}='delta_sharded': verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only",

@@ -67,7 +67,7 @@ def test_verls_old_key_of_interactions_moves_to_ours(tmp_path: Path, monkeypatch
         (
             {"trainer.v1.trainer_mode": "mine"},
             "mine",
-            "trainer.v1.trainer_mode=mine: training batches are not verified",
+            "trainer.v1.trainer_mode='mine': training batches are not verified",
         ),
         ({"trainer.use_v1": "False"}, "sync", "trainer.use_v1=False: training batches are not verified"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "sync", "no row uses the agent loop multiturn_agent"),

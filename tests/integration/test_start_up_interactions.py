@@ -14,7 +14,7 @@ from verl_multiturn import ConfigError, Interaction, Reply
 from verl_multiturn.chat.template import examine_template
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.verl_bridge.startup.configuration import prepare_config
-from verl_multiturn.verl_bridge.startup.interactions import check_user_turns
+from verl_multiturn.verl_bridge.startup.refusals.loops import check_user_turns
 
 pytestmark = pytest.mark.stack
 
@@ -62,7 +62,7 @@ def test_a_run_with_interactions_and_without_tools(tmp_path: Path) -> None:
         (TWO, [{"index": 0}], {}, r"rows.parquet: row 0: interaction_kwargs names none of .*\['a', 'b'\]; name one"),
         (ONE, [{"interaction_kwargs": {"name": "count"}}], {}, "row 0: .*'count', which is no interaction of the YAML"),
         (ONE, [{"interaction_kwargs": {"counts": {"to": 1}}}], {}, "row 0: interaction 'counts': reply.*'to'"),
-        ("", None, {f"{OURS}.interaction_reward.mode": "add"}, "interaction_reward.mode=add, but the run has no"),
+        ("", None, {f"{OURS}.interaction_reward.mode": "add"}, "interaction_reward.mode='add', but the run has no"),
         (ONE, None, {f"{ROLLOUT}.multi_turn.format": "tir"}, "in text mode .* a conversation is one text"),
         (ONE, None, {f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "interaction_config_path=.*has no effect"),
         (ONE, None, {f"{OURS}.interaction_reward.mode": "replace", f"{OURS}.otc.form": "ppo"}, "scales what compute"),

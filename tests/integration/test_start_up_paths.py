@@ -279,13 +279,14 @@ CODE = {
 def test_code_that_cannot_be_used(rows: str, tmp_path: Path, changes: dict[str, str], message: str) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
     for name, text in CODE.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "map.yaml").write_text("a: 1\n")
     (tmp_path / "loops.yaml").write_text("- {name: own, _target_: json.Loop}\n")
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_own_code(composed(rows, **changes))
+        check_own_code(RunView(composed(rows, **changes)))
 
 
 def test_the_code_is_imported_in_a_process_of_its_own(

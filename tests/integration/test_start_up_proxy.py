@@ -66,10 +66,10 @@ def test_with_one_row_verls_estimators_serve() -> None:
         ({f"{OURS}.proxy.max_rows": "0"}, "greater than 0"),
         ({"algorithm.adv_estimator": "grpo"}, "max_rows=16: sessions have several rows, and .*=grpo"),
         ({"algorithm.adv_estimator": "rloo"}, "=rloo counts each row"),
-        ({"algorithm.adv_estimator": "mt_turns"}, "mt_turns .* the branches of a session have none"),
+        ({"algorithm.adv_estimator": "mt_turns"}, "mt_turns' with .* the branches of a session have none"),
         (
             {"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1", f"{OURS}.proxy.credit": "discounted"},
-            "credit=discounted has no effect with .*grpo",
+            "credit='discounted' has no effect with .*grpo",
         ),
         ({f"{OURS}.proxy.gamma": "0.9"}, "gamma=0.9 has no effect with .*credit=session"),
         ({"trainer.use_v1": "False"}, "max_rows=16: only verl's own V1 trainers take it"),

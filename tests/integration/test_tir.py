@@ -289,7 +289,7 @@ def test_what_the_start_up_check_says(monkeypatch: pytest.MonkeyPatch) -> None:
     configuration.prepare_config(config)
     assert config.actor_rollout_ref.rollout.skip_tokenizer_init is False
     calculator = {f"{ROLLOUT}.multi_turn.tool_config_path": str(ROOT / "tool_configs" / "calculator.yaml")}
-    with pytest.raises(ConfigError, match=r"format=tir: none of the tools \['calculator'\] requires a string `code`"):
+    with pytest.raises(ConfigError, match=r"format='tir': none of the tools \['calculator'\] requires a string `code`"):
         configuration.prepare_config(composed(**calculator))
     bad = {f"+{ROLLOUT}.custom.multiturn.void_turn_pattern": r"'\\boxed('"}
     with pytest.raises(ConfigError, match=r"void_turn_pattern: .*no regular expression"):

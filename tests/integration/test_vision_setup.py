@@ -58,7 +58,10 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.configuration import _check_images
+    from verl_multiturn.verl_bridge.startup.derive import IMAGES, resize_images
+    from verl_multiturn.verl_bridge.startup.refusals.loops import CONVERSATIONS
+    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}
@@ -67,11 +70,13 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
         return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": model}, "data": data})
 
     one = config({"max_pixels": 6272, "images_kwargs": {"min_pixels": 784}}, {})
-    _check_images(one)
+    resize_images(RunView(one))
     engine_kwargs = one.actor_rollout_ref.rollout.engine_kwargs.sglang
     assert engine_kwargs.mm_process_config == {"image": {"max_pixels": 6272, "min_pixels": 784}}
+    (row,) = (each for each in CONVERSATIONS if isinstance(each, Row) and each.key == IMAGES)
+    row(RunView(one))  # the same settings may be written out
     with pytest.raises(ConfigError, match="engine and trainer would see other images"):
-        _check_images(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}}))
+        row(RunView(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}})))
 
 
 def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(models: Path, tmp_path: Path) -> None:

@@ -97,14 +97,14 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 
     from benchmarks.turn_cost import MODEL, make_config
-    from verl_multiturn.verl_bridge.startup.configuration import _check_tool_names
+    from verl_multiturn.verl_bridge.startup.refusals.loops import check_tool_names
 
     config = make_config(100)
     config.actor_rollout_ref.model = OmegaConf.create({"path": str(MODEL)})
     tool = EchoTool(tool_schema=ToolSchema.read(schema(enum=["<tool_call>"]), "test"))
     with pytest.raises(ConfigError, match="'<tool_call>' in its schema"):
-        _check_tool_names(config, {"f": tool})
-    _check_tool_names(config, {"f": EchoTool(tool_schema=ToolSchema.read(schema(enum=["a/b"]), "test"))})
+        check_tool_names(config, {"f": tool})
+    check_tool_names(config, {"f": EchoTool(tool_schema=ToolSchema.read(schema(enum=["a/b"]), "test"))})
 
 
 async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_changed() -> None:

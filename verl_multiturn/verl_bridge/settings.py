@@ -21,8 +21,9 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, PROXY_LOOP
 
 _MODEL = "actor_rollout_ref.model"
-# FSDP reads the first key, Megatron the second.
-_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
+
+ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
+"""verl's settings of an adapter's rank: FSDP reads the first, Megatron the second."""
 
 
 def only_our_loop(config: DictConfig) -> bool:
@@ -131,7 +132,7 @@ def wall_clock_s(settings: MultiTurnSettings) -> float:
 def adapter_rank(config: DictConfig) -> tuple[str, int]:
     """Return the key and the rank of adapters that the engine would serve; rank 0 without any or with merged ones."""
     if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
-        for key in _RANKS:
+        for key in ADAPTER_RANKS:
             rank = OmegaConf.select(config, key)
             if isinstance(rank, int) and rank > 0:  # verl itself refuses what is no number
                 return key, rank

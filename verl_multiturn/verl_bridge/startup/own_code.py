@@ -15,6 +15,7 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.imports import PACKAGE, Code, import_problem
 from verl_multiturn.verl_bridge.names import MANAGER
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ENVIRONMENT = "ray_kwargs.ray_init.runtime_env"
@@ -38,36 +39,36 @@ def has_other_environment(config: DictConfig) -> bool:
     return any(value is not None for name, value in environment.items() if name != "env_vars")
 
 
-def check_own_code(config: DictConfig, *, is_imported: bool = True) -> None:
-    """Look for each file, class and module of the user's own, and import it in a process of its own.
+def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
+    """Refuse a file, class or module of the user's own that is not there or, in a process of its own, not imported.
 
     Args:
-        config: verl's whole configuration.
+        run: the run, after the check of its settings.
         is_imported: False where the workers have another environment: nothing is imported here then.
 
     Raises:
         ConfigError: one cannot be imported, or lacks the name that the configuration gives.
     """
-    given = OmegaConf.select(config, f"{_ENVIRONMENT}.env_vars") or {}
+    given = run.value(f"{_ENVIRONMENT}.env_vars") or {}
     variables = {name: str(value) for name, value in given.items()}
-    codes = [*_reward(config), *_managers(config), *_files(config), *_dotted(config), *_agent_loops(config)]
+    codes = [*_reward(run), *_managers(run), *_files(run), *_dotted(run), *_agent_loops(run)]
     if is_imported and (problem := import_problem(codes, variables)):
         raise ConfigError(problem)
 
 
-def _section(config: DictConfig, current: str, older: str) -> str:
+def _section(run: RunView, current: str, older: str) -> str:
     """Return the older of two places of a section where any value is set there; verl then takes it instead."""
-    values = OmegaConf.select(config, older) or {}
+    values = run.value(older) or {}
     return older if any(value is not None for value in values.values()) else current
 
 
-def _reward(config: DictConfig) -> Iterator[Code]:
-    section = _section(config, "reward.custom_reward_function", "custom_reward_function")
-    if OmegaConf.select(config, f"{section}.path"):
-        yield _file(config, f"{section}.path", f"{section}.name", "function")
+def _reward(run: RunView) -> Iterator[Code]:
+    section = _section(run, "reward.custom_reward_function", "custom_reward_function")
+    if run.value(f"{section}.path"):
+        yield _file(run, f"{section}.path", f"{section}.name", "function")
 
 
-def _managers(config: DictConfig) -> Iterator[Code]:
+def _managers(run: RunView) -> Iterator[Code]:
     """Check the name of the reward manager, or yield its class in a file of the user's own."""
     keys = {name: f"reward.reward_manager.{name}" for name in ("name", "source")} | {
         "path": "reward.reward_manager.module.path"
@@ -77,20 +78,20 @@ def _managers(config: DictConfig) -> Iterator[Code]:
         "source": "reward_model.reward_loop_source",
         "path": "reward_model.reward_loop_module_path",
     }
-    if OmegaConf.select(config, older["name"]) is not None:
+    if run.value(older["name"]) is not None:
         keys["name"] = older["name"]
-    if OmegaConf.select(config, older["source"]) is not None:
+    if run.value(older["source"]) is not None:
         keys |= {"source": older["source"], "path": older["path"]}
-    source, name = (OmegaConf.select(config, keys[each]) for each in ("source", "name"))
+    source, name = (run.value(keys[each]) for each in ("source", "name"))
     if source == _IMPORT:
-        yield _file(config, keys["path"], keys["name"], "class")
+        yield _file(run, keys["path"], keys["name"], "class")
     elif source != _REGISTER:
         raise ConfigError(f"{keys['source']}={source!r}: expected {_REGISTER} or {_IMPORT}")
     else:
-        _check_registered(config, keys["name"], name)
+        _check_registered(run, keys["name"], name)
 
 
-def _check_registered(config: DictConfig, key: str, name: Any) -> None:
+def _check_registered(run: RunView, key: str, name: Any) -> None:
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
     known = sorted(REWARD_MANAGER)
@@ -98,20 +99,20 @@ def _check_registered(config: DictConfig, key: str, name: Any) -> None:
         return
     hint = did_you_mean(str(name), known)
     # A file with a reward function may register a manager of its own.
-    if hint or not any(_reward(config)):
+    if hint or not any(_reward(run)):
         raise ConfigError(f"{key}={name!r}: {hint or f'known are {known}'}")
 
 
-def _files(config: DictConfig) -> Iterator[Code]:
-    if OmegaConf.select(config, "data.custom_cls.path") is not None:
-        yield _file(config, "data.custom_cls.path", "data.custom_cls.name", "class")
+def _files(run: RunView) -> Iterator[Code]:
+    if run.value("data.custom_cls.path") is not None:
+        yield _file(run, "data.custom_cls.path", "data.custom_cls.name", "class")
     sampler = "trainer.v1.sampler.custom_sampler"
-    if any((OmegaConf.select(config, sampler) or {}).values()):  # verl uses it only if both are set
-        yield _file(config, f"{sampler}.path", f"{sampler}.name", "class")
+    if any((run.value(sampler) or {}).values()):  # verl uses it only if both are set
+        yield _file(run, f"{sampler}.path", f"{sampler}.name", "class")
 
 
-def _file(config: DictConfig, path_key: str, name_key: str, kind: str) -> Code:
-    place, name = OmegaConf.select(config, path_key), OmegaConf.select(config, name_key)
+def _file(run: RunView, path_key: str, name_key: str, kind: str) -> Code:
+    place, name = run.value(path_key), run.value(name_key)
     where, called = f"{path_key}={place!r}", f"{name_key}={name!r}"
     if not isinstance(place, str) or not place:
         raise ConfigError(f"{where}: expected a Python file, or {PACKAGE} and a module, since {called}; name one")
@@ -122,9 +123,9 @@ def _file(config: DictConfig, path_key: str, name_key: str, kind: str) -> Code:
     return Code(where, place, called, name, kind)
 
 
-def _dotted(config: DictConfig) -> Iterator[Code]:
+def _dotted(run: RunView) -> Iterator[Code]:
     for key, kind in _DOTTED.items():
-        given = OmegaConf.select(config, key)
+        given = run.value(key)
         for name in given if OmegaConf.is_list(given) else [given]:
             if name not in (None, "", MANAGER):
                 yield _dotted_code(f"{key}={name!r}", name, kind)
@@ -139,14 +140,14 @@ def _dotted_code(where: str, name: Any, kind: str) -> Code:
     return Code(where, PACKAGE + module, where, last, kind)
 
 
-def _agent_loops(config: DictConfig) -> Iterator[Code]:
+def _agent_loops(run: RunView) -> Iterator[Code]:
     """Check the YAML files of agent loops and of a router, and yield the classes of the agent loops."""
-    _yaml(config, f"{_ROLLOUT}.router_config_path")
+    _yaml(run, f"{_ROLLOUT}.router_config_path")
     key = f"{_ROLLOUT}.agent.agent_loop_config_path"
-    entries = _yaml(config, key)
+    entries = _yaml(run, key)
     if entries is None:
         return
-    path = OmegaConf.select(config, key)
+    path = run.value(key)
     listed: list[Any] = list(entries) if OmegaConf.is_list(entries) else [None]
     for entry in listed:
         if not OmegaConf.is_dict(entry) or not entry.get("name") or not entry.get("_target_"):
@@ -155,9 +156,9 @@ def _agent_loops(config: DictConfig) -> Iterator[Code]:
         yield _dotted_code(f"{key}={path!r}: _target_={target!r}", target, "")
 
 
-def _yaml(config: DictConfig, key: str) -> Any:
+def _yaml(run: RunView, key: str) -> Any:
     """Return the content of a YAML file; None where the setting names none."""
-    path = OmegaConf.select(config, key)
+    path = run.value(key)
     if not path:
         return None
     try:

@@ -10,6 +10,7 @@ from ray._private.utils import get_num_cpus
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import cluster_address
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -29,6 +30,11 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
         "starting actors": 1,
     }
     return {name: count for name, count in parts.items() if count}
+
+
+def check_cpus(run: RunView) -> None:
+    """Refuse a local Ray with fewer logical CPUs than verl reserves: the run would wait without an end."""
+    check_ray_cpus(run.config, required_ray_cpus(run.config))
 
 
 def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:

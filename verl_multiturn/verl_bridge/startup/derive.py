@@ -1,0 +1,153 @@
+"""All that the start-up check sets in verl's configuration.
+
+The importance weight of an asynchronous run is decoupled PPO, equation 5 of AReaL (arXiv 2505.24298):
+
+    J = E[ sum over t of  w_t * min(u_t * A_t, clip(u_t, 1 - eps, 1 + eps) * A_t) ]
+    w_t = pi_prox / pi_behav,  u_t = pi_theta / pi_prox,  each for the sampled token t
+
+pi_behav sampled the token, under an older version of the weights. pi_prox has the parameters of the step's start.
+pi_theta is being trained. verl computes all of this already, but by default it leaves w_t out and limits u_t where
+A_t < 0 ("dual clip").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.utils.import_utils import resolve_config_path
+
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
+"""verl's old key of the interactions' YAML: verl 0.9.1 does not know it and would raise a TypeError."""
+
+IMAGES = "actor_rollout_ref.rollout.engine_kwargs.sglang.mm_process_config"
+"""How SGLang resizes images."""
+
+NEVER = 1e9
+"""A limit that no ratio reaches: verl keeps the logarithm of each ratio within 20 of 0, and exp(20) is 4.9e8."""
+
+Needs = Mapping[str, tuple[Any, Any]]
+"""By setting of verl: its default (`trainer/config/ppo_trainer.yaml` of verl 0.9.1), and the value that ours need."""
+
+_CORRECTION = "algorithm.rollout_correction"
+_ACTOR = "actor_rollout_ref.actor"
+_LEVEL, _LOSS = f"{_CORRECTION}.rollout_is", f"{_ACTOR}.policy_loss.loss_mode"
+_SAMPLER = "trainer.v1.sampler"
+
+WITHOUT_WEIGHT: Needs = {
+    f"{_CORRECTION}.bypass_mode": (False, False),
+    "actor_rollout_ref.rollout.calculate_log_probs": (True, True),
+}
+"""Without these there is no weight, or no proximal policy."""
+
+EXACT: Needs = {
+    **WITHOUT_WEIGHT,
+    _LEVEL: (None, "token"),
+    f"{_CORRECTION}.rollout_is_threshold": (2.0, NEVER),
+    f"{_CORRECTION}.rollout_is_batch_normalize": (False, False),
+    f"{_CORRECTION}.rollout_rs": (None, None),
+    f"{_ACTOR}.clip_ratio_c": (3.0, NEVER),
+    _LOSS: ("vanilla", "vanilla"),
+}
+"""With these the loss is that of equation 5."""
+
+
+def move_old_key(config: DictConfig) -> None:
+    """Move verl's old key of the interactions' YAML to ours."""
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    if "interaction_config_path" in multi_turn:
+        with open_dict(config):
+            path = multi_turn.pop("interaction_config_path")
+            if path is not None:
+                OmegaConf.update(config, f"{PATH}.interaction_config_path", path, force_add=True)
+
+
+def make_absolute(config: DictConfig, keys: Iterable[str]) -> None:
+    """Make the paths of models absolute: verl takes neither `~` nor a slash at the end.
+
+    Args:
+        config: verl's whole configuration.
+        keys: settings that name a model; a name that is no folder here stays.
+    """
+    for key in keys:
+        path = Path(OmegaConf.select(config, key)).expanduser()
+        if path.is_dir():
+            OmegaConf.update(config, key, os.path.abspath(path))
+
+
+def complete(run: RunView) -> None:
+    """Set in place what a run with an agent loop of ours needs; nothing in another run.
+
+    Args:
+        run: a view of the configuration, which all checks have accepted.
+    """
+    if not run.has_our_loop:
+        return
+    with open_dict(run.config):
+        if run.is_text_mode or run.has_agents:
+            run.rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text
+        resize_images(run)
+        _resolve_paths(run)
+        set_needs(run.config, {**importance_needs(run), **staleness_needs(run)})
+        if (mode := run.our_trainer) is not None:
+            # Our trainer of that mode verifies its batches and reports on the rollout.
+            run.config.trainer.v1.trainer_mode = OUR_TRAINER + mode
+            if not run.rollout.agent.get("agent_loop_manager_class"):
+                run.rollout.agent.agent_loop_manager_class = MANAGER
+
+
+def resize_images(run: RunView) -> None:
+    """Let the engine resize images as the trainer does."""
+    if run.engine_images:
+        OmegaConf.update(run.config, IMAGES, run.engine_images, force_add=True)
+
+
+def set_needs(config: DictConfig, needs: Needs) -> None:
+    """Set each setting of verl to the value that ours need."""
+    for key, (_, needed) in needs.items():
+        OmegaConf.update(config, key, needed)
+
+
+def _resolve_paths(run: RunView) -> None:
+    """Make paths absolute: workers may have another working directory than the driver."""
+    path, function_path = run.tool_files
+    if function_path:
+        run.multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
+    if path and run.loops <= OUR_LOOPS:  # other loops take their tools from verl's setting
+        run.multi_turn.tool_config_path = None
+    ours = {name: getattr(run.settings, name) for name in ("interaction_config_path", "record_dir")}
+    for name, given in {**ours, "tool_config_path": path}.items():
+        if given:
+            OmegaConf.update(run.config, f"{PATH}.{name}", str(Path(given).resolve()), force_add=True)
+
+
+def importance_needs(run: RunView) -> Needs:
+    """Return what the importance weight needs; empty in a run whose staleness is not bounded."""
+    weight = run.settings.importance_weight
+    if weight == "verl" or run.settings.max_staleness is None or not run.is_asynchronous:
+        return {}
+    if weight == "exact":
+        return EXACT
+    # The user's level stays, and every loss but the one that ignores the weight.
+    filled = [key for key, given in ((_LEVEL, None), (_LOSS, "bypass_mode")) if run.value(key) == given]
+    return {**WITHOUT_WEIGHT, **{key: EXACT[key] for key in filled}}
+
+
+def staleness_needs(run: RunView) -> Needs:
+    """Return what `max_staleness` needs; empty without it, and in `sync`, whose tokens all have the age 0."""
+    eta, strategy = run.settings.max_staleness, run.settings.staleness_strategy
+    if eta is None or run.our_trainer in (None, "sync"):
+        return {}
+    return {
+        f"trainer.v1.{run.our_trainer}.num_warmup_batches": (1, eta),
+        f"{_SAMPLER}.max_off_policy_threshold": (8, eta + 1),
+        # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
+        f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
+    }

@@ -1,0 +1,43 @@
+"""What the start-up check refuses, and warns of, in the one order in which it asks."""
+
+from __future__ import annotations
+
+from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
+from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, staleness, trainer
+from verl_multiturn.verl_bridge.startup.table import Section
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+
+def _ours(run: RunView) -> bool:
+    return run.has_our_loop
+
+
+FILES = [Section("Files and folders", files.FILES)]
+"""Asked first: they lie on the machine of the run alone."""
+
+BEFORE_PLATFORM = [
+    Section("Places of settings", loops.PLACES),
+    Section("Trainer and adapters", trainer.TRAINER),
+]
+"""Asked before verl's old keys are moved and a platform fills in its settings."""
+
+SETTINGS = [
+    Section("Agent loop", loops.LOOPS),
+    Section("Without agents behind an endpoint", agents.NO_AGENTS, lambda run: not run.has_agents),
+    Section("Agents behind an endpoint", agents.AGENTS, lambda run: run.has_agents),
+    Section("Model, interactions and tools", loops.CONVERSATIONS, _ours),
+    Section("Rewards", rewards.REWARDS, _ours),
+    Section("Several rows, void turns", rows.SEVERAL_ROWS, _ours),
+    Section("Servers apart from the trainer", staleness.SERVERS_APART, _ours),
+    Section("Importance weight", staleness.IMPORTANCE, _ours),
+    Section("Staleness", staleness.STALENESS, _ours),
+    Section("Estimators and filters", rows.ESTIMATOR, _ours),
+    Section("Batch sizes", trainer.BATCH_SIZES, lambda run: run.has_our_loop and run.our_trainer is not None),
+    Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
+    Section("Certificate", trainer.CERTIFICATE, _ours),
+    Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
+    Section("Logical CPUs", [ray_cpus.check_cpus], lambda run: run.has_our_loop or run.is_our_rollout),
+]
+
+OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]
+"""Asked last, since an import may take long."""

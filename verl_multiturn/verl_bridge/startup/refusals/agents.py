@@ -1,0 +1,117 @@
+"""Refusals about agents behind an endpoint: the agent loop `proxy_agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verl_multiturn.config import PATH, ProxySettings
+from verl_multiturn.proxy.agents.runners import check_agent
+from verl_multiturn.proxy.http.server import check_host
+from verl_multiturn.proxy.sessions.rows import load_select
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
+from verl_multiturn.verl_bridge.settings import wall_clock_s
+from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_KEY = f"{PATH}.proxy"
+_ESTIMATOR = "algorithm.adv_estimator"
+_MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+
+NO_AGENTS = set_beside(
+    [f"{_KEY}.{name}" for name in ProxySettings.model_fields],
+    when=lambda run: True,
+    why="has no effect, since no row is known to use the agent loop {PROXY_LOOP}",
+    remedy="set actor_rollout_ref.rollout.agent.default_agent_loop={PROXY_LOOP}, or leave it out",
+)
+
+
+def check_agent_settings(run: RunView) -> None:
+    """Refuse an agent or a function of `select` that is not there, a session without an end, and an unknown host."""
+    check_agent(run.settings.proxy)
+    wall_clock_s(run.settings)
+    check_host(run.settings.proxy.host)
+    load_select(run.settings.proxy.select, f"{_KEY}.select")
+
+
+def _has_rows(run: RunView) -> bool:
+    return run.settings.proxy.max_rows > 1
+
+
+def _unfit(names: Sequence[str], why: str, when: Callable[[RunView], Any] = lambda run: True) -> list[Row]:
+    """Return the rows of settings of conversations that would do harm in sessions, or do nothing."""
+    return set_beside(
+        [name if name.startswith(_MULTI_TURN) else f"{PATH}.{name}" for name in names],
+        when,
+        f"with the agent loop {{PROXY_LOOP}}: {why}",
+        "leave it out, or use the agent loop {AGENT_LOOP}",
+    )
+
+
+def _idle(names: Sequence[str], why: str) -> list[Row]:
+    return _unfit(names, why, lambda run: AGENT_LOOP not in run.loops)
+
+
+_TOOLS, _ENVIRONMENT = "the tools are the agent's own", "the agent is the environment"
+
+AGENTS: list[Check] = [
+    check_agent_settings,
+    Row(
+        _ESTIMATOR,
+        when=lambda run: run.is_our_estimator and run.estimator != "mt_grpo",
+        why="with the agent loop {PROXY_LOOP}: it compares turns by their order, and the branches of a session have "
+        "none",
+        remedy=f"set it to mt_grpo, with {_KEY}.credit",
+    ),
+    Row(
+        f"{_KEY}.max_rows",
+        when=lambda run: not run.is_our_estimator and _has_rows(run),
+        why="sessions have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a session",
+        remedy=f"set the estimator to mt_grpo, or {_KEY}.max_rows=1",
+    ),
+    Row(
+        f"{_KEY}.credit",
+        when=lambda run: not run.is_our_estimator and run.settings.proxy.credit != "session",
+        why="has no effect with algorithm.adv_estimator={run.estimator}",
+        remedy="set the estimator to mt_grpo, or the credit to session",
+    ),
+    Row(
+        f"{_KEY}.gamma",
+        when=lambda run: run.settings.proxy.credit == "session" and run.settings.proxy.gamma != 1.0,
+        why=f"has no effect with {_KEY}.credit=session",
+        remedy="set the credit to discounted or completion, or leave gamma out",
+    ),
+    needs_our_trainer(f"{_KEY}.max_rows", _has_rows, f"set {_KEY}.max_rows=1"),
+    Row(
+        (f"{_KEY}.max_rows", "critic.enable"),
+        when=lambda run: _has_rows(run) and run.asks_for_critic,
+        why="{run.estimator} uses no critic, and its updates would be counted in rows",
+        remedy="set critic.enable=False",
+    ),
+    Row(
+        "reward.reward_model.enable",
+        when=lambda run: run.colocated_reward_model,
+        given="the agent loop {PROXY_LOOP}",
+        why="the scores of {found} without a resource pool of its own replace what the agent gives",
+        remedy="set {found}.enable_resource_pool=True, or use the agent loop {AGENT_LOOP}",
+    ),
+    Row(
+        "algorithm.filter_groups.metric",
+        when=lambda run: run.filters_groups and run.filter_metric != "reward",
+        why="a session whose agent failed has no such number, at which verl would end the run",
+        remedy=f"set enable to False, or the metric to reward and {_KEY}.max_rows to 1",
+    ),
+    Row(
+        f"{_MULTI_TURN}.format",
+        when=lambda run: run.is_text_mode,
+        why="with the agent loop {PROXY_LOOP}: in text mode a conversation is one text without messages",
+        remedy="use another format",
+    ),
+    *_unfit(["otc.form"], "sessions have no tool calls of ours"),
+    *_unfit(["void_turn_pattern"], "not every completion of a session acts or answers"),
+    *_idle(["tool_reward.mode", "tool_config_path", "max_tool_calls", "observation_length"], _TOOLS),
+    *_idle(["interaction_reward.mode", "interaction_config_path"], _ENVIRONMENT),
+    *_idle(["context.mode"], "the agent decides what the model is shown"),
+    *_idle([f"{_MULTI_TURN}.tool_config_path", f"{_MULTI_TURN}.function_tool_path"], _TOOLS),
+    *_idle([f"{_MULTI_TURN}.max_assistant_turns"], "the loop is the agent's own"),
+]

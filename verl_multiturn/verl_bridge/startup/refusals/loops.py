@@ -1,0 +1,253 @@
+"""Refusals about the agent loop of our conversations: its settings, the model's template, interactions and tools."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+from omegaconf import DictConfig
+
+from verl_multiturn.chat.shown_schemas import must_stay
+from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
+from verl_multiturn.chat.tir import TIR, takes_code
+from verl_multiturn.config import PATH, MultiTurnSettings, check_place
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.tools.loading.registry import schema_of
+from verl_multiturn.verl_bridge.model.call_formats import check_format
+from verl_multiturn.verl_bridge.model.chat_setup import check_names, check_python_names, examine_model, load_chat
+from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.settings import own_loops, settings_of
+from verl_multiturn.verl_bridge.startup.derive import IMAGES, OLD_KEY
+from verl_multiturn.verl_bridge.startup.table import Check, Row, set_beside
+from verl_multiturn.verl_bridge.startup.view import RunView, local_model
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_MULTI_TURN = f"{_ROLLOUT}.multi_turn"
+_INTERACTIONS = f"{PATH}.interaction_config_path"
+_CHECK_MODE = f"{_MULTI_TURN}.tokenization_sanity_check_mode"
+# Values of that setting.
+_CHECK_MODES = ("disable", "ignore_strippable", "strict")
+# Agent loops of verl that never call a tool, and do not say so.
+_TOOL_LESS_LOOPS = {"single_turn_agent"}
+
+
+def check_places(run: RunView) -> None:
+    """Refuse settings of ours that are misspelt, have a value that does not fit, or stand where nothing reads them."""
+    check_place(run.config)
+    settings_of(run.rollout)
+
+
+PLACES: list[Check] = [
+    check_places,
+    Row(
+        OLD_KEY,
+        when=lambda run: run.is_set(OLD_KEY) and run.value(_INTERACTIONS) not in (None, run.value(OLD_KEY)),
+        why=f"but {_INTERACTIONS}={{run.settings.interaction_config_path!r}}",
+        remedy="leave the first out",
+    ),
+]
+
+LOOPS = [
+    Row(
+        f"{_MULTI_TURN}.enable",
+        when=lambda run: run.multi_turn.enable and run.knows_loops and run.loops <= _TOOL_LESS_LOOPS,
+        why="but the agent loop 'single_turn_agent' never calls a tool",
+        remedy=f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or multi_turn.enable=False",
+    ),
+    Row(
+        f"{_ROLLOUT}.name",
+        when=lambda run: (
+            run.is_our_rollout
+            and run.knows_loops
+            and not run.has_our_loop
+            and not own_loops(run.rollout.agent)
+            and " and ".join(sorted(map(str, run.loops)))
+        ),
+        why="but no row uses the agent loop {AGENT_LOOP}: this run's loop is verl's {found}, without our tools' life, "
+        "limits, records and certificate",
+        remedy=f"for ours set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}",
+        is_refusal=False,
+    ),
+]
+
+
+def _dead(name: str, remedy: str) -> Row:
+    """Return the row of a key that verl's configuration still has and nothing reads any more."""
+    key = f"{_MULTI_TURN}.{name}"
+    return Row(key, lambda run: run.value(key), "nothing in verl 0.9.1 reads it", remedy)
+
+
+def check_call_format(run: RunView) -> None:
+    """Refuse an unknown `multi_turn.format`."""
+    check_format(run.multi_turn.format)
+
+
+def check_template(run: RunView) -> None:
+    """Refuse a chat template that would train on tokens the model never saw; a model that is elsewhere is skipped."""
+    path = local_model(run.config, tokenizer=True)
+    if run.value(_CHECK_MODE) == "disable" or path is None:
+        return
+    rules = examine_model(
+        str(path), run.multi_turn.format, tools=bool(run.multi_turn.enable), **_template_settings(run.config)
+    )
+    check_user_turns(str(path), rules, run.settings)
+    known = [rule for rule in rules if rule.verdict is Verdict.KNOWN]
+    if known:
+        listed = "; ".join(f"{rule.name}: {rule.found}" for rule in known)
+        print(f"verl-multiturn: chat template of {str(path)!r}: {listed}", file=sys.stderr)
+    if refused := refusals(rules):
+        raise ConfigError(
+            f"the chat template of {str(path)!r} cannot be trained on: {refused}. Use another model, format or "
+            f"template (`verl-multiturn doctor --model {path}` shows every rule), or, at your own risk, "
+            "rollout.multi_turn.tokenization_sanity_check_mode=disable"
+        )
+
+
+def _template_settings(config: DictConfig) -> dict[str, Any]:
+    return {
+        "template_kwargs": plain_dict(config.data.get("apply_chat_template_kwargs")),
+        "custom_chat_template": config.actor_rollout_ref.model.get("custom_chat_template"),
+        "trust_remote_code": config.data.get("trust_remote_code"),
+        "mm_processor_kwargs": plain_dict(config.data.get("mm_processor_kwargs")),
+    }
+
+
+def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSettings) -> None:
+    """Refuse interactions with a chat template in which no user turn can follow a turn of the assistant's.
+
+    Args:
+        model: folder of the model, for the message.
+        rules: the rules that its template keeps or breaks.
+        settings: our settings.
+    """
+    found = next((rule.found for rule in rules if rule.found.startswith(NO_USER_TURN)), None)
+    if found is not None and settings.interaction_config_path is not None:
+        raise ConfigError(
+            f"{_INTERACTIONS}={settings.interaction_config_path!r}: with the chat template of "
+            f"{model!r} {found}; use another model, or leave the interactions out"
+        )
+
+
+def check_interactions(run: RunView) -> None:
+    """Refuse interactions that cannot be loaded, and local data rows that name others or give them wrong arguments.
+
+    Rows of a data set class of the user's own, and of files that are no local parquet files, are looked at only when
+    their conversation begins.
+    """
+    if run.settings.interaction_config_path is None:
+        return
+    interactions = load_interactions(run.settings.interaction_config_path)
+    if run.value("data.custom_cls.path"):
+        return
+    for key in ("data.train_files", "data.val_files"):
+        listed = run.value(key)
+        for file in [listed] if isinstance(listed, str) else list(listed or []):
+            path = Path(str(file)).expanduser()
+            if path.suffix != ".parquet" or not path.is_file():
+                continue
+            has_column = "extra_info" in pyarrow.parquet.read_schema(path).names
+            columns = ["extra_info"] if has_column else []
+            for index, row in enumerate(pyarrow.parquet.read_table(path, columns=columns).to_pylist()):
+                interaction_of_row(row, interactions, f"{path}: row {index}")
+
+
+def check_tools(run: RunView) -> None:
+    """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
+    check_python_names(run.multi_turn.format, run.tools.values())
+    check_tool_names(run.config, run.tools)
+
+
+def check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
+    """Refuse tools with names that no model could write; skipped when the model does not lie on this machine.
+
+    Args:
+        config: verl's whole configuration.
+        tools: the tools of the run, by name.
+    """
+    names = [name for tool in tools.values() for name in must_stay(schema_of(tool).as_dict())]
+    # Names of letters, digits and the like hold no control token, so the tokenizer need not be loaded.
+    plain = all(re.fullmatch(r"[\w .-]*", name) for name in names)
+    if plain or config.actor_rollout_ref.rollout.multi_turn.format == TIR:
+        return
+    if (path := local_model(config, tokenizer=True)) is not None:
+        check_names(load_chat(str(path), **_template_settings(config))[1].codec, tools.values())
+
+
+def _has_no_tools(run: RunView) -> bool:
+    return bool(run.multi_turn.enable) and not any(run.tool_files) and not run.is_set(_INTERACTIONS)
+
+
+def _lacks_code_tool(run: RunView) -> dict[str, list[str]] | None:
+    """Return the tools of text mode where none takes code. Several may, since each row may select one of them."""
+    if not run.is_text_mode or not any(run.tool_files):
+        return None
+    takes = any(takes_code(schema_of(tool).as_dict()) for tool in run.tools.values())
+    return None if takes else {"tools": sorted(run.tools)}
+
+
+CONVERSATIONS: list[Check] = [
+    check_call_format,
+    _dead("use_inference_chat_template", "leave it out: the chat template of the model is always used"),
+    _dead("num_repeat_rollouts", "leave it out, and set rollout.n"),
+    Row(
+        IMAGES,
+        when=lambda run: run.engine_images and run.value(IMAGES) and run.value(IMAGES) != run.engine_images,
+        why="but data.mm_processor_kwargs asks for {run.engine_images}: engine and trainer would see other images",
+        remedy="leave the first out",
+    ),
+    Row(
+        _CHECK_MODE,
+        when=lambda run: run.multi_turn.get("tokenization_sanity_check_mode", "strict") not in _CHECK_MODES,
+        why=f"expected one of {list(_CHECK_MODES)}",
+        remedy="choose one of them",
+    ),
+    check_template,
+    Row(
+        f"{PATH}.interaction_reward.mode",
+        when=lambda run: run.is_set(f"{PATH}.interaction_reward.mode") and not run.is_set(_INTERACTIONS),
+        why="but the run has no interactions",
+        remedy=f"set {_INTERACTIONS}, or the mode to none",
+    ),
+    Row(
+        _INTERACTIONS,
+        when=lambda run: run.is_set(_INTERACTIONS) and run.is_text_mode,
+        why=f"in text mode (multi_turn.format={TIR}) a conversation is one text without turns that a user could answer",
+        remedy="use another format, or leave the interactions out",
+    ),
+    check_interactions,
+    Row(
+        f"{_MULTI_TURN}.enable",
+        when=lambda run: _has_no_tools(run) and not run.has_agents,
+        why="but neither rollout.multi_turn.tool_config_path nor function_tool_path names tools, and "
+        f"{_INTERACTIONS} no interactions",
+        remedy="set one of them, or multi_turn.enable=False",
+    ),
+    Row(
+        f"{PATH}.turns_reminder",
+        when=lambda run: run.settings.turns_reminder and run.multi_turn.max_assistant_turns is None,
+        why="but multi_turn.max_assistant_turns is null, so no turns can be counted down",
+        remedy="set it, or leave the reminder out",
+    ),
+    Row(
+        f"{_MULTI_TURN}.format",
+        when=_lacks_code_tool,
+        why="none of the tools {found[tools]} requires a string `code` and nothing else",
+        remedy="add one that runs code, as in tool_configs/python.yaml",
+    ),
+    check_tools,
+]
+
+_RATE = f"{_ROLLOUT}.over_sample_rate"
+_NOT_OURS = (
+    "has no effect, since no row is known to use the agent loop {AGENT_LOOP}",
+    f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or leave it out",
+)
+OTHER_LOOPS = [
+    *set_beside([f"{PATH}.max_staleness", _INTERACTIONS], lambda run: True, *_NOT_OURS),
+    Row(_RATE, lambda run: run.is_our_rollout and run.value(_RATE), *_NOT_OURS),
+]

@@ -1,0 +1,69 @@
+"""Refusals about scores: settings that would silently drop a reward."""
+
+from __future__ import annotations
+
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_REWARDS = ("tool_reward", "interaction_reward")
+_OTC = f"{PATH}.otc.form"
+
+
+def _rows_of(name: str) -> list[Row]:
+    """Return the rows of rewards from outside `compute_score`."""
+    key = f"{PATH}.{name}.mode"
+    return [
+        Row(
+            key,
+            when=lambda run: run.is_set(key) and not run.is_v1,
+            why="only verl's V1 trainer takes it",
+            remedy="set trainer.use_v1=True, or the mode to none",
+        ),
+        Row(
+            key,
+            when=lambda run: run.is_set(key) and run.colocated_reward_model,
+            why="the scores of {found} without a resource pool of its own replace these rewards",
+            remedy="set {found}.enable_resource_pool=True, or the mode to none",
+        ),
+        Row(
+            key,
+            when=lambda run: run.value(key) == "replace" and run.filters_groups and run.filter_metric != "reward",
+            why="compute_score is not called, so that algorithm.filter_groups.metric={run.filter_metric!r} does not "
+            "exist",
+            remedy="set it to reward",
+        ),
+    ]
+
+
+def _scales(run: RunView) -> bool:
+    return run.settings.otc.form != "none"
+
+
+def _row_of_replaced(name: str) -> Row:
+    return Row(
+        _OTC,
+        when=lambda run: _scales(run) and run.value(f"{PATH}.{name}.mode") == "replace",
+        why=f"it scales what compute_score gives, which {name}.mode=replace does not call",
+        remedy="set the mode to add or none, or the form to none",
+    )
+
+
+REWARDS = [
+    *(row for name in _REWARDS for row in _rows_of(name)),
+    needs_our_trainer(_OTC, _scales, "set the form to none"),
+    *map(_row_of_replaced, _REWARDS),
+    Row(
+        _OTC,
+        when=lambda run: _scales(run) and run.colocated_reward_model,
+        why="it scales what compute_score gives, and the scores of {found} without a resource pool of its own replace "
+        "that",
+        remedy="set {found}.enable_resource_pool=True, or the form to none",
+    ),
+    Row(
+        _OTC,
+        when=lambda run: run.settings.otc.form == "grpo" and run.rollout.n == 1,
+        why="it compares the answers to one question, and actor_rollout_ref.rollout.n=1",
+        remedy="set n to 2 or more, or the form to ppo",
+    ),
+]

@@ -1,0 +1,101 @@
+"""Refusals about conversations of several rows, void turns, and the estimators that count conversations."""
+
+from __future__ import annotations
+
+from verl_multiturn.config import PATH, AdvantageSettings
+from verl_multiturn.verl_bridge.settings import may_have_several_rows
+from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_CONTEXT = f"{PATH}.context"
+_ESTIMATOR = "algorithm.adv_estimator"
+
+
+def _has_several(run: RunView) -> bool:
+    return run.settings.context.mode != "append"
+
+
+SEVERAL_ROWS = [
+    *set_beside(
+        [f"{_CONTEXT}.{name}" for name in ("turns", "summary_prompt", "summary_length")],
+        when=lambda run: not _has_several(run),
+        why="has no effect with {PATH}.context.mode=append",
+        remedy="set the mode to window or overflow, or leave it out",
+    ),
+    Row(
+        f"{_CONTEXT}.summary_prompt",
+        when=lambda run: run.settings.context.mode == "window" and run.settings.context.summary_prompt is not None,
+        why="has no effect with {PATH}.context.mode=window: nothing overflows",
+        remedy="set the mode to overflow, or leave it out",
+    ),
+    Row(
+        f"{_CONTEXT}.mode",
+        when=lambda run: _has_several(run) and not run.is_our_estimator,
+        why="conversations have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a "
+        "conversation",
+        remedy="set it to one of {ESTIMATORS}, or the mode to append",
+    ),
+    needs_our_trainer(f"{_CONTEXT}.mode", _has_several, "set the mode to append"),
+    Row(
+        f"{_CONTEXT}.mode",
+        when=lambda run: _has_several(run) and run.settings.otc.form != "none",
+        why="{PATH}.otc.form={run.settings.otc.form} scales the score of a single row",
+        remedy="set the form to none, or the mode to append",
+    ),
+    Row(
+        f"{_CONTEXT}.mode",
+        when=lambda run: _has_several(run) and run.is_text_mode,
+        why="in text mode a conversation is one text, and no turn can be left out",
+        remedy="set the mode to append",
+    ),
+    Row(
+        f"{_CONTEXT}.mode",
+        when=lambda run: (
+            _has_several(run) and run.multi_turn.max_assistant_turns is None and run.multi_turn.max_user_turns is None
+        ),
+        why="no length ends a conversation any more, and neither multi_turn.max_assistant_turns nor max_user_turns "
+        "does",
+        remedy="set one of them",
+    ),
+    needs_our_trainer(
+        f"{PATH}.void_turn_pattern", lambda run: run.settings.void_turn_pattern is not None, "leave the pattern out"
+    ),
+]
+
+ESTIMATOR = [
+    needs_our_trainer(_ESTIMATOR, lambda run: run.is_our_estimator, f"set {_ESTIMATOR}=grpo"),
+    Row(
+        (_ESTIMATOR, "actor_rollout_ref.rollout.n"),
+        when=lambda run: run.is_our_estimator and run.rollout.n < 2,
+        why="it compares conversations of one prompt, and there is only one",
+        remedy="set rollout.n to 2 or more",
+    ),
+    Row(
+        "algorithm.gamma",
+        when=lambda run: run.is_our_estimator and run.value("algorithm.gamma") not in (None, 1.0),
+        why="algorithm.adv_estimator={run.estimator} discounts turns, not tokens",
+        remedy="set {PATH}.advantage.gamma, and leave algorithm.gamma at 1.0",
+    ),
+    *set_beside(
+        [f"{PATH}.advantage.{name}" for name in AdvantageSettings.model_fields],
+        when=lambda run: not run.is_our_estimator,
+        why="has no effect with algorithm.adv_estimator={run.estimator}",
+        remedy="set the estimator to one of {ESTIMATORS}, or leave it out",
+    ),
+    Row(
+        "algorithm.filter_groups.metric",
+        when=lambda run: (
+            run.filters_groups and run.filter_metric == "reward" and may_have_several_rows(run.config, run.settings)
+        ),
+        why="verl compares the rewards of rows, and conversations have several here, so that groups with different "
+        "conversations would be left out",
+        remedy="set enable to False, or the metric to a number that compute_score returns, such as acc",
+    ),
+    Row(
+        (f"{_CONTEXT}.mode", "critic.enable"),
+        when=lambda run: _has_several(run) and run.asks_for_critic,
+        why="{run.estimator} uses no critic, and its updates would be counted in rows",
+        remedy="set critic.enable=False",
+    ),
+    needs_our_trainer(f"{_CONTEXT}.weight", lambda run: run.settings.context.weight != "row", "set the weight to row"),
+]

@@ -1,0 +1,165 @@
+"""Refusals about asynchronous training and over-sampling.
+
+The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
+that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the one that our settings
+need (`derive.py`), and is refused then: a wish of the user's is not replaced in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.startup.derive import EXACT, WITHOUT_WEIGHT, importance_needs, staleness_needs
+from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_BACKEND = f"{_ROLLOUT}.checkpoint_engine.backend"
+_ETA = f"{PATH}.max_staleness"
+_STRATEGY = f"{PATH}.staleness_strategy"
+_SAMPLER = "trainer.v1.sampler"
+_RATE = f"{_ROLLOUT}.over_sample_rate"
+_MOST_RATE = 0.5
+
+
+def _is_apart(run: RunView) -> bool:
+    return run.our_trainer == "separate_async"
+
+
+def _is_bounded(run: RunView) -> bool:
+    return run.settings.max_staleness is not None
+
+
+def _against_weight(key: str) -> Row:
+    """Return the row of a setting that the importance weight needs with another value."""
+
+    def found(run: RunView) -> dict[str, Any] | None:
+        needs, given = importance_needs(run), run.value(key)
+        if given in needs.get(key, (given,)):
+            return None
+        is_exact = run.settings.importance_weight == "exact"
+        other = "truncated" if is_exact and key not in WITHOUT_WEIGHT and given != "bypass_mode" else "verl"
+        return {"needed": needs[key][1], "other": other}
+
+    return Row(
+        key,
+        when=found,
+        why="{PATH}.importance_weight={run.settings.importance_weight!r} needs {found[needed]!r} (decoupled PPO)",
+        remedy=f"leave {key} out, or keep your value with {{PATH}}.importance_weight={{found[other]}}",
+    )
+
+
+def _against_staleness(key: str) -> Row:
+    """Return the row of a setting that `max_staleness` needs with another value."""
+
+    def found(run: RunView) -> tuple[Any] | None:
+        given = run.value(key)
+        needs = staleness_needs(run).get(key, (given,))
+        return None if given in needs else needs[-1:]
+
+    return Row(
+        key,
+        when=found,
+        why="{PATH}.max_staleness={run.settings.max_staleness} makes it {found[0]!r}",
+        remedy="leave it out, or leave out max_staleness",
+    )
+
+
+SERVERS_APART = [
+    Row(
+        _BACKEND,
+        when=lambda run: _is_apart(run) and run.value(_BACKEND) == "naive",
+        why="it copies weights within one process, and trainer.v1.trainer_mode=separate_async has its engines apart",
+        remedy=f"set {_BACKEND}=nccl",
+    ),
+    Row(
+        _BACKEND,
+        when=lambda run: _is_apart(run) and run.value(_BACKEND) == "delta_sharded" and run.is_our_rollout,
+        why=f"verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only, and {_ROLLOUT}.name='sglang_async'",
+        remedy=f"set {_BACKEND}=nccl",
+    ),
+]
+
+IMPORTANCE = [
+    Row(
+        f"{PATH}.importance_weight",
+        when=lambda run: (
+            run.settings.importance_weight == "truncated" and not (_is_bounded(run) and run.is_asynchronous)
+        ),
+        why="expected an asynchronous trainer with {PATH}.max_staleness, got "
+        "trainer.v1.trainer_mode={run.trainer_mode!r} and max_staleness={run.settings.max_staleness!r}",
+        remedy="set both, or leave importance_weight out",
+    ),
+    *map(_against_weight, EXACT),
+]
+
+STALENESS = [
+    Row(
+        _STRATEGY,
+        when=lambda run: run.is_set(_STRATEGY) and not _is_bounded(run),
+        why="has no effect without {PATH}.max_staleness",
+        remedy="set both, or leave it out",
+    ),
+    needs_our_trainer(_ETA, _is_bounded, "leave max_staleness out"),
+    Row(
+        _ETA,
+        when=lambda run: run.our_trainer == "sync" and (run.settings.max_staleness or 0) > 0,
+        why="the trainer 'sync' trains only tokens of the age 0",
+        remedy="set trainer.v1.trainer_mode=separate_async or colocate_async, or leave max_staleness out",
+    ),
+    Row(
+        _ETA,
+        when=lambda run: _is_bounded(run) and not run.is_our_rollout,
+        why=f"{_ROLLOUT}.name={{run.rollout.name!r}} does not say under which weights each token was sampled",
+        remedy=f"set {_ROLLOUT}.name=sglang_async, or leave max_staleness out",
+    ),
+    Row(
+        _ETA,
+        when=lambda run: (
+            _is_bounded(run)
+            and run.value(f"{_SAMPLER}.custom_sampler.path")
+            and run.value(f"{_SAMPLER}.custom_sampler.name")
+        ),
+        why=f"{_SAMPLER}.custom_sampler.name={{found!r}} chooses the groups itself, so that the bound would not hold",
+        remedy="leave out one of the two",
+    ),
+    Row(
+        _STRATEGY,
+        when=lambda run: staleness_needs(run) and run.settings.staleness_strategy == "reroll" and run.own_manager,
+        why=f"it cancels groups, which {_ROLLOUT}.agent.agent_loop_manager_class={{found!r}} need not be able to",
+        remedy="leave the manager out, or set staleness_strategy=mask",
+    ),
+    *(_against_staleness(f"trainer.v1.{mode}.num_warmup_batches") for mode in TRAINERS if mode != "sync"),
+    _against_staleness(f"{_SAMPLER}.max_off_policy_threshold"),
+    _against_staleness(f"{_SAMPLER}.max_off_policy_strategy"),
+]
+
+
+def _is_no_rate(run: RunView) -> bool:
+    rate = run.value(_RATE)
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return rate is not None and not (is_number and 0 <= rate <= _MOST_RATE)
+
+
+OVER_SAMPLING = [
+    Row(
+        _RATE,
+        when=_is_no_rate,
+        why=f"expected a number from 0 to {_MOST_RATE}, the share of the started samples that is cut",
+        remedy="set 0.25, or leave it out",
+    ),
+    Row(
+        _RATE,
+        when=lambda run: run.value(_RATE) and not run.is_our_rollout,
+        why=f"with {_ROLLOUT}.name={{run.rollout.name!r}} single generations cannot be stopped",
+        remedy="set it to sglang_async, or leave over_sample_rate out",
+    ),
+    needs_our_trainer(_RATE, lambda run: run.value(_RATE), "leave over_sample_rate out"),
+    Row(
+        _RATE,
+        when=lambda run: run.value(_RATE) and run.own_manager,
+        why=f"{_ROLLOUT}.agent.agent_loop_manager_class={{found!r}} does not cut samples",
+        remedy="leave it out, or leave over_sample_rate out",
+    ),
+]

@@ -1,0 +1,188 @@
+"""Refusals about the trainer, and about sizes that verl 0.9.1's V1 trainer cannot divide, or only after minutes.
+
+The trainer pads each batch to whole mini-batches (`_get_required_batch_multiple`), so a `train_batch_size` that is no
+multiple of the mini-batch is accepted. A mini-batch itself is divided among the data-parallel ranks and then into
+micro-batches (`engine_workers.py`, `train_mini_batch`), and there verl asserts that nothing is left over.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from verl_multiturn.describe import did_you_mean
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS, adapter_rank
+from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_APART = "trainer.v1.separate_async.parameter_sync_step"
+_MINI = f"{_ACTOR}.ppo_mini_batch_size"
+
+
+def check_trainer_name(run: RunView) -> None:
+    """Refuse a misspelt name of a trainer, which verl would find only after Ray has started.
+
+    A name that is like none of verl's may be that of a trainer which only the trainer's own process registers.
+    """
+    name = str(run.trainer_mode)
+    if not run.is_v1 or run.our_trainer is not None or not (hint := did_you_mean(name, TRAINERS)):
+        return
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    if name not in TRAINER_REGISTRY:
+        raise ConfigError(f"trainer.v1.trainer_mode={name!r}: no trainer has this name; {hint}")
+
+
+def _row_of_adapters(key: str) -> Row:
+    # verl compares the name with the literal `sglang` (`engine_workers.py`, `is_sglang`). With our name it would
+    # resume weights that SGLang never released.
+    return Row(
+        (key, f"{_ROLLOUT}.name"),
+        when=lambda run: run.is_our_rollout and adapter_rank(run.config)[0] == key,
+        why="verl 0.9.1 wakes an engine with adapters in another way unless its name is 'sglang'",
+        remedy=f"set {_ROLLOUT}.name=sglang, whose conversations and tools are the same with the agent loop "
+        "{AGENT_LOOP}, or actor_rollout_ref.model.lora.merge=True",
+    )
+
+
+TRAINER: list[Check] = [check_trainer_name, *map(_row_of_adapters, ADAPTER_RANKS)]
+
+
+def _row_of_steps(mode: str) -> Row:
+    key = f"trainer.v1.{mode}.parameter_sync_step"
+    return Row(
+        key,
+        when=lambda run: run.our_trainer == mode and run.value(key) not in (None, 1),
+        why="only the trainer separate_async makes several updates in a step. After the first one, the engines of "
+        f"'{mode}' stand still, and the second may never end",
+        remedy="leave it out",
+    )
+
+
+def _steps_apart(run: RunView) -> dict[str, int] | None:
+    """Return the rows of a step of `separate_async` where `train_batch_size` says another number."""
+    steps, mini, batch = (run.value(key) for key in (_APART, _MINI, "data.train_batch_size"))
+    if run.our_trainer != "separate_async" or steps is None or batch == steps * mini:
+        return None
+    return {"product": steps * mini}
+
+
+_ENGINE_SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+
+
+def _engine_misfit(run: RunView) -> dict[str, Any] | None:
+    """Return the numbers of GPUs that whole engines do not fill; verl notices when the models are loaded, or waits."""
+    apart = run.our_trainer == "separate_async"
+    pools = [_ROLLOUT] if apart else []
+    # In separate_async, too, the trainer's GPUs have engines, which validate and help out.
+    pools += ["trainer"] if not apart or run.config.actor_rollout_ref.get("hybrid_engine", True) else []
+    sizes = {f"{_ROLLOUT}.{name}": run.rollout[name] for name in _ENGINE_SIZES}
+    each = math.prod(sizes.values())
+    for pool in pools:
+        nodes, gpus = (run.value(f"{pool}.{name}") for name in ("nnodes", "n_gpus_per_node"))
+        if nodes * gpus % each:
+            shown = " × ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
+            return {"shown": shown, "each": each, "pool": pool, "nodes": nodes, "gpus": gpus, "devices": nodes * gpus}
+    return None
+
+
+def _rows_of_mini_batch(section: str) -> list[Row]:
+    """Return the rows of an actor's or a critic's mini-batch."""
+    keys = (f"{section}.ppo_mini_batch_size", f"{_ROLLOUT}.n")
+
+    def divided(run: RunView) -> dict[str, int]:
+        part = run.value(section)
+        ranks = _data_parallel_ranks(run, part) if section == _ACTOR or run.has_critic else 0
+        if not ranks or not isinstance(part.ppo_mini_batch_size, int):
+            return {}
+        mini, micro = part.ppo_mini_batch_size, 0 if part.use_dynamic_bsz else part.ppo_micro_batch_size_per_gpu or 0
+        rows = mini * run.rollout.n
+        return {"mini": mini, "micro": micro, "rows": rows, "ranks": ranks, "each": rows // ranks}
+
+    return [
+        Row(
+            keys,
+            when=lambda run: (found := divided(run)) and found["rows"] % found["ranks"] and found,
+            why="a mini-batch has {found[rows]} rows, which cannot be divided equally among {found[ranks]} "
+            "data-parallel ranks",
+            remedy="make {found[mini]} times {run.rollout.n} a multiple of {found[ranks]}",
+        ),
+        Row(
+            keys,
+            when=lambda run: (found := divided(run)) and found["micro"] and found["each"] % found["micro"] and found,
+            why="each of {found[ranks]} data-parallel ranks gets {found[each]} rows of a mini-batch, and "
+            f"{section}.ppo_micro_batch_size_per_gpu={{found[micro]}} does not divide them",
+            remedy=f"choose a divisor of {{found[each]}}, or set {section}.use_dynamic_bsz=True",
+        ),
+    ]
+
+
+def _data_parallel_ranks(run: RunView, part: Any) -> int:
+    """Return the number of data-parallel ranks of an actor or a critic; 0 where it is not known."""
+    devices = int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes)
+    if part.strategy in ("fsdp", "fsdp2"):
+        # The actor's section is `fsdp_config`, and there verl's older key, beside the section, wins.
+        older = part.get("ulysses_sequence_parallel_size") or 1 if "fsdp_config" in part else 1
+        engine = part.get("fsdp_config") or part.get("fsdp") or {}
+        split = older if older > 1 else engine.get("ulysses_sequence_parallel_size") or 1
+    elif part.strategy == "megatron":
+        if part.megatron.get("dynamic_context_parallel"):
+            return 1
+        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        split = math.prod(part.megatron.get(size) or 1 for size in sizes)
+    else:
+        return 0
+    return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
+
+
+BATCH_SIZES = [
+    Row(
+        ("data.train_batch_size", _APART, _MINI),
+        when=_steps_apart,
+        why="the trainer separate_async needs the product of the last two, {found[product]}, as train_batch_size",
+        remedy="change one of the three",
+    ),
+    *(_row_of_steps(mode) for mode in TRAINERS if mode != "separate_async"),
+    Row(
+        tuple(f"{_ROLLOUT}.{name}" for name in _ENGINE_SIZES),
+        when=_engine_misfit,
+        given="{found[shown]}",
+        why="an engine takes {found[each]} GPUs, and {found[pool]}.nnodes={found[nodes]} × "
+        "{found[pool]}.n_gpus_per_node={found[gpus]} gives {found[devices]}, which is no multiple of it",
+        remedy="engines of 1 GPU always fit",
+    ),
+    *(row for section in (_ACTOR, "critic") for row in _rows_of_mini_batch(section)),
+]
+
+
+def _is_unverified(run: RunView) -> bool:
+    return run.our_trainer is None and run.settings.certificate_share > 0
+
+
+def _warning_of_unverified(key: str, is_v1: bool) -> Row:
+    return Row(
+        key,
+        when=lambda run: _is_unverified(run) and bool(run.config.trainer.use_v1) is is_v1,
+        why="training batches are not verified against what the engine returned, and there are no rollout/* metrics "
+        "(only with verl's own V1 trainers)",
+        remedy="{PATH}.certificate_share=0 silences this",
+        is_refusal=False,
+    )
+
+
+CERTIFICATE = [
+    Row(
+        "skip.rollout_tq.enable",
+        when=lambda run: (
+            run.our_trainer is not None and run.settings.certificate_share > 0 and run.value("skip.rollout_tq.enable")
+        ),
+        why="verl gives cached rollouts another name and other weight versions than those that they were sampled "
+        "under, so that they cannot be verified",
+        remedy="set {PATH}.certificate_share=0, or skip.rollout_tq.enable=False",
+    ),
+    _warning_of_unverified("trainer.v1.trainer_mode", True),
+    _warning_of_unverified("trainer.use_v1", False),
+]

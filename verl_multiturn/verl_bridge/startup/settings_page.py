@@ -1,0 +1,83 @@
+"""The part of the page of settings that says what is refused, written from the table of the start-up check.
+
+    python -m verl_multiturn.verl_bridge.startup.settings_page
+
+writes it into the page of this checkout; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, OWN_CODE, SETTINGS
+from verl_multiturn.verl_bridge.startup.table import Row, Section, fill, named
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
+BEGIN = "<!-- Written by verl_multiturn/verl_bridge/startup/settings_page.py from the start-up check's table. -->"
+END = "<!-- End of what is written. -->"
+
+# A setting, with or without a value: two words joined by a dot, or one with a value.
+_SETTING = re.compile(r"(?<![\w`/])(?:[a-z_…]\w*(?:\.\w+)+|[a-z_…][\w.…]*(?==))(?:=[^\s;,:)]+)?")
+
+
+class Value:
+    """Stands for whatever a run has, in a text for all runs."""
+
+    def __getattr__(self, name: str) -> Value:
+        return self
+
+    def __getitem__(self, key: object) -> Value:
+        return self
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def write_page(page: str) -> str:
+    """Return the page with the table between its two marks.
+
+    Args:
+        page: the page as it is, with the marks.
+    """
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{_refused()}\n{END}{rest.split(END)[1]}"
+
+
+def _refused() -> str:
+    return "\n".join(line for section in FILES + BEFORE_PLATFORM + SETTINGS + OWN_CODE for line in _lines(section))
+
+
+def _lines(section: Section) -> Iterator[str]:
+    rows = [check for check in section.checks if isinstance(check, Row)]
+    functions = [check for check in section.checks if not isinstance(check, Row)]
+    yield f"\n#### {section.title}\n"
+    for function in functions:
+        yield f"- {(function.__doc__ or '').splitlines()[0]}"
+    if not rows:
+        return
+    yield from ["", "| setting | why it is refused | what to do |", "|---|---|---|"][not functions :]
+    for (why, remedy, is_refusal), group in groupby(rows, lambda row: (row.why, row.remedy, row.is_refusal)):
+        keys = ", ".join(named(row, lambda key: f"`{_short(key)}`") for row in group)
+        told = "" if is_refusal else " (told only; the run goes on)"
+        yield f"| {keys} | {_text(why)}{told} | {_text(remedy)} |"
+
+
+def _text(template: str) -> str:
+    return _SETTING.sub(r"`\g<0>`", _short(fill(template.removeprefix("but "), run=Value(), found=Value())))
+
+
+def _short(text: str) -> str:
+    return text.replace(PATH, "custom.multiturn").replace("actor_rollout_ref.rollout.", "rollout.")
+
+
+def main() -> None:
+    """Write the page of this checkout."""
+    PAGE.write_text(write_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

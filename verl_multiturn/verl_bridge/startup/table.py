@@ -1,0 +1,126 @@
+"""The form of the start-up check's table: what a run's settings must not be, why, and what to set instead.
+
+A row is data, so that the page of settings can list it. What takes more than a look at settings, such as loading a
+tokenizer, is a function; it stands among the rows, in the one order in which all of them are asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_multiturn.config import PATH
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, ESTIMATORS, PROXY_LOOP
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_NAMES = {"PATH": PATH, "AGENT_LOOP": AGENT_LOOP, "PROXY_LOOP": PROXY_LOOP, "ESTIMATORS": ", ".join(ESTIMATORS)}
+# What stands between a setting's value and a `why` that begins so; otherwise a colon does.
+_JOINTS = {"has no effect": " ", "with the agent loop": " ", "but ": ", "}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Settings with which a run cannot work, or not as one would think.
+
+    `why`, `remedy` and `given` are templates of `str.format`. They may name attributes of the run (`{run.estimator}`),
+    what `when` returned (`{found}`), and names of ours (`{PATH}`).
+    """
+
+    key: str | tuple[str, ...]
+    """The setting, or those that do not go together, by their paths in verl's configuration."""
+    when: Callable[[RunView], Any]
+    """Return something that is true where the row applies."""
+    why: str
+    """What is wrong: a sentence, or the rest of one that begins with the setting."""
+    remedy: str
+    given: str = ""
+    """Begin of the message; empty: the settings with their values."""
+    is_refusal: bool = True
+    """True: the run ends; False: it is told, and goes on."""
+
+    def __call__(self, run: RunView) -> None:
+        """Refuse the run, or warn of it, where the row applies.
+
+        Raises:
+            ConfigError: the row applies, and is a refusal.
+        """
+        if not (found := self.when(run)):
+            return
+        shown = {"run": run, "found": found}
+        given = fill(self.given, **shown) or named(self, lambda key: f"{key}={run.value(key)!r}")
+        joint = next((joint for begin, joint in _JOINTS.items() if self.why.startswith(begin)), ": ")
+        message = f"{given}{joint}{fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
+        if self.is_refusal:
+            raise ConfigError(message)
+        print(f"verl-multiturn: {message}", file=sys.stderr)
+
+
+Check = Row | Callable[[RunView], None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The checks of one subject."""
+
+    title: str
+    checks: Sequence[Check]
+    applies: Callable[[RunView], Any] = lambda run: True
+
+
+def check(run: RunView, sections: Iterable[Section]) -> None:
+    """Ask all rows and functions in their order.
+
+    Raises:
+        ConfigError: what the first that applies says.
+    """
+    for section in sections:
+        if section.applies(run):
+            for each in section.checks:
+                each(run)
+
+
+def fill(template: str, **shown: Any) -> str:
+    """Return the text of a template, with names of ours and what is `shown` of the run."""
+    return template.format(**_NAMES, **shown)
+
+
+def named(row: Row, form: Callable[[str], str]) -> str:
+    """Return the settings of a row, each in a form: "the first", or "the first with the second and the third"."""
+    first, *others = map(form, [row.key] if isinstance(row.key, str) else row.key)
+    return f"{first} with {' and '.join(others)}" if others else first
+
+
+def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, remedy: str) -> list[Row]:
+    """Return a row for each of several settings that must keep their defaults for one reason.
+
+    Args:
+        keys: the settings.
+        when: whether the reason holds for a run.
+        why: the reason.
+        remedy: what to do instead.
+    """
+
+    def row(key: str) -> Row:
+        return Row(key, lambda run: when(run) and run.is_set(key), why, remedy)
+
+    return [row(key) for key in keys]
+
+
+def needs_our_trainer(key: str, when: Callable[[RunView], Any], otherwise: str) -> Row:
+    """Return the row of a setting that only our trainers take.
+
+    Args:
+        key: the setting.
+        when: whether a run has it.
+        otherwise: what to do instead of using such a trainer.
+    """
+    return Row(
+        key,
+        when=lambda run: run.our_trainer is None and when(run),
+        why="only verl's own V1 trainers take it, got trainer.use_v1={run.config.trainer.use_v1!r} and "
+        "trainer.v1.trainer_mode={run.trainer_mode!r}",
+        remedy=f"use one of them, or {otherwise}",
+    )

@@ -1,0 +1,209 @@
+"""What the start-up check asks of a run's configuration: each question stands here once.
+
+A view shows the configuration as it was when a question was first asked. Whoever changes the configuration takes a new
+view of it afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_critic
+
+from verl_multiturn.chat.tir import TIR
+from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
+from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
+from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, settings_of
+
+TRAINERS = ("sync", "colocate_async", "separate_async")
+"""verl's trainers that ours extend."""
+
+_OURS = f"{PATH}."
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run's configuration, and the questions that the checks ask of it."""
+
+    config: DictConfig
+    """verl's whole configuration."""
+
+    def value(self, key: str) -> Any:
+        """Return the value of a setting; of ours its default where it is not set, of verl's None."""
+        return _ours(self.settings, key) if key.startswith(_OURS) else OmegaConf.select(self.config, key)
+
+    def is_set(self, key: str) -> bool:
+        """Tell whether a setting has another value than its default, which is None for one of verl's."""
+        default = _ours(read_settings(None), key) if key.startswith(_OURS) else None
+        return bool(self.value(key) != default)
+
+    @cached_property
+    def settings(self) -> MultiTurnSettings:
+        """Our settings; raises ConfigError for an unknown key or a value that does not fit."""
+        return settings_of(self.rollout)
+
+    @property
+    def rollout(self) -> Any:
+        """The section `actor_rollout_ref.rollout`."""
+        return self.config.actor_rollout_ref.rollout
+
+    @property
+    def multi_turn(self) -> Any:
+        """The section `actor_rollout_ref.rollout.multi_turn`."""
+        return self.rollout.multi_turn
+
+    @property
+    def is_our_rollout(self) -> bool:
+        """Whether `rollout.name` is ours."""
+        return bool(self.rollout.name == ROLLOUT)
+
+    # The agent loops of the rows.
+
+    @cached_property
+    def _agent_loops(self) -> tuple[set[str], bool]:
+        return agent_loops(self.config)
+
+    @property
+    def loops(self) -> set[str]:
+        """The agent loops that rows of the run use; raises ConfigError for an unknown one."""
+        return self._agent_loops[0]
+
+    @property
+    def knows_loops(self) -> bool:
+        """Whether no row can use another loop than `loops`."""
+        return self._agent_loops[1]
+
+    @property
+    def has_our_loop(self) -> bool:
+        """Whether a row uses an agent loop of ours."""
+        return bool(self.loops & OUR_LOOPS)
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether a row is a session of an agent behind the endpoint."""
+        return PROXY_LOOP in self.loops
+
+    @property
+    def own_manager(self) -> str | None:
+        """The agent-loop manager of the user's own; None without one."""
+        return own_manager(self.rollout.agent)
+
+    # Model and tools.
+
+    @property
+    def is_text_mode(self) -> bool:
+        """Whether a conversation is one text with code blocks, without messages and calls."""
+        return bool(self.multi_turn.format == TIR)
+
+    @property
+    def tool_files(self) -> tuple[str | None, str | None]:
+        """The tool YAML, and the Python file of functions; None without them."""
+        return self.multi_turn.tool_config_path or self.settings.tool_config_path, self.multi_turn.get(
+            "function_tool_path"
+        )
+
+    @cached_property
+    def tools(self) -> dict[str, Any]:
+        """The tools of the run by name; raises ConfigError where one cannot be loaded."""
+        return load_run_tools(*self.tool_files)
+
+    @cached_property
+    def engine_images(self) -> dict[str, Any]:
+        """How the engine must resize images, as `mm_process_config`; empty for a text model or one that is elsewhere.
+
+        Raises ConfigError for a model for images whose processor is missing.
+        """
+        if (path := local_model(self.config)) is None:
+            return {}
+        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        processor = load_processor(str(path), model_type, bool(self.config.data.get("trust_remote_code")))
+        kwargs = plain_dict(self.config.data.get("mm_processor_kwargs"))
+        return {} if processor is None else engine_image_settings(kwargs)
+
+    # Trainer and algorithm.
+
+    @property
+    def is_v1(self) -> bool:
+        """Whether verl's V1 trainer runs.
+
+        verl's fully asynchronous program has a trainer of its own; its configuration has the section `async_training`.
+        """
+        return bool(self.config.trainer.use_v1) and "async_training" not in self.config
+
+    @property
+    def trainer_mode(self) -> Any:
+        """The name of the configured trainer."""
+        return self.value("trainer.v1.trainer_mode")
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the trainer's name is that of an asynchronous one, be it verl's, ours or another."""
+        return str(self.trainer_mode).endswith("_async")
+
+    @property
+    def our_trainer(self) -> str | None:
+        """Which of verl's trainers runs, where we have one that extends it; None otherwise."""
+        mode = str(self.trainer_mode).removeprefix(OUR_TRAINER)
+        return mode if self.is_v1 and mode in TRAINERS else None
+
+    @property
+    def estimator(self) -> str:
+        """The name of the estimator of advantages."""
+        return estimator_of(self.config)
+
+    @property
+    def is_our_estimator(self) -> bool:
+        """Whether the estimator counts conversations; verl's own count rows."""
+        return self.estimator in ESTIMATORS
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether verl leaves out groups whose samples are all alike."""
+        return bool(self.value("algorithm.filter_groups.enable"))
+
+    @property
+    def filter_metric(self) -> Any:
+        """The number by which verl calls samples alike."""
+        return self.value("algorithm.filter_groups.metric")
+
+    @property
+    def asks_for_critic(self) -> bool:
+        """Whether `critic.enable` is True; without it, verl decides by the estimator."""
+        return bool(self.value("critic.enable"))
+
+    @cached_property
+    def has_critic(self) -> bool:
+        """Whether verl trains a critic."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # verl tells it itself when the algorithm has no critic
+            return bool(need_critic(self.config))
+
+    @property
+    def colocated_reward_model(self) -> str | None:
+        """The section of a reward model on the trainer's own devices, whose scores replace all others; None without."""
+        # `reward_model` is verl's older section; the trainer moves it into `reward.reward_model`.
+        for section in ("reward.reward_model", "reward_model"):
+            model = self.value(section) or {}
+            if model.get("enable") and not model.get("enable_resource_pool"):
+                return section
+        return None
+
+
+def local_model(config: DictConfig, tokenizer: bool = False) -> Path | None:
+    """Return the folder of the model, or of the tokenizer that stands for it; None if it is not on this machine."""
+    model = config.actor_rollout_ref.model
+    path = Path((tokenizer and model.get("tokenizer_path")) or model.path).expanduser()
+    return path if (path / "config.json").is_file() else None
+
+
+def _ours(settings: MultiTurnSettings, key: str) -> Any:
+    return attrgetter(key.removeprefix(_OURS))(settings)
