@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Tag, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Tag
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.messages import ROLES
@@ -148,10 +148,6 @@ class _StreamOptions(Fields):
     include_usage: bool | None = None
 
 
-def _older(value: object, info: ValidationInfo) -> object:
-    return value if info.data.get("max_completion_tokens") is None else None
-
-
 def _count(number: int) -> int:
     if not 1 <= number <= MOST_COMPLETIONS:
         raise wrong(f"a number from 1 to {MOST_COMPLETIONS}")
@@ -165,7 +161,7 @@ class _Body(Fields, extra="allow"):
     tools: fields.Tools[_AnyTool] = ABSENT
     n: Annotated[fields.WholeNumber, AfterValidator(_count)] | None = None
     max_completion_tokens: fields.MostTokens | None = None
-    max_tokens: Annotated[fields.MostTokens | None, BeforeValidator(_older)] = None
+    max_tokens: Annotated[fields.MostTokens | None, fields.unless("max_completion_tokens")] = None
     stream_options: _StreamOptions | None = None
     stop: fields.Stops = ABSENT
     logprobs: bool | None = None

@@ -10,10 +10,20 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationInfo,
+)
 
 from verl_multiturn.proxy.protocols.validation import wrong
 
@@ -45,16 +55,29 @@ class Choice(Discriminator):
     __hash__ = object.__hash__
 
 
+def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send that", field: str = "") -> Choice:
+    """Return what tells the members of a union apart.
+
+    Args:
+        tag: Returns the `Tag` of the member for a value, which begins with "="; None for a value that is refused.
+        expected: What a refusal says that was expected.
+        todo: What it says to do.
+        field: The field that it names, if the value is an object; "": the value itself.
+    """
+    said: dict[str, str | int | float] = {"expected": expected, "todo": todo}
+    return Choice(tag, "wrong", "{expected}; {todo}", {**said, "field": field} if field else said)
+
+
 def by(
     field: str, kinds: Mapping[str, str], expected: str, todo: str = "send that", other: str | None = None
 ) -> Choice:
-    """Return what tells the models of a union apart.
+    """Return what tells the models of a union apart by the name of a kind.
 
     Args:
-        field: The field that holds the name of a kind.
+        field: The field that holds the name.
         kinds: The tags of the models by this name, without the "=" with which each `Tag` begins.
-        expected: What a refusal says that was expected in the field.
-        todo: What it says to do.
+        expected: As for `choice`.
+        todo: As for `choice`.
         other: Tag of the model of all other objects; None: they are refused.
     """
 
@@ -65,11 +88,11 @@ def by(
         found = kinds.get(kind, other) if isinstance(kind, str) else other
         return found and f"={found}"
 
-    said: dict[str, str | int | float] = {"field": field, "expected": expected, "todo": todo}
-    return Choice(tag, "wrong", "{expected}; {todo}", said)
+    return choice(tag, expected, todo, field)
 
 
-def _form(value: Any) -> str | None:
+def text_or_list(value: object) -> str | None:
+    """Return the tag of a text, or of a list."""
     return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
 
 
@@ -79,25 +102,28 @@ def _not_empty(messages: list[Item]) -> list[Item]:
     return messages
 
 
-TEXT_OR_LIST = Choice(
-    _form, "wrong", "{expected}; {todo}", {"expected": "a text or a list of parts", "todo": "send that"}
-)
-
-
-class _First(FailFast):
+class StopAtFirst(FailFast):
     """Ends the reading of a list with the first wrong item, or a body of millions would give as many errors."""
 
     __hash__ = object.__hash__  # as of `Choice`
 
 
-_NULL_IS_EMPTY = BeforeValidator(lambda value: [] if value is None else value)
-Array = Annotated[list[Item], _First(), _NULL_IS_EMPTY]
+NULL_IS_EMPTY = BeforeValidator(lambda value: [] if value is None else value)
+Array = Annotated[list[Item], StopAtFirst(), NULL_IS_EMPTY]
 """A list; an empty one for null."""
-Messages = Annotated[list[Item], _First(), Field(max_length=MOST_MESSAGES), _NULL_IS_EMPTY, AfterValidator(_not_empty)]
+Messages = Annotated[
+    list[Item], StopAtFirst(), Field(max_length=MOST_MESSAGES), NULL_IS_EMPTY, AfterValidator(_not_empty)
+]
 """The messages of a request, at least one."""
-Tools = Annotated[list[Item], _First(), Field(max_length=MOST_TOOLS), _NULL_IS_EMPTY]
+Tools = Annotated[list[Item], StopAtFirst(), Field(max_length=MOST_TOOLS), NULL_IS_EMPTY]
 """The tools of a request."""
-Content = Annotated[Annotated[str, Tag("=text")] | Annotated[list[Item], _First(), Tag("=list")], TEXT_OR_LIST] | None
+Content = (
+    Annotated[
+        Annotated[str, Tag("=text")] | Annotated[list[Item], StopAtFirst(), Tag("=list")],
+        choice(text_or_list, "a text or a list of parts"),
+    ]
+    | None
+)
 """A content that is a text, a list of parts, or null."""
 
 
@@ -110,6 +136,15 @@ def only(*values: object, expected: str, todo: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def unless(name: str) -> BeforeValidator:
+    """Return the validator of a field that counts only where the one with this name, before it, says nothing."""
+
+    def null(value: object, info: ValidationInfo) -> object:
+        return None if info.data.get(name) else value
+
+    return BeforeValidator(null)
 
 
 def _whole(value: object) -> object:
@@ -141,7 +176,7 @@ def _stop(value: object) -> object:
 _StopText = Annotated[str, BeforeValidator(_stop)]
 Stops = Annotated[
     list[_StopText],
-    _First(),
+    StopAtFirst(),
     Field(max_length=MOST_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else [] if value is None else value),
 ]

@@ -62,26 +62,37 @@ def check_depth(body: Mapping[str, Any]) -> None:
     raise _refused(f"the body is nested deeper than {MOST_DEPTH} levels; send a flatter one")
 
 
-def wrong(expected: str, todo: str = "send that") -> PydanticCustomError:
-    """Return the error that a validator raises for a value that is not what was expected."""
-    return PydanticCustomError("wrong", "{expected}; {todo}", {"expected": expected, "todo": todo})
+def wrong(expected: str, todo: str = "send that", field: str = "") -> PydanticCustomError:
+    """Return the error that a validator raises for a value that is not what was expected.
+
+    Args:
+        expected: What was.
+        todo: What to do.
+        field: The field of the value, an object, that is wrong; "": the value itself is.
+    """
+    said = {"expected": expected, "todo": todo}
+    return PydanticCustomError("wrong", "{expected}; {todo}", {**said, "field": field} if field else said)
+
+
+def refused(where: str, got: object, expected: str, todo: str = "send that") -> RefusedError:
+    """Return the error for a field that holds something else than expected."""
+    return _refused(f"{where}: got {show(got, _MOST_SHOWN)}, expected {expected}; {todo}")
 
 
 def _refusal(error: ValidationError) -> RefusedError:
     first = error.errors(include_url=False)[0]
     kind, got, said = first["type"], first["input"], first.get("ctx", {})
-    path = [part for part in first["loc"] if isinstance(part, int) or not part.startswith("=")]  # `fields.by` has tags
-    if "field" in said and isinstance(got, dict):  # no model of a union fits the name in this field
+    path = [part for part in first["loc"] if isinstance(part, int) or not part.startswith("=")]  # tags of unions
+    if "field" in said and isinstance(got, dict):
         path, got = [*path, said["field"]], got.get(said["field"])
     elif "field" in said:
         kind, said = "model_type", {}
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if kind == "too_long":
-        return _refused(
-            f"{where}: got {said['actual_length']} items, expected at most {said['max_length']}; send fewer"
-        )
+        most = said["max_length"]
+        return _refused(f"{where}: got {said['actual_length']} items, expected at most {most}; send fewer")
     expected = _EXPECTED.get(kind) or said.get("expected", first["msg"])
-    return _refused(f"{where}: got {show(got, _MOST_SHOWN)}, expected {expected}; {said.get('todo', 'send that')}")
+    return refused(where, got, expected, said.get("todo", "send that"))
 
 
 def _refused(message: str) -> RefusedError:
