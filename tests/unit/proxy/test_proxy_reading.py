@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.harness_requests import PROGRAMS, recorded
 from verl_multiturn.proxy.protocols import PROTOCOLS
-from verl_multiturn.proxy.protocols.reading import MOST_DEPTH, MOST_MESSAGES, MOST_TOOLS
+from verl_multiturn.proxy.protocols.fields import MOST_MESSAGES, MOST_TOOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.validation import MOST_DEPTH
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PNG = base64.b64encode(b"\x89PNG").decode()

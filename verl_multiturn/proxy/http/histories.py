@@ -21,7 +21,7 @@ import orjson
 
 from verl_multiturn.proxy.http.bodies import parse_json
 from verl_multiturn.proxy.protocols import Protocol
-from verl_multiturn.proxy.protocols.reading import MOST_MESSAGES
+from verl_multiturn.proxy.protocols.fields import MOST_MESSAGES
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
 _MOST_KNOWN = 8
