@@ -130,7 +130,7 @@ class World:
         async with ProxyServer(ping_s=0.005) as server:
             while self.requests < requests:
                 await asyncio.gather(*(self._session(server) for _ in range(_AT_ONCE)))
-            if server._guests or self._engine._open:
+            if server._open or self._engine._open:
                 self._findings.add("violations", f"{self._family.name}: sessions are left behind")
         if len(asyncio.all_tasks()) > 1:
             self._findings.add("violations", f"{self._family.name}: tasks are left: {asyncio.all_tasks()}")

@@ -6,7 +6,6 @@ https://docs.anthropic.com/en/api/messages and …/build-with-claude/streaming.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Tag
@@ -14,7 +13,7 @@ from pydantic import AfterValidator, Tag
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import fields
-from verl_multiturn.proxy.protocols.fields import ABSENT, Content, Fields, Other, Text
+from verl_multiturn.proxy.protocols.fields import ABSENT, Content, Fields, Other, Part, Text
 from verl_multiturn.proxy.protocols.requests import (
     ChatRequest,
     Completion,
@@ -86,13 +85,18 @@ class _Message(Fields):
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         messages: list[Message] = []
-        for is_result, blocks in groupby(self.content or (), lambda block: isinstance(block, _ToolResult)):
-            if is_result:
-                messages += [block.message() for block in blocks if isinstance(block, _ToolResult)]
-            else:
-                parts = [block for block in blocks if not isinstance(block, _ToolResult)]
+        parts: list[Part] = []
+        for block in self.content or ():
+            if not isinstance(block, _ToolResult):
+                parts.append(block)
+                continue
+            if parts:
                 messages.append({"role": self.role, "content": fields.content_of(parts)})
-        return messages or [{"role": self.role, "content": ""}]
+                parts = []
+            messages.append(block.message())
+        if parts or not messages:
+            messages.append({"role": self.role, "content": fields.content_of(parts)})
+        return messages
 
 
 class _Thinking(Fields):
@@ -121,17 +125,23 @@ class _AssistantMessage(Fields):
         """Return the message of the template, in a list."""
         if isinstance(self.content, str):
             return [{"role": "assistant", "content": self.content}]
-        blocks = self.content or ()
-        texts = [block for block in blocks if isinstance(block, Text)]
-        reasoning = [block.thinking for block in blocks if isinstance(block, _Thinking)]
-        calls = [block for block in blocks if isinstance(block, _ToolUse)]
-        left = [block.type for block in blocks if isinstance(block, Other) and block.type != "redacted_thinking"]
-        unenforced += [fields.counted("content", kind) for kind in left]
+        texts: list[Text] = []
+        reasoning: list[str] = []
+        calls = []
+        for block in self.content or ():
+            if isinstance(block, Text):
+                texts.append(block)
+            elif isinstance(block, _Thinking):
+                reasoning.append(block.thinking)
+            elif isinstance(block, _ToolUse):
+                calls.append(fields.call(block.id, block.name, fields.json_text(block.input)))
+            elif block.type != "redacted_thinking":
+                unenforced.append(fields.counted("content", block.type))
         message: Message = {"role": "assistant", "content": fields.content_of(texts)}
         if reasoning:
             message["reasoning_content"] = "\n".join(reasoning)
         if calls:
-            message["tool_calls"] = [fields.call(each.id, each.name, fields.json_text(each.input)) for each in calls]
+            message["tool_calls"] = calls
         return [message]
 
 

@@ -38,6 +38,7 @@ _DATA_URL = re.compile(r"data:image/([a-z]{3,4});base64,")
 # A kind becomes a part of a metric's name.
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
 Item = TypeVar("Item")
 ABSENT: Any = None
 """Default of a field that must be there: what is absent is refused as null is."""
@@ -80,13 +81,14 @@ def by(
         todo: As for `choice`.
         other: Tag of the model of all other objects; None: they are refused.
     """
+    tags = {kind: f"={name}" for kind, name in kinds.items()}
+    unknown = other and f"={other}"
 
     def tag(value: Any) -> str | None:
         if not isinstance(value, dict):
             return None
         kind = value.get(field)
-        found = kinds.get(kind, other) if isinstance(kind, str) else other
-        return found and f"={found}"
+        return tags.get(kind, unknown) if isinstance(kind, str) else unknown
 
     return choice(tag, expected, todo, field)
 
@@ -185,7 +187,7 @@ Stops = Annotated[
 
 def json_text(value: Any) -> str:
     """Return a JSON value as text."""
-    return json.dumps(value, ensure_ascii=False)
+    return _JSON.encode(value)
 
 
 def _arguments(value: object) -> object:

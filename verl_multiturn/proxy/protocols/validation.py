@@ -52,7 +52,7 @@ def check_depth(body: Mapping[str, Any]) -> None:
     for _ in range(MOST_DEPTH + 1):
         below: list[Any] = []
         for value in level:
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 below += value.values()
             elif isinstance(value, list):
                 below += value
