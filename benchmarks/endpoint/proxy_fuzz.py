@@ -50,8 +50,8 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
-from verl_multiturn.proxy.sessions.rows import CompletionView
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
@@ -192,11 +192,11 @@ class World:
             await Checked(played, log, outcome, receipts, run, self._findings).run_all()
 
 
-def _half(views: Sequence[CompletionView]) -> Collection[str]:
+def _half(views: Sequence[Completion]) -> Collection[str]:
     return [view.id for index, view in enumerate(views) if index % 2]
 
 
-def _none(views: Sequence[CompletionView]) -> Collection[str]:
+def _none(views: Sequence[Completion]) -> Collection[str]:
     return []
 
 
