@@ -42,7 +42,7 @@ setup(
         "pillow>=10",
         "psutil>=5.9",
         "pyarrow>=15",
-        "pydantic>=2.7",
+        "pydantic>=2.8",
         "pyyaml>=6.0",
         "rich>=13",
         "sqlglot>=26",

@@ -50,8 +50,8 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
-from verl_multiturn.proxy.sessions.rows import CompletionView
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
@@ -130,7 +130,7 @@ class World:
         async with ProxyServer(ping_s=0.005) as server:
             while self.requests < requests:
                 await asyncio.gather(*(self._session(server) for _ in range(_AT_ONCE)))
-            if server._guests or self._engine._open:
+            if server._open or self._engine._open:
                 self._findings.add("violations", f"{self._family.name}: sessions are left behind")
         if len(asyncio.all_tasks()) > 1:
             self._findings.add("violations", f"{self._family.name}: tasks are left: {asyncio.all_tasks()}")
@@ -192,11 +192,11 @@ class World:
             await Checked(played, log, outcome, receipts, run, self._findings).run_all()
 
 
-def _half(views: Sequence[CompletionView]) -> Collection[str]:
+def _half(views: Sequence[Completion]) -> Collection[str]:
     return [view.id for index, view in enumerate(views) if index % 2]
 
 
-def _none(views: Sequence[CompletionView]) -> Collection[str]:
+def _none(views: Sequence[Completion]) -> Collection[str]:
     return []
 
 

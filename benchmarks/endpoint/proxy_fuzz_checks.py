@@ -22,7 +22,7 @@ from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.chat.turn_ends import closing_ids
-from verl_multiturn.proxy.http.bodies import parse_body
+from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.shared import ProxyRun

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.proxy_fuzz_agents import Done, Fuzzed, Known, Plan
 from benchmarks.proxy_fuzz_wire import RESPONSES, Message, renamed
-from verl_multiturn.proxy.http.bodies import parse_body
+from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import Sent
 

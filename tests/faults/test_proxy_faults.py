@@ -164,7 +164,7 @@ async def test_dripping_bodies_end_and_disturb_nobody(monkeypatch: pytest.Monkey
 
 
 async def test_dripping_headers_and_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "STRANGER_S", 2.0)
+    monkeypatch.setattr(clients, "UNAUTHENTICATED_S", 2.0)
     async with serving(FakeSession()) as (_, access):
         known, keeper = await connect(access)
         keeper.write(post(access, HELLO))
@@ -180,8 +180,8 @@ async def test_dripping_headers_and_silent_connections_are_closed(monkeypatch: p
         keeper.close()
 
 
-async def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MOST_STRANGERS", 3)
+async def test_too_many_unauthenticated_connections_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST_UNAUTHENTICATED", 3)
     async with serving(FakeSession()) as (_, access):
         opened = [await connect(access) for _ in range(5)]
         async with asyncio.timeout(60):

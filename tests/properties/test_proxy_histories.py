@@ -7,8 +7,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_multiturn.proxy.http.bodies import parse_body
-from verl_multiturn.proxy.http.histories import Histories, known_from
+from verl_multiturn.proxy.http.histories import Histories, cached_from
+from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
@@ -51,8 +51,8 @@ def whole(body: bytes) -> ChatRequest | None:
 
 def known_after(body: bytes) -> Histories:
     histories = Histories()
-    if whole(body) is not None and (known := known_from(body, orjson.loads(body), whole(body))) is not None:  # type: ignore[arg-type]
-        histories.add(known)
+    if whole(body) is not None and (cached := cached_from(body, orjson.loads(body), whole(body))) is not None:  # type: ignore[arg-type]
+        histories.add(cached)
     return histories
 
 
@@ -115,7 +115,7 @@ def test_a_list_that_is_there_twice_or_in_disguise_is_not_continued() -> None:
         b'{"\\u006dessages": [' + user % b"a" + b"]}",
     ):
         assert whole(body) is not None
-        assert known_from(body, orjson.loads(body), whole(body)) is None  # type: ignore[arg-type]
+        assert cached_from(body, orjson.loads(body), whole(body)) is None  # type: ignore[arg-type]
 
 
 def test_branches_take_turns_and_the_oldest_is_forgotten() -> None:
@@ -125,7 +125,7 @@ def test_branches_take_turns_and_the_oldest_is_forgotten() -> None:
     histories = Histories()
     for number in range(9):
         text = body(str(number))
-        histories.add(known_from(text, orjson.loads(text), CHAT.read(orjson.loads(text))))  # type: ignore[arg-type]
+        histories.add(cached_from(text, orjson.loads(text), CHAT.read(orjson.loads(text))))  # type: ignore[arg-type]
     found = [histories.continued(CHAT, body(str(number), "x")) is not None for number in range(9)]
     assert found == [False] + [True] * 8
     assert histories.continued(CHAT, body("3", "x", "y")) == whole(body("3", "x", "y"))

@@ -284,7 +284,7 @@ class _Agent:
         count = "system" if any(message["role"] in _AUTHORED for message in prompt.messages) else "tool"
         harmless = [_harmless(message) for message in prompt.messages]
         tools = codec.trusted_schemas([_harmless_schema(tool) for tool in prompt.tools])
-        if prompt.parent is None or prompt.point is None:  # without a point, the whole request was rendered
+        if prompt.parent is None or prompt.trie_node is None:  # without one, the whole request was rendered
             found, expected = prompt.ids, codec.initial(codec.trusted(roles.prompt(harmless)), tools)
         else:
             said = prompt.parent.said

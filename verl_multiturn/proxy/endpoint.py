@@ -117,7 +117,7 @@ class Endpoint:
         # An agent may print its environment, or an error may name its address.
         end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
         try:
-            return await self._judged(session, end), receipts
+            return await self._outcome(session, end), receipts
         finally:
             session.forget()
 
@@ -139,7 +139,7 @@ class Endpoint:
             receipts = session.receipts()
         return receipts
 
-    async def _judged(self, session: AgentSession, end: AgentEnd) -> Outcome:
+    async def _outcome(self, session: AgentSession, end: AgentEnd) -> Outcome:
         """Return the outcome of a session whose agent has ended.
 
         Raises:

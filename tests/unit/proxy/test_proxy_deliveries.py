@@ -271,7 +271,7 @@ async def test_a_select_that_hangs_stops_no_other_session(monkeypatch: pytest.Mo
     [
         (lambda views: None, "returned None, expected a list of the ids to train"),
         (lambda views: views[0].id, "returned .*, expected a list"),
-        (lambda views: views, "returned CompletionView.* is no completion's id"),
+        (lambda views: views, "returned Completion.* is no completion's id"),
         (lambda views: [views[0].id, "nope"], "returned 'nope', which is no completion's id"),
         (lambda views: [views[0].name for _ in views], r"raised AttributeError: .*'name' \(test_proxy_deliveries\.py:"),
     ],

@@ -190,7 +190,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
         assert endpoint._run.engine._open == {}
-        assert not endpoint._server._guests
+        assert not endpoint._server._open
         left = asyncio.all_tasks() - before
         assert [task for task in left if "Server" not in repr(task)] == []
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.harness_requests import PROGRAMS, recorded
-from verl_multiturn.proxy.protocols import PROTOCOLS
-from verl_multiturn.proxy.protocols.reading import MOST_DEPTH, MOST_MESSAGES, MOST_TOOLS
+from verl_multiturn.proxy.protocols import PROTOCOLS, chat_completions
+from verl_multiturn.proxy.protocols.fields import MOST_MESSAGES, MOST_TOOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.validation import MOST_DEPTH
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PNG = base64.b64encode(b"\x89PNG").decode()
@@ -329,6 +331,7 @@ def test_no_calls_are_read_when_the_client_wants_none(path: str, choice: Any) ->
 def test_limits_of_a_completion() -> None:
     assert read(CHAT, max_tokens=5).max_tokens == 5
     assert read(CHAT, max_tokens=5, max_completion_tokens=6).max_tokens == 6
+    assert read(CHAT, max_tokens="x", max_completion_tokens=6).max_tokens == 6
     assert read(CHAT, max_tokens=-1).max_tokens == 1
     assert read(CHAT, max_tokens=7.0).max_tokens == 7
     assert read(RESPONSES, max_output_tokens=8).max_tokens == 8
@@ -465,6 +468,22 @@ for _ in range(MOST_DEPTH + 1):
 )
 def test_a_body_that_cannot_be_read_is_refused(path: str, body: dict[str, Any], message: str) -> None:
     assert message in refused(path, **body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [0] * MOST_MESSAGES},
+        {"messages": [{"role": "assistant", "tool_calls": [0] * 100_000}]},
+        {"messages": [{"role": "user", "content": [0] * 100_000}]},
+        {"messages": [USER], "stop": [0] * 100_000},
+    ],
+)
+def test_reading_a_list_ends_with_its_first_wrong_item(body: dict[str, Any]) -> None:
+    """A body of 8 MiB may hold four million wrong items, and pydantic would keep an error for each."""
+    with pytest.raises(ValidationError) as raised:
+        chat_completions._Body.model_validate(body)
+    assert raised.value.error_count() == 1
 
 
 JSON = st.recursive(

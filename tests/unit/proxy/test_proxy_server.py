@@ -13,7 +13,8 @@ import pytest
 
 from tests.proxy_clients import HELLO, FakeSession, answer, connect, post, serving, until
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.http.bodies import MOST_BYTES, Allowance, inflated, parse_body
+from verl_multiturn.proxy.http.bodies import MOST_BYTES, WeightedSemaphore, inflated
+from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.http.server import ProxyServer, check_host
 from verl_multiturn.proxy.protocols.requests import Call, RefusedError
 
@@ -156,7 +157,7 @@ async def test_an_unknown_path_is_named_before_the_key_is_looked_at(method: str)
         status, answered, _ = await answer(reader)
         assert (status, answered["connection"]) == (404, "close")  # the body is not read
         writer.close()
-        assert all(not guest.connections for guest in server._guests.values())  # all of them stay strangers
+        assert all(not opened.connections for opened in server._open.values())  # none of them shows a key
     assert session.asked == []
 
 
@@ -369,11 +370,11 @@ async def test_hosts() -> None:
         ProxyServer().open(FakeSession())
 
 
-async def test_bodies_beyond_the_allowance_wait_in_order() -> None:
-    allowance, order = Allowance(10), []
+async def test_bodies_beyond_what_may_be_held_wait_in_order() -> None:
+    semaphore, order = WeightedSemaphore(10), []
 
     async def use(name: str, count: int) -> None:
-        await allowance.take(count)
+        await semaphore.acquire(count)
         order.append(name)
 
     await use("a", 7)
@@ -382,10 +383,10 @@ async def test_bodies_beyond_the_allowance_wait_in_order() -> None:
     assert order == ["a"]  # c would fit, and does not overtake b
     waiting[1].cancel()
     await asyncio.sleep(0)
-    allowance.give(7)
+    semaphore.release(7)
     await asyncio.gather(*waiting, return_exceptions=True)
     assert order == ["a", "b", "d"]
-    allowance.give(5)
+    semaphore.release(5)
     await use("all", 10)
 
 

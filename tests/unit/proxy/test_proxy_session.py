@@ -23,7 +23,7 @@ from tests.agent_sessions import (
 )
 from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.protocols.requests import ChatRequest
-from verl_multiturn.proxy.sessions.nodes import CompletionNode, Point, PromptNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, TrieNode
 from verl_multiturn.proxy.sessions.rendering import RenderedPrompt
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -38,7 +38,7 @@ async def test_a_session_that_is_over_leaves_nothing_to_the_garbage_collector() 
     """It stops the event loop; 128 sessions left 96,000 objects to it, which took 76 ms."""
 
     def nodes() -> int:
-        return sum(type(each) in (CompletionNode, Point, PromptNode) for each in gc.get_objects())
+        return sum(type(each) in (CompletionNode, PromptNode, TrieNode) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Bodies of requests: read, inflated and parsed within bounds.
+"""Requests, from their HTTP bodies: received, inflated, parsed and read within bounds.
 
 A body is refused before it is read where its length says enough, and as soon as it is too long otherwise. It has
 `BODY_S` seconds to arrive. What is held is never more than `MOST_BYTES`, compressed or not. A session holds at most
@@ -8,44 +8,40 @@ A body is refused before it is read where its length says enough, and as soon as
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import zlib
 from collections import deque
-from typing import Any
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 
-import orjson
 from aiohttp import web
 
-from verl_multiturn.proxy.protocols.requests import RefusedError
+from verl_multiturn.proxy.http.histories import CachedRequest, Histories, cached_from
+from verl_multiturn.proxy.http.parsing import parse_body
+from verl_multiturn.proxy.protocols import PROTOCOLS, Protocol
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError, Sent
 
 MOST_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 4 * MOST_BYTES
-MOST_MARKS = 150_000
-"""The most brackets, braces and colons of a body. Parsing holds up the whole process, 0.3 ms for 1,000 of them."""
 BODY_S = 30.0
-_MOST_EXACT_BYTES = 1024 * 1024
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
-"""In a text without it, orjson, which knows 64 bits, reads all whole numbers as they are."""
-# The two halves of a surrogate pair, or another escape; else a half alone, which UTF-8 cannot express.
-_ESCAPES = re.compile(
-    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)|\\u[dD][89a-fA-F]..", re.S
-)
+_IN_THREAD_BYTES = 128 * 1024
+"""Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
+_APPENDING = PROTOCOLS["/v1/chat/completions"]
 
 
-class Allowance:
-    """The bytes that the bodies of one session may take at once. Requests get them in the order in which they came.
+class WeightedSemaphore:
+    """A semaphore of which more than one may be acquired at once. Who came first is served first.
 
     Args:
-        most: Bytes.
+        most: How many there are.
     """
 
-    def __init__(self, most: int = HELD_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self._free = most
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, count: int) -> None:
-        """Take `count` bytes, at most as many as there are in all; wait until they are free."""
+    async def acquire(self, count: int) -> None:
+        """Acquire `count`, at most as many as there are in all; wait until they are free."""
         if not self._waiting and count <= self._free:
             self._free -= count
             return
@@ -55,11 +51,11 @@ class Allowance:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give(count)
+                self.release(count)
             raise
 
-    def give(self, count: int) -> None:
-        """Give back what was taken."""
+    def release(self, count: int) -> None:
+        """Release what was acquired."""
         self._free += count
         while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
             wanted, turn = self._waiting.popleft()
@@ -68,7 +64,61 @@ class Allowance:
                 turn.set_result(None)
 
 
-def check_head(request: web.BaseRequest) -> int:
+class RequestReader:
+    """Reads the requests of one session.
+
+    Args:
+        sent: Finds what the session sent before.
+        threads: Where large bodies are read.
+    """
+
+    def __init__(self, sent: Sent, threads: Executor) -> None:
+        self._sent = sent
+        self._threads = threads
+        self._free = WeightedSemaphore(HELD_BYTES)
+        self._histories = Histories()
+
+    @asynccontextmanager
+    async def read(self, request: web.BaseRequest, protocol: Protocol) -> AsyncIterator[ChatRequest]:
+        """Read a request. Its body counts as held until the context is left.
+
+        Raises:
+            RefusedError: It is too long, too slow, badly framed, or no request of this protocol.
+            ConnectionError: The client has gone.
+        """
+        held = _most_bytes(request)
+        await self._free.acquire(held)
+        try:
+            asked, length = await self._asked(request, protocol, await _received(request))
+            self._free.release(held - length)  # of a body whose length the head did not tell
+            held = length
+            yield asked
+        finally:
+            self._free.release(held)
+
+    async def _asked(self, request: web.BaseRequest, protocol: Protocol, body: bytes) -> tuple[ChatRequest, int]:
+        """Return what a body asks for, and the body's length in bytes, inflated."""
+        encoding = request.headers.get("content-encoding", "")
+        appends = protocol is _APPENDING and not encoding
+        if appends and (continued := self._histories.continued(protocol, body)) is not None:
+            return continued, len(body)
+
+        def read() -> tuple[ChatRequest, CachedRequest | None, int]:
+            text = inflated(body, encoding)
+            parsed = parse_body(text)
+            asked = protocol.read(parsed, self._sent)
+            return asked, cached_from(body, parsed, asked) if appends else None, len(text)
+
+        if len(body) <= _IN_THREAD_BYTES and not encoding:
+            asked, cached, length = read()
+        else:
+            asked, cached, length = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        if cached is not None:
+            self._histories.add(cached)
+        return asked, length
+
+
+def _most_bytes(request: web.BaseRequest) -> int:
     """Return the most bytes that a request's body may take, from its headers alone.
 
     Raises:
@@ -89,7 +139,7 @@ def check_head(request: web.BaseRequest) -> int:
     return length
 
 
-async def read_body(request: web.BaseRequest) -> bytes:
+async def _received(request: web.BaseRequest) -> bytes:
     """Return a request's body, as it was sent.
 
     Raises:
@@ -136,53 +186,6 @@ def inflated(body: bytes, encoding: str) -> bytes:
     if not inflater.eof:
         raise RefusedError(400, "invalid_request_error", "the body's gzip is cut off; send all of it")
     return whole
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body, as `parse_json` reads it.
-
-    Raises:
-        RefusedError: It holds no JSON object.
-    """
-    try:
-        value = parse_json(body)
-    except orjson.JSONDecodeError as error:
-        raise RefusedError(
-            400, "invalid_request_error", f"the body is no JSON ({error}); send a JSON object in UTF-8"
-        ) from None
-    if not isinstance(value, dict):
-        raise RefusedError(
-            400, "invalid_request_error", f"the body is a JSON {type(value).__name__}, expected an object; send one"
-        )
-    return value
-
-
-def parse_json(body: bytes) -> Any:
-    """Return the value of a JSON text. Halves of surrogate pairs that stand alone become U+FFFD.
-
-    Whole numbers stay whole, however long, in a text of up to `_MOST_EXACT_BYTES`: a call's arguments must be the same
-    when a client sends them back.
-
-    Raises:
-        RefusedError: Parsing it would take too long.
-        orjson.JSONDecodeError: It is no JSON.
-    """
-    if len(body) > MOST_MARKS and sum(map(body.count, (b"[", b"{", b":"))) > MOST_MARKS:
-        raise RefusedError(
-            400,
-            "invalid_request_error",
-            f"the body has more than {MOST_MARKS} brackets, braces and colons; send fewer or smaller messages",
-        )
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        if b"\\ud" not in body and b"\\uD" not in body:
-            raise
-        body = _ESCAPES.sub(lambda found: found[1] or b"\\ufffd", body)
-        value = orjson.loads(body)
-    if len(body) <= _MOST_EXACT_BYTES and _LONG_NUMBER.search(body):
-        return json.loads(body)
-    return value
 
 
 def _too_long() -> RefusedError:

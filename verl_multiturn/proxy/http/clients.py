@@ -2,8 +2,8 @@
 
 Invariants:
 - nothing that a client sent is logged or repeated in an error: it may hold a secret;
-- a connection that shows no key within `STRANGER_S` is closed, so that neither idle nor dripping ones pile up. There
-  are at most `MOST_STRANGERS`, and they take at most a quarter of what the process may open;
+- a connection that shows no key within `UNAUTHENTICATED_S` is closed, so that neither idle nor dripping ones pile up.
+  There are at most `MOST_UNAUTHENTICATED`, and they take at most a quarter of what the process may open;
 - a client that has closed its sending side gets the answers to what it has sent, as HTTP allows.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-STRANGER_S = 30.0
-MOST_STRANGERS = 4096
+UNAUTHENTICATED_S = 30.0
+MOST_UNAUTHENTICATED = 4096
 # Linux alone tells at once that the other side has closed; elsewhere the event loop finds out a moment later.
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
@@ -25,17 +25,17 @@ class Connection(web.RequestHandler):
     """One connection of a client.
 
     Args:
-        strangers: The connections that have shown no key yet.
+        unauthenticated: The connections that have shown no key yet.
         manager: See `aiohttp.web.RequestHandler`, as for `options`.
         loop: The event loop.
         options: Further options.
     """
 
     def __init__(
-        self, strangers: Strangers, manager: web.Server, loop: asyncio.AbstractEventLoop, **options: Any
+        self, unauthenticated: Unauthenticated, manager: web.Server, loop: asyncio.AbstractEventLoop, **options: Any
     ) -> None:
         super().__init__(manager, loop=loop, **options)
-        self._strangers = strangers
+        self._unauthenticated = unauthenticated
         self.lost: asyncio.Future[None] = loop.create_future()
         """Done when the connection is over."""
         self.owner: object = None
@@ -50,12 +50,12 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         if isinstance(transport, asyncio.WriteTransport):
             transport.set_write_buffer_limits(high=0)
-        self._strangers.add(self)
+        self._unauthenticated.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End."""
         super().connection_lost(exc)
-        self._strangers.remove(self)
+        self._unauthenticated.remove(self)
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -93,9 +93,9 @@ class Connection(web.RequestHandler):
         if self.ended.done() and not self._messages:
             self.close()  # when the answer under way is written
 
-    def known(self) -> None:
+    def authenticated(self) -> None:
         """Note that the client has shown a key."""
-        self._strangers.remove(self)
+        self._unauthenticated.remove(self)
 
     def abort(self) -> None:
         """Close the connection at once. What was not sent is lost."""
@@ -123,7 +123,7 @@ class Connection(web.RequestHandler):
         """Log nothing: aiohttp would show the request. What goes wrong in a handler is logged by the server."""
 
 
-class Strangers:
+class Unauthenticated:
     """The connections that have shown no key yet, the oldest first.
 
     Args:
@@ -131,14 +131,14 @@ class Strangers:
     """
 
     def __init__(self, files: int) -> None:
-        self._most = max(1, min(MOST_STRANGERS, files // 4))
+        self._most = max(1, min(MOST_UNAUTHENTICATED, files // 4))
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
 
     def add(self, connection: Connection) -> None:
         """Add a connection. If there are too many, the oldest is closed."""
         if len(self._timers) >= self._most:
             self.push_out()
-        self._timers[connection] = asyncio.get_running_loop().call_later(STRANGER_S, connection.abort)
+        self._timers[connection] = asyncio.get_running_loop().call_later(UNAUTHENTICATED_S, connection.abort)
 
     def push_out(self) -> bool:
         """Close the oldest connection, and tell whether there was one."""

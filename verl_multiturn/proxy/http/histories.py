@@ -19,13 +19,13 @@ from typing import Any
 
 import orjson
 
-from verl_multiturn.proxy.http.bodies import parse_json
+from verl_multiturn.proxy.http.parsing import parse_json
 from verl_multiturn.proxy.protocols import Protocol
-from verl_multiturn.proxy.protocols.reading import MOST_MESSAGES
+from verl_multiturn.proxy.protocols.fields import MOST_MESSAGES
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
-_MOST_KNOWN = 8
-"""Requests that are remembered: as many branches of a session may take turns."""
+_MOST_CACHED = 8
+"""Requests that are kept: as many branches of a session may take turns."""
 _LIST = "messages"
 _MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.S)
 _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
@@ -33,7 +33,7 @@ _OPENING = re.compile(rb"\s*:\s*\[")
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedRequest:
     """A request that another one may continue."""
 
     end: int
@@ -49,37 +49,37 @@ class Histories:
     """The requests of one session in a protocol that reads each message for itself, such as chat completions."""
 
     def __init__(self) -> None:
-        self._known: list[Known] = []
+        self._cached: list[CachedRequest] = []
 
     def continued(self, protocol: Protocol, body: bytes) -> ChatRequest | None:
         """Return the request of a body that continues an earlier one; None for any other."""
-        for known in reversed(self._known):
-            stop = len(body) - len(known.rest)
-            if stop <= known.end or body[known.end] != ord(",") or not body.endswith(known.rest):
+        for cached in reversed(self._cached):
+            stop = len(body) - len(cached.rest)
+            if stop <= cached.end or body[cached.end] != ord(",") or not body.endswith(cached.rest):
                 continue
-            digest = _digest(body, known.end)
-            if digest.digest() != known.digest:
+            digest = _digest(body, cached.end)
+            if digest.digest() != cached.digest:
                 continue
             try:
-                added = protocol.read({_LIST: parse_json(b"[%b]" % body[known.end + 1 : stop])}).messages
+                added = protocol.read({_LIST: parse_json(b"[%b]" % body[cached.end + 1 : stop])}).messages
             except (orjson.JSONDecodeError, RefusedError):
                 return None  # who reads the whole body can say what is wrong
-            messages = [*known.request.messages, *added]
+            messages = [*cached.request.messages, *added]
             if len(messages) > MOST_MESSAGES:
                 return None
-            request = replace(known.request, messages=messages)
-            digest.update(memoryview(body)[known.end : stop])
-            self._known.remove(known)
-            self._known.append(Known(stop, digest.digest(), known.rest, request))
+            request = replace(cached.request, messages=messages)
+            digest.update(memoryview(body)[cached.end : stop])
+            self._cached.remove(cached)
+            self._cached.append(CachedRequest(stop, digest.digest(), cached.rest, request))
             return request
         return None
 
-    def add(self, known: Known) -> None:
+    def add(self, cached: CachedRequest) -> None:
         """Remember a request, in the place of the oldest one."""
-        self._known = [*self._known[1 - _MOST_KNOWN :], known]
+        self._cached = [*self._cached[1 - _MOST_CACHED :], cached]
 
 
-def known_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> Known | None:
+def cached_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> CachedRequest | None:
     """Return what `Histories.add` takes, from a body that was read whole; None where nothing can be appended to it.
 
     Args:
@@ -94,7 +94,7 @@ def known_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> Kno
     rest = body[span[1] :]
     if parse_json(b'{"%b":[%b' % (_LIST.encode(), rest))[_LIST]:  # of two equal lists the last would not grow
         return None
-    return Known(span[1], _digest(body, span[1]).digest(), rest, request)
+    return CachedRequest(span[1], _digest(body, span[1]).digest(), rest, request)
 
 
 def _digest(body: bytes, end: int) -> hashlib.blake2b:

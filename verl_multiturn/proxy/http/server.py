@@ -5,8 +5,8 @@
         ...                                     # the agent runs, the session ends
         await server.close_session(address)     # the secret is dead
 
-The way of one request: the secret says which session it is for; the body is read and parsed (`bodies`), and a protocol
-makes a `ChatRequest` of it; an `Exchange` has the session complete that, and writes the answer.
+The way of one request: the secret says which session it is for; `RequestReader` makes a `ChatRequest` of its body; an
+`Exchange` has the session complete that, and writes the answer.
 
 Invariants:
 - a secret reaches its own session and nothing of another. It is compared by its digest, and is in no log, no error and
@@ -36,16 +36,15 @@ from aiohttp import web
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.agent import SessionAddress
-from verl_multiturn.proxy.http.bodies import Allowance, check_head, inflated, parse_body, read_body
-from verl_multiturn.proxy.http.clients import Connection, Strangers
+from verl_multiturn.proxy.http.bodies import RequestReader
+from verl_multiturn.proxy.http.clients import Connection, Unauthenticated
 from verl_multiturn.proxy.http.exchange import Exchange
-from verl_multiturn.proxy.http.histories import Histories, Known, known_from
 from verl_multiturn.proxy.http.listener import Listener, raise_open_files
 from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_models, protocol_of, split_path
-from verl_multiturn.proxy.protocols import PROTOCOLS, Protocol, model
+from verl_multiturn.proxy.protocols import Protocol, model
 from verl_multiturn.proxy.protocols import models as all_models
 from verl_multiturn.proxy.protocols.anthropic_messages import token_count
-from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.requests import RefusedError
 
 if TYPE_CHECKING:
     from verl_multiturn.proxy.sessions.session import AgentSession
@@ -56,8 +55,6 @@ _ENDING_S = 1.0
 """Seconds in which answers of a session that has ended may still be written."""
 _IDLE_S = 20.0
 """Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
-_IN_THREAD_BYTES = 128 * 1024
-"""Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
 _MOST_CONNECTIONS = 256
 """Connections of one session, and at most a quarter of what the process may open. Beyond it those are closed that were
 idle longest."""
@@ -71,28 +68,26 @@ _OPTIONS: Mapping[str, Any] = {
     "max_line_size": _HEADER_BYTES,
     "max_field_size": _HEADER_BYTES,
 }
-_APPENDING = PROTOCOLS["/v1/chat/completions"]
 
 
 @dataclass(eq=False)
-class _Guest:
+class _OpenSession:
     """A session on this server."""
 
     session: AgentSession
     most: int
     """The most connections."""
-    bodies: Allowance = field(default_factory=Allowance)
+    reader: RequestReader
     handlers: dict[asyncio.Task[Any], Connection] = field(default_factory=dict)
     """The tasks that answer its requests."""
     connections: dict[Connection, None] = field(default_factory=dict)
     """The connections that it was the last to use, the last used one last."""
-    histories: Histories = field(default_factory=Histories)
     failed: bool = False
 
     def use(self, connection: Connection) -> None:
         """Note that a request came by a connection."""
-        connection.known()
-        if isinstance(connection.owner, _Guest):
+        connection.authenticated()
+        if isinstance(connection.owner, _OpenSession):
             connection.owner.connections.pop(connection, None)
         else:
             connection.lost.add_done_callback(lambda _: _let_go(connection))
@@ -131,7 +126,7 @@ class _Guest:
 
 
 def _let_go(connection: Connection) -> None:
-    assert isinstance(connection.owner, _Guest)
+    assert isinstance(connection.owner, _OpenSession)
     connection.owner.connections.pop(connection, None)
 
 
@@ -166,7 +161,7 @@ class ProxyServer:
         self._host = check_host(host)
         self._ping_s = ping_s
         self._model = model
-        self._guests: dict[bytes, _Guest] = {}
+        self._open: dict[bytes, _OpenSession] = {}
         self._files = 0
         """How many files this process may open."""
         self._listener: Listener | None = None
@@ -192,12 +187,12 @@ class ProxyServer:
                 f"proxy.host={self._host!r}: cannot listen there ({error}); name an address of this machine"
             ) from None
         self._files = raise_open_files()
-        strangers = Strangers(self._files)
+        unauthenticated = Unauthenticated(self._files)
         http = self._http = web.Server(self._handle)
         self._listener = Listener(
             listening,
-            lambda: Connection(strangers, http, loop, **_OPTIONS),
-            lambda: strangers.push_out() or self._push_out_idle(),
+            lambda: Connection(unauthenticated, http, loop, **_OPTIONS),
+            lambda: unauthenticated.push_out() or self._push_out_idle(),
         )
         host, port = listening.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if family == socket.AF_INET6 else f"http://{host}:{port}"
@@ -206,7 +201,7 @@ class ProxyServer:
         """Stop listening, end all requests and close all connections."""
         if self._listener is not None:
             await self._listener.aclose()
-        self._guests.clear()
+        self._open.clear()
         ending = list(self._handlers)
         for task in ending:
             task.cancel()
@@ -235,19 +230,20 @@ class ProxyServer:
         if not self.address:
             raise RuntimeError("the server was not started; call `start` first")
         secret = secrets.token_urlsafe(32)
-        self._guests[_digest(secret)] = _Guest(session, max(1, min(_MOST_CONNECTIONS, self._files // 4)))
+        most = max(1, min(_MOST_CONNECTIONS, self._files // 4))
+        self._open[_digest(secret)] = _OpenSession(session, most, RequestReader(session.sent, self._threads))
         return SessionAddress(f"{self.address}/v1", secret, self.address, session.id)
 
     async def close_session(self, address: SessionAddress) -> None:
         """Make a secret worthless, and end what is under way with it. The session must have ended before."""
-        guest = self._guests.pop(_digest(address.api_key), None)
-        if guest is not None:
-            await guest.leave()
+        opened = self._open.pop(_digest(address.api_key), None)
+        if opened is not None:
+            await opened.leave()
 
     def _push_out_idle(self) -> bool:
         """Close an idle connection of the session that has most, and tell whether there was one."""
-        guests = sorted(self._guests.values(), key=lambda guest: len(guest.connections), reverse=True)
-        return any(guest.push_out() for guest in guests)
+        by_connections = sorted(self._open.values(), key=lambda opened: len(opened.connections), reverse=True)
+        return any(opened.push_out() for opened in by_connections)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -256,7 +252,7 @@ class ProxyServer:
         self._handlers.add(task)
         secret, route = split_path(request.path)
         protocol = protocol_of(route, request)
-        guest = None
+        opened = None
         connection = request.protocol
         assert isinstance(connection, Connection)
         try:
@@ -264,27 +260,27 @@ class ProxyServer:
             check_served(route, request.method)
             if route == "":
                 return web.json_response({"status": "ok"})
-            guest = self._guest(secret, request)
-            guest.handlers[task] = connection
-            guest.use(connection)
-            return await self._routed(request, route, protocol, guest)
+            opened = self._authenticated(secret, request)
+            opened.handlers[task] = connection
+            opened.use(connection)
+            return await self._routed(request, route, protocol, opened)
         except RefusedError as refused:
             return _refusal(protocol, refused, request)
         except ConnectionError:
             connection.abort()
             return web.Response(status=400)  # nobody reads it
         except Exception as error:  # a mistake of ours: a client would repeat after a 500, and fail again
-            answer = _refusal(protocol, self._failed(guest, error), request)
+            answer = _refusal(protocol, self._failed(opened, error), request)
             if request.writer.output_size:  # within an answer that has begun
                 connection.abort()
             return answer
         finally:
             connection.end()
             self._handlers.discard(task)
-            if guest is not None:
-                guest.handlers.pop(task, None)
+            if opened is not None:
+                opened.handlers.pop(task, None)
 
-    def _guest(self, secret: str | None, request: web.BaseRequest) -> _Guest:
+    def _authenticated(self, secret: str | None, request: web.BaseRequest) -> _OpenSession:
         """Return the session that a request is for.
 
         Raises:
@@ -293,8 +289,8 @@ class ProxyServer:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         sent = [secret, request.headers.get("x-api-key"), bearer if scheme.lower() == "bearer" else None]
         for each in sent:
-            if each and (guest := self._guests.get(_digest(each.strip()))) is not None:
-                return guest
+            if each and (opened := self._open.get(_digest(each.strip()))) is not None:
+                return opened
             if each and each == secret:
                 break  # a path says whom it is for; no other key changes that
         raise RefusedError(
@@ -302,7 +298,7 @@ class ProxyServer:
         )
 
     async def _routed(
-        self, request: web.BaseRequest, route: str, protocol: Protocol, guest: _Guest
+        self, request: web.BaseRequest, route: str, protocol: Protocol, opened: _OpenSession
     ) -> web.StreamResponse:
         """Answer a request of a known session.
 
@@ -312,52 +308,19 @@ class ProxyServer:
         if is_models(route):
             name = route.removeprefix("models").strip("/")
             return web.json_response(model(name) if name else all_models(self._model))
-        held = check_head(request)
-        await guest.bodies.take(held)
-        try:
-            asked, length = await self._read(request, protocol, guest)
-            guest.bodies.give(held - length)  # of a body whose length the head did not tell
-            held = length
+        async with opened.reader.read(request, protocol) as asked:
             if route == COUNT_TOKENS:
-                return web.json_response(token_count(await guest.session.count_tokens(asked)))
-            failed = partial(self._failed, guest)
-            return await Exchange(request, protocol, asked, guest.session, failed, self._ping_s, self._threads).run()
-        finally:
-            guest.bodies.give(held)
+                return web.json_response(token_count(await opened.session.count_tokens(asked)))
+            failed = partial(self._failed, opened)
+            return await Exchange(request, protocol, asked, opened.session, failed, self._ping_s, self._threads).run()
 
-    async def _read(self, request: web.BaseRequest, protocol: Protocol, guest: _Guest) -> tuple[ChatRequest, int]:
-        """Read a request's body, and return the request and the body's length in bytes, inflated.
-
-        Raises:
-            RefusedError: It is no request of this protocol.
-        """
-        body = await read_body(request)
-        encoding = request.headers.get("content-encoding", "")
-        appends = protocol is _APPENDING and not encoding
-        if appends and (continued := guest.histories.continued(protocol, body)) is not None:
-            return continued, len(body)
-
-        def read() -> tuple[ChatRequest, Known | None, int]:
-            text = inflated(body, encoding)
-            parsed = parse_body(text)
-            asked = protocol.read(parsed, guest.session.sent)
-            return asked, known_from(body, parsed, asked) if appends else None, len(text)
-
-        if len(body) <= _IN_THREAD_BYTES and not encoding:
-            asked, known, length = read()
-        else:
-            asked, known, length = await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        if known is not None:
-            guest.histories.add(known)
-        return asked, length
-
-    def _failed(self, guest: _Guest | None, error: BaseException) -> RefusedError:
+    def _failed(self, opened: _OpenSession | None, error: BaseException) -> RefusedError:
         """Note a mistake of ours, and log it once for each session."""
-        if guest is None or not guest.failed:
+        if opened is None or not opened.failed:
             logger.error("a request of an agent failed", exc_info=error)
-        if guest is not None:
-            guest.failed = True
-            guest.session.failed = guest.session.failed or f"the proxy failed: {describe(error)}"
+        if opened is not None:
+            opened.failed = True
+            opened.session.failed = opened.session.failed or f"the proxy failed: {describe(error)}"
         return RefusedError(
             400, "proxy_failed", f"the proxy failed at this request ({type(error).__name__}); see the worker's log"
         )

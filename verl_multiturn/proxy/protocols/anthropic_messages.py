@@ -6,11 +6,14 @@ https://docs.anthropic.com/en/api/messages and …/build-with-claude/streaming.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Tag
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
-from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.protocols import fields
+from verl_multiturn.proxy.protocols.fields import ABSENT, Content, Fields, Other, Part, Text
 from verl_multiturn.proxy.protocols.requests import (
     ChatRequest,
     Completion,
@@ -19,6 +22,7 @@ from verl_multiturn.proxy.protocols.requests import (
     Sent,
     nothing_sent,
 )
+from verl_multiturn.proxy.protocols.validation import read_as
 
 _ROLES = ("user", "assistant", "system")  # Claude Code sends `system` among the messages
 _UNENFORCED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "context_management")
@@ -26,6 +30,195 @@ _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 _BILLING = "x-anthropic-billing-header:"
 """How the block of Claude Code's system prompt begins that changes with every request and says nothing."""
+
+
+_BLOCKS = {name: name for name in ("text", "image", "document", "tool_result")}
+_KNOWN_BLOCK = fields.by("type", _BLOCKS, "text, image, document or tool_result", "send its text")
+_NOT_FETCHED = "nothing is fetched; send it so"
+
+
+class _Base64(Fields):
+    media_type: Annotated[str, AfterValidator(lambda kind: fields.image_kind(kind.removeprefix("image/")))] = ABSENT
+    data: fields.Base64 = ABSENT
+
+
+class _Image(Fields):
+    source: Annotated[
+        Annotated[_Base64, Tag("=base64")], fields.by("type", {"base64": "base64"}, "base64", _NOT_FETCHED)
+    ] = ABSENT
+
+    def part(self) -> dict[str, Any]:
+        return fields.image(f"data:image/{self.source.media_type};base64,{self.source.data}")
+
+
+class _Plain(Fields):
+    data: str = ABSENT
+
+
+class _Document(Fields):
+    source: Annotated[Annotated[_Plain, Tag("=text")], fields.by("type", {"text": "text"}, "text", _NOT_FETCHED)] = (
+        ABSENT
+    )
+
+    def part(self) -> str:
+        return self.source.data
+
+
+_Media = Annotated[Text, Tag("=text")] | Annotated[_Image, Tag("=image")] | Annotated[_Document, Tag("=document")]
+
+
+class _ToolResult(Fields):
+    tool_use_id: str | None = None
+    content: Content[Annotated[_Media, _KNOWN_BLOCK]] = None
+
+    def message(self) -> Message:
+        named = {} if self.tool_use_id is None else {"tool_call_id": self.tool_use_id}
+        return {"role": "tool", **named, "content": fields.content_of(self.content)}
+
+
+class _Message(Fields):
+    role: str = ABSENT
+    content: Content[Annotated[_Media | Annotated[_ToolResult, Tag("=tool_result")], _KNOWN_BLOCK]] = None
+
+    def messages(self, unenforced: list[str]) -> list[Message]:
+        """Return the messages that this one becomes: a tool's result is a message of its own."""
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        messages: list[Message] = []
+        parts: list[Part] = []
+        for block in self.content or ():
+            if not isinstance(block, _ToolResult):
+                parts.append(block)
+                continue
+            if parts:
+                messages.append({"role": self.role, "content": fields.content_of(parts)})
+                parts = []
+            messages.append(block.message())
+        if parts or not messages:
+            messages.append({"role": self.role, "content": fields.content_of(parts)})
+        return messages
+
+
+class _Thinking(Fields):
+    thinking: str = ABSENT
+
+
+class _ToolUse(Fields):
+    id: str | None = None
+    name: fields.Name = ABSENT
+    input: dict[str, Any] = ABSENT
+
+
+_Said = Annotated[
+    Annotated[Text, Tag("=text")]
+    | Annotated[_Thinking, Tag("=thinking")]
+    | Annotated[_ToolUse, Tag("=tool_use")]
+    | Annotated[Other, Tag("=other")],
+    fields.by("type", {name: name for name in ("text", "thinking", "tool_use")}, "text", other="other"),
+]
+
+
+class _AssistantMessage(Fields):
+    content: Content[_Said] = None
+
+    def messages(self, unenforced: list[str]) -> list[Message]:
+        """Return the message of the template, in a list."""
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
+        texts: list[Text] = []
+        reasoning: list[str] = []
+        calls = []
+        for block in self.content or ():
+            if isinstance(block, Text):
+                texts.append(block)
+            elif isinstance(block, _Thinking):
+                reasoning.append(block.thinking)
+            elif isinstance(block, _ToolUse):
+                calls.append(fields.call(block.id, block.name, fields.json_text(block.input)))
+            elif block.type != "redacted_thinking":
+                unenforced.append(fields.counted("content", block.type))
+        message: Message = {"role": "assistant", "content": fields.content_of(texts)}
+        if reasoning:
+            message["reasoning_content"] = "\n".join(reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        return [message]
+
+
+_AnyMessage = Annotated[
+    Annotated[_Message, Tag("=other")] | Annotated[_AssistantMessage, Tag("=assistant")],
+    fields.by("role", {**dict.fromkeys(_ROLES, "other"), "assistant": "assistant"}, f"one of {', '.join(_ROLES)}"),
+]
+
+
+class _Tool(Fields):
+    name: fields.Name = ABSENT
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+def _tool_tag(tool: Any) -> str | None:
+    if not isinstance(tool, dict):
+        return None
+    return "=custom" if tool.get("type") in (None, "custom") else "=other"
+
+
+_AnyTool = Annotated[
+    Annotated[_Tool, Tag("=custom")] | Annotated[Other, Tag("=other")], fields.choice(_tool_tag, "custom", field="type")
+]
+_SystemText = Annotated[Annotated[Text, Tag("=text")], fields.by("type", {"text": "text"}, "text")]
+
+
+class _ToolChoice(Fields):
+    type: object = None
+    disable_parallel_tool_use: object = None
+
+
+class _Body(Fields, extra="allow"):
+    messages: fields.Messages[_AnyMessage] = ABSENT
+    system: Content[_SystemText] = None
+    tool_choice: _ToolChoice | None = None
+    tools: fields.Tools[_AnyTool] = ABSENT
+    stop_sequences: fields.Stops = ABSENT
+    max_tokens: fields.MostTokens | None = None
+    stream: bool | None = None
+    model: str | None = None
+
+    def request(self) -> ChatRequest:
+        unenforced = fields.set_fields(self.model_extra or {}, _UNENFORCED)
+        messages = self._system()
+        for each in self.messages:
+            messages += each.messages(unenforced)
+        if messages[-1]["role"] == "assistant":
+            raise RefusedError(
+                400,
+                "invalid_request_error",
+                "messages: the last one is of the assistant, and the beginning of a turn cannot be given; end with a "
+                "message of the user",
+            )
+        choice = self.tool_choice or _ToolChoice(type="auto")
+        if choice.type not in ("auto", "none"):
+            unenforced.append("tool_choice")
+        if choice.disable_parallel_tool_use is not None:
+            unenforced.append("tool_choice.disable_parallel_tool_use")
+        unenforced += [fields.counted("tools", tool.type) for tool in self.tools if isinstance(tool, Other)]
+        tools = [tool for tool in self.tools if isinstance(tool, _Tool)]
+        return ChatRequest(
+            messages=messages,
+            tools=[fields.tool(tool.name, tool.description, tool.input_schema) for tool in tools],
+            stop=tuple(self.stop_sequences),
+            max_tokens=self.max_tokens,
+            reads_calls=choice.type != "none",
+            stream=bool(self.stream),
+            model=self.model or "",
+            unenforced=unenforced,
+        )
+
+    def _system(self) -> list[Message]:
+        if self.system is None or isinstance(self.system, str):
+            return [] if self.system is None else [{"role": "system", "content": self.system}]
+        kept = [block for block in self.system if not block.text.startswith(_BILLING)]
+        return [{"role": "system", "content": fields.content_of(kept)}] if kept else []
 
 
 class AnthropicMessages:
@@ -37,36 +230,7 @@ class AnthropicMessages:
         Raises:
             RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
         """
-        reading.check_depth(body)
-        given = reading.array(body.get("messages"), "messages", reading.MOST_MESSAGES)
-        if not given:
-            raise reading.wrong("messages", body.get("messages"), "a list with at least one message")
-        unenforced = reading.set_fields(body, _UNENFORCED)
-        messages = _system(body.get("system"))
-        for index, each in enumerate(given):
-            messages += _messages(each, f"messages[{index}]", unenforced)
-        if not messages or messages[-1]["role"] == "assistant":
-            raise RefusedError(
-                400,
-                "invalid_request_error",
-                "messages: the last one is of the assistant, and the beginning of a turn cannot be given; end with a "
-                "message of the user",
-            )
-        choice = body.get("tool_choice")
-        choice = {"type": "auto"} if choice is None else reading.mapping(choice, "tool_choice")
-        if choice.get("type") not in ("auto", "none"):
-            unenforced.append("tool_choice")
-        unenforced += reading.set_fields(choice, ("disable_parallel_tool_use",), "tool_choice.")
-        return ChatRequest(
-            messages=messages,
-            tools=_tools(body.get("tools"), unenforced),
-            stop=reading.stop_texts(body.get("stop_sequences"), "stop_sequences"),
-            max_tokens=reading.most_tokens(body.get("max_tokens"), "max_tokens"),
-            reads_calls=choice.get("type") != "none",
-            stream=reading.flag(body.get("stream"), "stream"),
-            model=reading.text_or_empty(body.get("model"), "model"),
-            unenforced=unenforced,
-        )
+        return read_as(_Body, body).request()
 
     def answer(self, request: ChatRequest, completions: Sequence[Completion], created: int) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -122,117 +286,6 @@ class AnthropicMessages:
 def token_count(tokens: int) -> dict[str, int]:
     """Return the answer of `/v1/messages/count_tokens`."""
     return {"input_tokens": tokens}
-
-
-def _system(value: Any) -> list[Message]:
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [{"role": "system", "content": value}]
-    blocks = []
-    for index, each in enumerate(reading.array(value, "system")):
-        where = f"system[{index}]"
-        block = reading.mapping(each, where)
-        if block.get("type") != "text":
-            raise reading.wrong(f"{where}.type", block.get("type"), "text")
-        blocks.append(reading.text(block.get("text"), f"{where}.text"))
-    kept = [block for block in blocks if not block.startswith(_BILLING)]
-    return [reading.user_or_system("system", kept)] if kept else []
-
-
-def _messages(value: Any, where: str, unenforced: list[str]) -> list[Message]:
-    """Return the messages that one message becomes: a tool's result is a message of its own."""
-    message = reading.mapping(value, where)
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise reading.wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = [reading.mapping(each, f"{where}.content") for each in reading.array(content, f"{where}.content")]
-    if role == "assistant":
-        return [_assistant(blocks, f"{where}.content", unenforced)]
-    messages: list[Message] = []
-    parts: list[str | dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        if block.get("type") != "tool_result":
-            parts.append(_part(block, f"{where}.content[{index}]"))
-            continue
-        if parts:
-            messages.append(reading.user_or_system(role, parts))
-            parts = []
-        messages.append(_tool_result(block, f"{where}.content[{index}]"))
-    if parts or not messages:
-        messages.append(reading.user_or_system(role, parts))
-    return messages
-
-
-def _assistant(blocks: list[dict[str, Any]], where: str, unenforced: list[str]) -> Message:
-    texts: list[str | dict[str, Any]] = []
-    reasoning: list[str] = []
-    calls = []
-    for index, block in enumerate(blocks):
-        kind, here = block.get("type"), f"{where}[{index}]"
-        if kind == "text":
-            texts.append(reading.text(block.get("text"), f"{here}.text"))
-        elif kind == "thinking":
-            reasoning.append(reading.text(block.get("thinking"), f"{here}.thinking"))
-        elif kind == "tool_use":
-            arguments = reading.mapping(block.get("input"), f"{here}.input")
-            calls.append(reading.call(block.get("id"), block.get("name"), arguments, here))
-        elif kind != "redacted_thinking":
-            unenforced.append(reading.counted("content", kind))
-    message: Message = {"role": "assistant", "content": reading.content_of(texts)}
-    if reasoning:
-        message["reasoning_content"] = "\n".join(reasoning)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _tool_result(block: dict[str, Any], where: str) -> Message:
-    content = block.get("content")
-    read: Message = {"role": "tool"}
-    if block.get("tool_use_id") is not None:
-        read["tool_call_id"] = reading.text(block["tool_use_id"], f"{where}.tool_use_id")
-    if isinstance(content, str):
-        return {**read, "content": content}
-    parts = [
-        _part(reading.mapping(each, f"{where}.content"), f"{where}.content[{index}]")
-        for index, each in enumerate(reading.array(content, f"{where}.content"))
-    ]
-    return {**read, "content": reading.content_of(parts)}
-
-
-def _part(block: dict[str, Any], where: str) -> str | dict[str, Any]:
-    """Return the text or the image in a block of the user's or of a tool's result."""
-    kind = block.get("type")
-    if kind == "text":
-        return reading.text(block.get("text"), f"{where}.text")
-    if kind in ("image", "document"):
-        source = reading.mapping(block.get("source"), f"{where}.source")
-        if kind == "document" and source.get("type") == "text":
-            return reading.text(source.get("data"), f"{where}.source.data")
-        if kind == "image" and source.get("type") == "base64":
-            media = reading.text(source.get("media_type"), f"{where}.source.media_type")
-            return reading.image(media.removeprefix("image/"), source.get("data"), f"{where}.source")
-        expected = "base64" if kind == "image" else "text"
-        raise reading.wrong(f"{where}.source.type", source.get("type"), expected, "nothing is fetched; send it so")
-    raise reading.wrong(f"{where}.type", kind, "text, image, document or tool_result", "send its text")
-
-
-def _tools(value: Any, unenforced: list[str]) -> list[dict[str, Any]]:
-    """Return the schemas of the client's own tools; those of other kinds are added to `unenforced`."""
-    schemas = []
-    for index, each in enumerate(reading.array(value, "tools", reading.MOST_TOOLS)):
-        where = f"tools[{index}]"
-        tool = reading.mapping(each, where)
-        if tool.get("type") not in (None, "custom"):
-            unenforced.append(reading.counted("tools", tool["type"]))
-            continue
-        schemas.append(
-            reading.function_schema(tool.get("name"), tool.get("description"), tool.get("input_schema"), where)
-        )
-    return schemas
 
 
 def _head(request: ChatRequest, completion: Completion) -> dict[str, Any]:

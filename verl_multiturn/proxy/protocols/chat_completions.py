@@ -6,14 +6,26 @@ https://platform.openai.com/docs/api-reference/chat; `reasoning_content` as othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Tag
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.proxy.protocols import events as sse
-from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.protocols import fields
+from verl_multiturn.proxy.protocols.fields import (
+    ABSENT,
+    MOST_COMPLETIONS,
+    Array,
+    Content,
+    Fields,
+    Other,
+    Refusal,
+    Text,
+)
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
+from verl_multiturn.proxy.protocols.validation import read_as, wrong
 
 _UNENFORCED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -21,6 +33,174 @@ _UNENFORCED = (
     "chat_template_kwargs",
 )  # fmt: skip
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+
+
+_PARTS = {"text": "text", "refusal": "refusal", "image_url": "image"}
+_KNOWN_PART = fields.by("type", _PARTS, "text or image_url", "send other media as text or images")
+_ROLES = {**dict.fromkeys(ROLES, "other"), "assistant": "assistant", "tool": "tool"}
+_Unused = Annotated[
+    object, fields.only(None, expected="nothing: the field is deprecated", todo="use tools and tool_choice")
+]
+
+
+class _Url(Fields):
+    url: fields.ImageUrl = ABSENT
+
+
+class _Image(Fields):
+    image_url: Annotated[_Url, BeforeValidator(lambda url: url if isinstance(url, dict) else {"url": url})] = ABSENT
+
+    def part(self) -> dict[str, Any]:
+        return fields.image(self.image_url.url)
+
+
+_Said = Annotated[Text, Tag("=text")] | Annotated[Refusal, Tag("=refusal")]
+
+
+class _Message(Fields):
+    role: str = ABSENT
+    content: Content[Annotated[_Said | Annotated[_Image, Tag("=image")], _KNOWN_PART]] = None
+
+    def message(self) -> Message:
+        return {"role": self.role, "content": fields.content_of(self.content)}
+
+
+class _ToolMessage(_Message):
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def message(self) -> Message:
+        named = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return {**super().message(), **{name: value for name, value in named.items() if value is not None}}
+
+
+class _Function(Fields):
+    name: fields.Name = ABSENT
+    arguments: fields.Arguments = ABSENT
+
+
+class _FunctionCall(Fields):
+    id: str | None = None
+    function: _Function = ABSENT
+
+    def call(self) -> dict[str, Any]:
+        return fields.call(self.id, self.function.name, self.function.arguments)
+
+
+class _Custom(Fields):
+    name: fields.Name = ABSENT
+    input: str | None = None
+
+
+class _CustomCall(Fields):
+    id: str | None = None
+    custom: _Custom = ABSENT
+
+    def call(self) -> dict[str, Any]:
+        return fields.call(self.id, self.custom.name, fields.json_text({"input": self.custom.input or ""}))
+
+
+_Call = Annotated[
+    Annotated[_FunctionCall, Tag("=function")] | Annotated[_CustomCall, Tag("=custom")],
+    fields.by("type", {"custom": "custom"}, "function or custom", other="function"),
+]
+
+
+class _AssistantMessage(Fields):
+    content: Content[Annotated[_Said, _KNOWN_PART]] = None
+    reasoning_content: str | None = None
+    tool_calls: Array[_Call] = ABSENT
+
+    def message(self) -> Message:
+        message: Message = {"role": "assistant", "content": fields.content_of(self.content)}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [each.call() for each in self.tool_calls]
+        return message
+
+
+_AnyMessage = Annotated[
+    Annotated[_AssistantMessage, Tag("=assistant")]
+    | Annotated[_ToolMessage, Tag("=tool")]
+    | Annotated[_Message, Tag("=other")],
+    fields.by("role", _ROLES, f"one of {', '.join(ROLES)}"),
+]
+
+
+class _Signature(Fields):
+    name: fields.Name = ABSENT
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(Fields):
+    function: _Signature = ABSENT
+
+
+_AnyTool = Annotated[
+    Annotated[_Tool, Tag("=function")] | Annotated[Other, Tag("=other")],
+    fields.by("type", {"function": "function"}, "function", other="other"),
+]
+
+
+class _StreamOptions(Fields):
+    include_usage: bool | None = None
+
+
+def _count(number: int) -> int:
+    if not 1 <= number <= MOST_COMPLETIONS:
+        raise wrong(f"a number from 1 to {MOST_COMPLETIONS}")
+    return number
+
+
+class _Body(Fields, extra="allow"):
+    functions: _Unused = None
+    function_call: _Unused = None
+    messages: fields.Messages[_AnyMessage] = ABSENT
+    tools: fields.Tools[_AnyTool] = ABSENT
+    n: Annotated[fields.WholeNumber, AfterValidator(_count)] | None = None
+    max_completion_tokens: fields.MostTokens | None = None
+    max_tokens: Annotated[fields.MostTokens | None, fields.unless("max_completion_tokens")] = None
+    stream_options: _StreamOptions | None = None
+    stop: fields.Stops = ABSENT
+    logprobs: bool | None = None
+    tool_choice: object = None
+    parallel_tool_calls: object = None
+    response_format: object = None
+    stream: bool | None = None
+    model: str | None = None
+
+    def request(self) -> ChatRequest:
+        unenforced = [*fields.set_fields(self.model_extra or {}, _UNENFORCED), *self._unenforced_choices()]
+        tools = []
+        for each in self.tools:
+            if isinstance(each, Other):
+                unenforced.append(fields.counted("tools", each.type))
+            else:
+                tools.append(fields.tool(each.function.name, each.function.description, each.function.parameters))
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return ChatRequest(
+            messages=[each.message() for each in self.messages],
+            tools=tools,
+            n=self.n or 1,
+            stop=tuple(self.stop),
+            max_tokens=most,
+            logprobs=bool(self.logprobs),
+            reads_calls=self.tool_choice != "none",
+            stream=bool(self.stream),
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            model=self.model or "",
+            unenforced=unenforced,
+        )
+
+    def _unenforced_choices(self) -> Iterator[str]:
+        if self.tool_choice not in (None, "auto", "none"):
+            yield "tool_choice"
+        if self.parallel_tool_calls is False:
+            yield "parallel_tool_calls"
+        if self.response_format not in (None, {"type": "text"}):
+            yield "response_format"
 
 
 class ChatCompletions:
@@ -32,35 +212,7 @@ class ChatCompletions:
         Raises:
             RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
         """
-        reading.check_depth(body)
-        for name in ("functions", "function_call"):
-            if body.get(name) is not None:
-                raise reading.wrong(name, body[name], "nothing: the field is deprecated", "use tools and tool_choice")
-        messages = reading.array(body.get("messages"), "messages", reading.MOST_MESSAGES)
-        if not messages:
-            raise reading.wrong("messages", body.get("messages"), "a list with at least one message")
-        tools, unenforced = _tools(body.get("tools"))
-        n = reading.whole_number(body.get("n"), "n")
-        if n is not None and not 1 <= n <= reading.MOST_COMPLETIONS:
-            raise reading.wrong("n", n, f"a number from 1 to {reading.MOST_COMPLETIONS}")
-        most = reading.most_tokens(body.get("max_completion_tokens"), "max_completion_tokens")
-        if most is None:
-            most = reading.most_tokens(body.get("max_tokens"), "max_tokens")
-        options = body.get("stream_options")
-        options = {} if options is None else reading.mapping(options, "stream_options")
-        return ChatRequest(
-            messages=[_message(each, f"messages[{index}]") for index, each in enumerate(messages)],
-            tools=tools,
-            n=n or 1,
-            stop=reading.stop_texts(body.get("stop"), "stop"),
-            max_tokens=most,
-            logprobs=reading.flag(body.get("logprobs"), "logprobs"),
-            reads_calls=body.get("tool_choice") != "none",
-            stream=reading.flag(body.get("stream"), "stream"),
-            include_usage=reading.flag(options.get("include_usage"), "stream_options.include_usage"),
-            model=reading.text_or_empty(body.get("model"), "model"),
-            unenforced=[*reading.set_fields(body, _UNENFORCED), *_unenforced_choices(body), *unenforced],
-        )
+        return read_as(_Body, body).request()
 
     def answer(self, request: ChatRequest, completions: Sequence[Completion], created: int) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -109,76 +261,6 @@ def error_body(refused: RefusedError) -> dict[str, Any]:
     """Return the body of an error, as all of OpenAI's protocols have it."""
     kind = _ERROR_TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
     return {"error": {"message": refused.message, "type": kind, "param": None, "code": refused.code}}
-
-
-def _unenforced_choices(body: Mapping[str, Any]) -> Iterator[str]:
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        yield "tool_choice"
-    if body.get("parallel_tool_calls") is False:
-        yield "parallel_tool_calls"
-    if body.get("response_format") not in (None, {"type": "text"}):
-        yield "response_format"
-
-
-def _tools(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the schemas of the functions, and the names under which the other kinds of tools are counted."""
-    schemas, left = [], []
-    for index, each in enumerate(reading.array(value, "tools", reading.MOST_TOOLS)):
-        where = f"tools[{index}]"
-        tool = reading.mapping(each, where)
-        if tool.get("type") != "function":
-            left.append(reading.counted("tools", tool.get("type")))
-            continue
-        function = reading.mapping(tool.get("function"), f"{where}.function")
-        schemas.append(
-            reading.function_schema(
-                function.get("name"), function.get("description"), function.get("parameters"), f"{where}.function"
-            )
-        )
-    return schemas, left
-
-
-def _message(value: Any, where: str) -> Message:
-    message = reading.mapping(value, where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise reading.wrong(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-    content = reading.content(message.get("content"), f"{where}.content", partial(_part, role=role))
-    read: Message = {"role": role, "content": content}
-    if role == "tool":
-        for name in ("tool_call_id", "name"):
-            if message.get(name) is not None:
-                read[name] = reading.text(message[name], f"{where}.{name}")
-    if role == "assistant":
-        reasoning = message.get("reasoning_content")
-        if reasoning is not None:
-            read["reasoning_content"] = reading.text(reasoning, f"{where}.reasoning_content")
-        calls = reading.array(message.get("tool_calls"), f"{where}.tool_calls")
-        if calls:
-            read["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    return read
-
-
-def _part(value: Any, where: str, role: str) -> str | dict[str, Any]:
-    part = reading.mapping(value, where)
-    kind = part.get("type")
-    if kind in ("text", "refusal"):
-        return reading.text(part.get(kind), f"{where}.{kind}")
-    if kind == "image_url" and role != "assistant":
-        address = part.get("image_url")
-        url = address.get("url") if isinstance(address, dict) else address
-        return reading.image_of_url(url, f"{where}.image_url.url")
-    raise reading.wrong(f"{where}.type", kind, "text or image_url", "send other media as text or images")
-
-
-def _call(value: Any, where: str) -> dict[str, Any]:
-    given = reading.mapping(value, where)
-    if given.get("type") == "custom":
-        custom = reading.mapping(given.get("custom"), f"{where}.custom")
-        arguments: Any = {"input": reading.text_or_empty(custom.get("input"), f"{where}.custom.input")}
-        return reading.call(given.get("id"), custom.get("name"), arguments, f"{where}.custom")
-    function = reading.mapping(given.get("function"), f"{where}.function")
-    return reading.call(given.get("id"), function.get("name"), function.get("arguments"), f"{where}.function")
 
 
 def _head(request: ChatRequest, completions: Sequence[Completion], created: int, kind: str) -> dict[str, Any]:

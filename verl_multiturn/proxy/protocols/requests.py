@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Completion:
-    """One generation, in the words of the protocols."""
+    """One generation in the words of the protocols, from the session's memory to the client and to `proxy.select`."""
 
     id: str
     """Unique in the session, of letters and digits; the protocols put their own prefixes before it."""
@@ -75,6 +75,12 @@ class Completion:
     """Tokens that were sampled, of reasoning, calls and the end token, too."""
     token_logprobs: Sequence[tuple[str, float]] = field(default_factory=list)
     """Text and log-probability of each sampled token; empty unless they were asked for."""
+    messages: Sequence[Message] = ()
+    """Messages of the request that it answers. These, the tools and the parent are there for `proxy.select` alone."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the request's tools."""
+    parent: str | None = None
+    """Id of the completion that it continues; None where it begins anew."""
 
 
 Sent = Callable[[str], Completion | None]

@@ -1,4 +1,4 @@
-"""The items of `/v1/responses` that a client sends, as messages.
+"""The items of `/v1/responses` that a client sends, as models and as messages.
 
 An assistant's turn is several items here: its reasoning, its text, its calls, in this order. They become one message
 again. An item that cannot follow the one before it in a turn begins the next turn. A reference stands for the item that
@@ -7,16 +7,27 @@ this session sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Tag, ValidationInfo
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.protocols import fields
+from verl_multiturn.proxy.protocols.fields import ABSENT, Array, Content, Fields, Other, Refusal, Text
+from verl_multiturn.proxy.protocols.validation import wrong
 
-_ROLES = ("user", "assistant", "system", "developer")
 _REASONING, _TEXT, _CALLS = range(3)
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+_PARTS = {
+    **dict.fromkeys(("input_text", "output_text", "text"), "text"),
+    "refusal": "refusal",
+    "input_image": "image",
+}
+_ROLES = ("user", "assistant", "system", "developer")
+_ITEMS = {
+    **{name: name for name in ("message", "reasoning", "function_call", "custom_tool_call", "local_shell_call")},
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output", "local_shell_call_output"), "output"),
+}
 
 
 class Turns:
@@ -24,108 +35,163 @@ class Turns:
 
     Args:
         unenforced: Gets the name of each item that is left out.
-        sent: Returns the item that the session sent with an id; None if there is none.
     """
 
-    def __init__(self, unenforced: list[str], sent: Callable[[str], dict[str, Any] | None]) -> None:
+    def __init__(self, unenforced: list[str]) -> None:
         self.messages: list[Message] = []
-        self._unenforced = unenforced
-        self._sent = sent
-        self._named: set[str] = set()
+        self.unenforced = unenforced
         self._last: int | None = None
 
-    def add(self, value: Any, where: str) -> None:
-        """Add an item.
-
-        Raises:
-            RefusedError: It holds something else than the protocol says, or refers to what this session did not send.
-        """
-        item = reading.mapping(value, where)
-        kind = item.get("type", "message" if "role" in item else None)
-        if kind == "item_reference":
-            item = self._referred(item, where)
-            kind = item["type"]
-        if kind == "message":
-            self._message(item, where)
-        elif kind == "reasoning":
-            self._reasoning(item, where)
-        elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
-            calls = self._of_turn(_CALLS).setdefault("tool_calls", [])
-            calls.append(_call(kind, item, where))
-        elif kind in _OUTPUTS:
-            self._other(_output(item, where))
-        elif isinstance(kind, str):
-            self._unenforced.append(reading.counted("input", kind))
-        else:
-            raise reading.wrong(f"{where}.type", kind, "the name of an item's kind")
-
-    def _referred(self, item: Mapping[str, Any], where: str) -> dict[str, Any]:
-        name = reading.text(item.get("id"), f"{where}.id")
-        found = self._sent(name)
-        if found is None or name in self._named:  # else a short request could be a very long prompt
-            expected = "the id of an item that this session sent, and each at most once"
-            raise reading.wrong(f"{where}.id", name, expected, "send the item itself, store=false")
-        self._named.add(name)
-        return found
-
-    def _message(self, item: Mapping[str, Any], where: str) -> None:
-        role = item.get("role")
-        if role not in _ROLES:
-            raise reading.wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-        content = reading.content(item.get("content"), f"{where}.content", partial(_part, images=role != "assistant"))
-        if role == "assistant":
-            self._of_turn(_TEXT)["content"] = content
-        else:
-            self._other({"role": role, "content": content})
-
-    def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
-        parts = reading.array(item.get("content"), f"{where}.content")
-        name = "content" if parts else "summary"
-        texts = []
-        for index, each in enumerate(parts or reading.array(item.get("summary"), f"{where}.summary")):
-            here = f"{where}.{name}[{index}]"
-            texts.append(reading.text(reading.mapping(each, here).get("text"), f"{here}.text"))
-        if texts:  # there may be encrypted content only, which nobody here can read
-            self._of_turn(_REASONING)["reasoning_content"] = "\n".join(texts)
-
-    def _of_turn(self, stage: int) -> Message:
+    def of_turn(self, stage: int) -> Message:
         """Return the assistant's message to which an item belongs."""
         if self._last is None or stage < self._last or stage == self._last != _CALLS:
             self.messages.append({"role": "assistant", "content": ""})
         self._last = stage
         return self.messages[-1]
 
-    def _other(self, message: Message) -> None:
+    def add_call(self, call: dict[str, Any]) -> None:
+        """Add a call of the assistant."""
+        self.of_turn(_CALLS).setdefault("tool_calls", []).append(call)
+
+    def add(self, message: Message) -> None:
+        """Add a message of another role."""
         self.messages.append(message)
         self._last = None
 
 
-def _call(kind: str, item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    id_ = item.get("call_id")
-    if kind == "custom_tool_call":
-        arguments: Any = {"input": reading.text_or_empty(item.get("input"), f"{where}.input")}
-        return reading.call(id_, item.get("name"), arguments, where)
-    if kind == "local_shell_call":
-        return reading.call(id_, "local_shell", reading.mapping(item.get("action"), f"{where}.action"), where)
-    return reading.call(id_, item.get("name"), item.get("arguments"), where)
+class References:
+    """The items of earlier answers that a request names by their ids.
+
+    Args:
+        find: Returns the item that the session sent with an id; None if there is none.
+    """
+
+    def __init__(self, find: Callable[[str], dict[str, Any] | None]) -> None:
+        self._find = find
+        self._named: set[str] = set()
+
+    def take(self, name: str) -> dict[str, Any] | None:
+        """Return an item; None if there is none, or if it was named before."""
+        if name in self._named:  # else a short request could be a very long prompt
+            return None
+        self._named.add(name)
+        return self._find(name)
 
 
-def _output(item: Mapping[str, Any], where: str) -> Message:
-    id_ = item.get("call_id")
-    content = reading.content(item.get("output"), f"{where}.output", partial(_part, images=True))
-    message: Message = {"role": "tool", "content": content}
-    if id_ is not None:
-        message["tool_call_id"] = reading.text(id_, f"{where}.call_id")
-    return message
+class _Image(Fields):
+    image_url: fields.ImageUrl = ABSENT
+
+    def part(self) -> dict[str, Any]:
+        return fields.image(self.image_url)
 
 
-def _part(value: Any, where: str, images: bool) -> str | dict[str, Any]:
-    part = reading.mapping(value, where)
-    kind = part.get("type")
-    if kind in ("input_text", "output_text", "text"):
-        return reading.text(part.get("text"), f"{where}.text")
-    if kind == "refusal":
-        return reading.text(part.get("refusal"), f"{where}.refusal")
-    if kind == "input_image" and images:
-        return reading.image_of_url(part.get("image_url"), f"{where}.image_url")
-    raise reading.wrong(f"{where}.type", kind, "input_text, output_text or input_image", "send files as text or images")
+_KNOWN_PART = fields.by("type", _PARTS, "input_text, output_text or input_image", "send files as text or images")
+_Said = Annotated[Text, Tag("=text")] | Annotated[Refusal, Tag("=refusal")]
+_Part = Annotated[_Said | Annotated[_Image, Tag("=image")], _KNOWN_PART]
+
+
+class _Message(Fields):
+    role: str = ABSENT
+    content: Content[_Part] = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add({"role": self.role, "content": fields.content_of(self.content)})
+
+
+class _AssistantMessage(Fields):
+    content: Content[Annotated[_Said, _KNOWN_PART]] = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.of_turn(_TEXT)["content"] = fields.content_of(self.content)
+
+
+_AnyMessage = Annotated[
+    Annotated[_Message, Tag("=other")] | Annotated[_AssistantMessage, Tag("=assistant")],
+    fields.by("role", {**dict.fromkeys(_ROLES, "other"), "assistant": "assistant"}, f"one of {', '.join(_ROLES)}"),
+]
+
+
+class _Reasoning(Fields):
+    content: Array[Text] = ABSENT
+    summary: Annotated[Array[Text], fields.unless("content")] = ABSENT
+
+    def add_to(self, turns: Turns) -> None:
+        texts = [each.text for each in self.content or self.summary]
+        if texts:  # there may be encrypted content only, which nobody here can read
+            turns.of_turn(_REASONING)["reasoning_content"] = "\n".join(texts)
+
+
+class _FunctionCall(Fields):
+    call_id: str | None = None
+    name: fields.Name = ABSENT
+    arguments: fields.Arguments = ABSENT
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add_call(fields.call(self.call_id, self.name, self.arguments))
+
+
+class _CustomCall(Fields):
+    call_id: str | None = None
+    name: fields.Name = ABSENT
+    input: str | None = None
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add_call(fields.call(self.call_id, self.name, fields.json_text({"input": self.input or ""})))
+
+
+class _ShellCall(Fields):
+    call_id: str | None = None
+    action: dict[str, Any] = ABSENT
+
+    def add_to(self, turns: Turns) -> None:
+        turns.add_call(fields.call(self.call_id, "local_shell", fields.json_text(self.action)))
+
+
+class _Output(Fields):
+    call_id: str | None = None
+    output: Content[_Part] = None
+
+    def add_to(self, turns: Turns) -> None:
+        message: Message = {"role": "tool", "content": fields.content_of(self.output)}
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        turns.add(message)
+
+
+class _OtherItem(Other):
+    def add_to(self, turns: Turns) -> None:
+        turns.unenforced.append(fields.counted("input", self.type))
+
+
+def _tag(item: Any) -> str | None:
+    if not isinstance(item, dict):
+        return None
+    kind = item.get("type", "message" if "role" in item else None)
+    return f"={_ITEMS.get(kind, 'other')}" if isinstance(kind, str) else None
+
+
+def _referred(item: Any, info: ValidationInfo) -> Any:
+    if not isinstance(item, dict) or item.get("type") != "item_reference":
+        return item
+    name = item.get("id")
+    if not isinstance(name, str):
+        raise wrong("a text", field="id")
+    assert isinstance(info.context, References)
+    if (found := info.context.take(name)) is None:
+        expected = "the id of an item that this session sent, and each at most once"
+        raise wrong(expected, "send the item itself, store=false", "id")
+    return found
+
+
+Item = Annotated[
+    Annotated[_AnyMessage, Tag("=message")]
+    | Annotated[_Reasoning, Tag("=reasoning")]
+    | Annotated[_FunctionCall, Tag("=function_call")]
+    | Annotated[_CustomCall, Tag("=custom_tool_call")]
+    | Annotated[_ShellCall, Tag("=local_shell_call")]
+    | Annotated[_Output, Tag("=output")]
+    | Annotated[_OtherItem, Tag("=other")],
+    fields.choice(_tag, "the name of an item's kind", field="type"),
+    BeforeValidator(_referred),
+]
+"""An item; the `References` of its request are the context in which it is read."""

@@ -7,17 +7,21 @@ by its id is refused. An item of an earlier answer may be named by its id, as lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, Tag
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
-from verl_multiturn.proxy.protocols import reading
+from verl_multiturn.proxy.protocols import fields
 from verl_multiturn.proxy.protocols.chat_completions import error_body
+from verl_multiturn.proxy.protocols.fields import ABSENT, Array, Fields, Other
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion, RefusedError, Sent, nothing_sent
-from verl_multiturn.proxy.protocols.response_items import Turns
+from verl_multiturn.proxy.protocols.response_items import Item, References, Turns
+from verl_multiturn.proxy.protocols.validation import read_as, refused
 
-_STORED = ("previous_response_id", "conversation", "prompt", "background")
 _UNENFORCED = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 _LOGPROBS = "message.output_text.logprobs"
 _INPUT = {
@@ -25,6 +29,108 @@ _INPUT = {
     "properties": {"input": {"type": "string", "description": "The whole text for the tool."}},
     "required": ["input"],
 }
+
+
+class _TextOptions(Fields):
+    verbosity: object = None
+    format: object = None
+
+
+class _ReasoningOptions(Fields):
+    effort: object = None
+
+
+class _Function(Fields):
+    name: fields.Name = ABSENT
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Custom(Fields):
+    name: fields.Name = ABSENT
+    description: str | None = None
+
+
+_Tool = Annotated[
+    Annotated[_Function, Tag("=function")] | Annotated[_Custom, Tag("=custom")] | Annotated[Other, Tag("=other")],
+    fields.by("type", {"function": "function", "custom": "custom"}, "function or custom", other="other"),
+]
+_Stored = Annotated[
+    object, fields.only(None, False, expected="nothing: responses are not stored here", todo="send the whole input")
+]
+_SOME_INPUT = "a text or a list with at least one message"
+_Input = Annotated[
+    Annotated[str, Tag("=text")]
+    | Annotated[list[Item], fields.StopAtFirst(), Field(max_length=fields.MOST_MESSAGES), Tag("=list")],
+    fields.choice(fields.text_or_list, _SOME_INPUT),
+    fields.NULL_IS_EMPTY,
+]
+
+
+class _Body(Fields, extra="allow"):
+    previous_response_id: _Stored = None
+    conversation: _Stored = None
+    prompt: _Stored = None
+    background: _Stored = None
+    instructions: str | None = None
+    input: _Input = ABSENT
+    tools: fields.Tools[_Tool] = ABSENT
+    max_output_tokens: fields.MostTokens | None = None
+    include: Array[object] = ABSENT
+    tool_choice: object = None
+    parallel_tool_calls: object = None
+    truncation: object = None
+    text: _TextOptions | None = None
+    reasoning: _ReasoningOptions | None = None
+    stream: bool | None = None
+    model: str | None = None
+
+    def request(self) -> ChatRequest:
+        unenforced = [*fields.set_fields(self.model_extra or {}, _UNENFORCED), *self._unenforced()]
+        tools = []
+        custom: set[str] = set()
+        for tool in self.tools:
+            if isinstance(tool, Other):
+                unenforced.append(fields.counted("tools", tool.type))
+            elif isinstance(tool, _Custom):
+                tools.append(fields.tool(tool.name, tool.description, _INPUT))
+                custom.add(tool.name)
+            else:
+                tools.append(fields.tool(tool.name, tool.description, tool.parameters))
+        return ChatRequest(
+            messages=self._messages(unenforced),
+            tools=tools,
+            custom_tools=frozenset(custom),
+            max_tokens=self.max_output_tokens,
+            logprobs=_LOGPROBS in self.include,
+            reads_calls=self.tool_choice != "none",
+            stream=bool(self.stream),
+            model=self.model or "",
+            unenforced=unenforced,
+        )
+
+    def _messages(self, unenforced: list[str]) -> list[Message]:
+        """Return the messages, without the instructions."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        turns = Turns(unenforced)
+        for item in self.input:
+            item.add_to(turns)
+        return turns.messages
+
+    def _unenforced(self) -> Iterator[str]:
+        if self.tool_choice not in (None, "auto", "none"):
+            yield "tool_choice"
+        if self.parallel_tool_calls is False:
+            yield "parallel_tool_calls"
+        if self.truncation not in (None, "disabled"):
+            yield "truncation"
+        if self.text and self.text.verbosity is not None:
+            yield "text.verbosity"
+        if self.reasoning and self.reasoning.effort is not None:
+            yield "reasoning.effort"
+        if self.text and self.text.format not in (None, {"type": "text"}):
+            yield "text.format"
 
 
 class Responses:
@@ -40,23 +146,13 @@ class Responses:
         Raises:
             RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
         """
-        reading.check_depth(body)
-        for name in _STORED:
-            if body.get(name) not in (None, False):
-                raise reading.wrong(name, body[name], "nothing: responses are not stored here", "send the whole input")
-        unenforced = [*reading.set_fields(body, _UNENFORCED), *_unenforced(body)]
-        tools, custom_tools = _tools(body.get("tools"), unenforced)
-        return ChatRequest(
-            messages=_messages(body, unenforced, sent),
-            tools=tools,
-            custom_tools=custom_tools,
-            max_tokens=reading.most_tokens(body.get("max_output_tokens"), "max_output_tokens"),
-            logprobs=_LOGPROBS in reading.array(body.get("include"), "include"),
-            reads_calls=body.get("tool_choice") != "none",
-            stream=reading.flag(body.get("stream"), "stream"),
-            model=reading.text_or_empty(body.get("model"), "model"),
-            unenforced=unenforced,
-        )
+        read = read_as(_Body, body, References(partial(_item_of, sent)))
+        request = read.request()
+        if not request.messages:
+            raise refused("input", body.get("input"), _SOME_INPUT)
+        if not read.instructions:
+            return request
+        return replace(request, messages=[{"role": "system", "content": read.instructions}, *request.messages])
 
     def answer(self, request: ChatRequest, completions: Sequence[Completion], created: int) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -89,54 +185,6 @@ class Responses:
         first = {"type": "error", "sequence_number": 0, **body, "code": refused.code, "message": refused.message}
         second = {"type": "response.failed", "sequence_number": 1, "response": {"id": "resp_failed", **response}}
         return sse.event(first) + sse.event(second)
-
-
-def _unenforced(body: Mapping[str, Any]) -> Iterator[str]:
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        yield "tool_choice"
-    if body.get("parallel_tool_calls") is False:
-        yield "parallel_tool_calls"
-    if body.get("truncation") not in (None, "disabled"):
-        yield "truncation"
-    for name, field in (("text", "verbosity"), ("reasoning", "effort")):
-        given = body.get(name)
-        if given is not None:
-            yield from reading.set_fields(reading.mapping(given, name), (field,), f"{name}.")
-    if (body.get("text") or {}).get("format") not in (None, {"type": "text"}):
-        yield "text.format"
-
-
-def _messages(body: Mapping[str, Any], unenforced: list[str], sent: Sent) -> list[Message]:
-    given = body.get("input")
-    turns = Turns(unenforced, partial(_item_of, sent))
-    if isinstance(given, str):
-        turns.add({"role": "user", "content": given}, "input")
-    else:
-        for index, item in enumerate(reading.array(given, "input", reading.MOST_MESSAGES)):
-            turns.add(item, f"input[{index}]")
-    if not turns.messages:
-        raise reading.wrong("input", given, "a text or a list with at least one message")
-    instructions = reading.text_or_empty(body.get("instructions"), "instructions")
-    first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    return [*first, *turns.messages]
-
-
-def _tools(value: Any, unenforced: list[str]) -> tuple[list[dict[str, Any]], frozenset[str]]:
-    """Return the schemas, and the names of the tools that take a text; tools of other kinds go to `unenforced`."""
-    schemas: list[dict[str, Any]] = []
-    custom: set[str] = set()
-    for index, each in enumerate(reading.array(value, "tools", reading.MOST_TOOLS)):
-        where = f"tools[{index}]"
-        tool = reading.mapping(each, where)
-        kind, name, description = tool.get("type"), tool.get("name"), tool.get("description")
-        if kind == "function":
-            schemas.append(reading.function_schema(name, description, tool.get("parameters"), where))
-        elif kind == "custom":
-            schemas.append(reading.function_schema(name, description, _INPUT, where))
-            custom.add(schemas[-1]["function"]["name"])
-        else:
-            unenforced.append(reading.counted("tools", kind))
-    return schemas, frozenset(custom)
 
 
 def _items(request: ChatRequest, completion: Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

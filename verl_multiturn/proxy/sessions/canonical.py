@@ -16,8 +16,8 @@ import orjson
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import is_image
-from verl_multiturn.proxy.protocols.reading import check_depth
 from verl_multiturn.proxy.protocols.requests import RefusedError
+from verl_multiturn.proxy.protocols.validation import check_depth
 
 _MOST_EXACT = 20_000
 """Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""

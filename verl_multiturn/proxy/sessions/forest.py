@@ -4,10 +4,11 @@
                │                └─ prompt (another answer)  ── completion 3
                └── completion 2                     (the same request again)
 
-A prompt is what the engine is given, a completion is what it sampled. Beside them stands a tree of messages as clients
-write them, in which a request is looked up message by message. One message may lead to several points: clients leave
-out ids, so that two completions with equal texts look the same. The deepest completion wins, and of equally deep ones
-the one that was delivered last. Where they give other ids to calls, the request is read with those of the session.
+A prompt is what the engine is given, a completion is what it sampled. Beside them stands a trie of the messages as
+clients write them, in which a request is looked up message by message. One message may lead to several nodes: clients
+leave out ids, so that two completions with equal texts look the same. The deepest completion wins, and of
+equally deep ones the one that was delivered last. Where they give other ids to calls, the request is read with those of
+the session.
 
 A request costs a look at its new messages only: what it shares with an earlier request is found by one comparison.
 """
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.sessions.canonical import compared
-from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Point, PromptNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, PromptNode, TrieNode
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
@@ -30,9 +31,9 @@ _MOST_HISTORIES = 8
 
 
 class _Place(NamedTuple):
-    """A point to which messages lead, and what their ids stand for on the way to it."""
+    """A node to which messages lead, and what their ids stand for on the way to it."""
 
-    point: Point
+    node: TrieNode
     renaming: Renaming = AS_WRITTEN
 
 
@@ -55,8 +56,8 @@ class Match:
     """The completion that they continue."""
     new: int
     """Index of the first message after the parent's turn; 0 without a parent."""
-    reached: Point
-    """The point behind the parent's turn; without a parent, one to which they lead as far as they are known."""
+    reached: TrieNode
+    """The node behind the parent's turn; without a parent, one to which they lead as far as they are known."""
     messages: Sequence[Message]
     """All of them, with the ids that the session gave."""
     renaming: Renaming
@@ -74,7 +75,7 @@ class Forest:
         """Completions by their id, in the same order."""
         self.called: dict[str, CompletionNode] = {}
         """Completions by the ids of their calls."""
-        self._starts: dict[str, Point] = {}
+        self._starts: dict[str, TrieNode] = {}
         self._histories: list[_History] = []
         self._returned = 0
 
@@ -96,7 +97,7 @@ class Forest:
         """
         history = self._history(messages, tools)
         if history is None or not renamed:
-            places, known = [_Place(self._starts.setdefault(tools, Point(0, None)))], 0
+            places, known = [_Place(self._starts.setdefault(tools, TrieNode(0, None)))], 0
         else:
             places, known = history.places, len(history.messages)
         given = self.called if renamed else {}
@@ -108,27 +109,27 @@ class Forest:
             before = islice(messages, index)
             places = [
                 _Place(to, renaming)
-                for point, earlier in places
-                for other, to in point.steps.get(one.key, ())
+                for node, earlier in places
+                for other, to in node.steps.get(one.key, ())
                 if one.fits(other) and (renaming := earlier.reads(message, one, other, given, before)) is not None
             ]
             if not places:
                 break
             reached, best = places[0], max([best, *places], key=_place_rank)
-        if asked := [place for place in places if place.point.prompt is not None]:
+        if asked := [place for place in places if place.node.prompt is not None]:
             found = max(asked, key=_place_rank)
-            point = found.point
+            node = found.node
             self._remember(messages, tools, places, history)
-            return Match(point.prompt, point.above, 0, point, messages, found.renaming, history)
-        parent = best.point.above
-        new = 0 if parent is None or parent.point is None else parent.point.depth
+            return Match(node.prompt, node.above, 0, node, messages, found.renaming, history)
+        parent = best.node.above
+        new = 0 if parent is None or parent.trie_node is None else parent.trie_node.depth
         if new == 0 or new == len(messages) or any(message["role"] == "assistant" for message in messages[new:]):
             parent, new, best = None, 0, reached
-        renaming = best.renaming.through(messages[best.point.depth :])
+        renaming = best.renaming.through(messages[best.node.depth :])
         if renaming is None:  # an answer has an id that stands for another call
             return self.match(messages, tools, renamed=False)
-        point = best.point if parent is None or parent.point is None else parent.point
-        return Match(None, parent, new, point, renaming.applied(messages), renaming, history)
+        node = best.node if parent is None or parent.trie_node is None else parent.trie_node
+        return Match(None, parent, new, node, renaming.applied(messages), renaming, history)
 
     def grow(self, prompt: PromptNode, messages: Sequence[Message], tools: str, match: Match) -> None:
         """Put a new prompt where `match` found none.
@@ -140,18 +141,18 @@ class Forest:
             match: What was found.
         """
         self.attach(prompt)
-        point = match.reached
-        for message in match.messages[point.depth :]:
+        reached = match.reached
+        for message in match.messages[reached.depth :]:
             one = compared(message)
-            steps = point.steps.setdefault(one.key, [])
-            # A turn of the model's leads to a point with another completion above.
-            following = next((to for other, to in steps if other == one and to.above is point.above), None)
+            steps = reached.steps.setdefault(one.key, [])
+            # A turn of the model's leads to a node with another completion above.
+            following = next((to for other, to in steps if other == one and to.above is reached.above), None)
             if following is None:
-                following = Point(point.depth + 1, point.above)
+                following = TrieNode(reached.depth + 1, reached.above)
                 steps.append((one, following))
-            point = following
-        point.prompt, prompt.point = prompt, point
-        self._remember(messages, tools, [_Place(point, match.renaming)], match.history)
+            reached = following
+        reached.prompt, prompt.trie_node = prompt, reached
+        self._remember(messages, tools, [_Place(reached, match.renaming)], match.history)
 
     def kept(self, messages: Sequence[Message], tools: str) -> Sequence[Message]:
         """Return the messages of a request, with those of an earlier one in the place of equal ones."""
@@ -177,8 +178,8 @@ class Forest:
     def forget(self, prompt: PromptNode) -> None:
         """Take out a prompt that could not be rendered."""
         (self.roots if prompt.parent is None else prompt.parent.prompts).remove(prompt)
-        if prompt.point is not None:
-            prompt.point.prompt = None
+        if prompt.trie_node is not None:
+            prompt.trie_node.prompt = None
 
     def clear(self) -> None:
         """Let go of all prompts and completions.
@@ -191,8 +192,8 @@ class Forest:
             for prompt in prompts:
                 for node in prompt.completions:
                     following += node.prompts
-                    node.prompts, node.point = [], None
-                prompt.completions, prompt.point, prompt.rendering = [], None, None
+                    node.prompts, node.trie_node = [], None
+                prompt.completions, prompt.trie_node, prompt.rendering = [], None, None
                 prompt.left.clear()
             prompts = following
         for held in (self.roots, self.ledger, self.completions, self.called, self._starts, self._histories):
@@ -234,11 +235,11 @@ class Forest:
         self.completions[node.completion.id] = node
         self.called |= dict.fromkeys((call.id for call in node.completion.calls), node)
         node.prompt.completions.append(node)
-        if (point := node.prompt.point) is not None:
-            node.point = Point(point.depth + 1, node)
+        if (reached := node.prompt.trie_node) is not None:
+            node.trie_node = TrieNode(reached.depth + 1, node)
             for echo in echoes:
                 one = compared(echo)
-                point.steps.setdefault(one.key, []).append((one, node.point))
+                reached.steps.setdefault(one.key, []).append((one, node.trie_node))
 
     def note(self, node: CompletionNode, *, returned: bool, delivered: bool = False) -> None:
         """Note that a completion goes to a client, that the client has it, or that it has gone without it.
@@ -280,13 +281,13 @@ class Forest:
 
 def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
     """Return how well a completion fits messages that begin with it: by depth, then by the order of deliveries."""
-    if node is None or node.point is None:
+    if node is None or node.trie_node is None:
         return (0, 0, 0)
-    return (node.point.depth, node.returned, node.number)
+    return (node.trie_node.depth, node.returned, node.number)
 
 
 def _place_rank(place: _Place) -> tuple[int, int, int]:
-    return _rank(place.point.above)
+    return _rank(place.node.above)
 
 
 def _reach(node: CompletionNode | None) -> tuple[int, int, int]:

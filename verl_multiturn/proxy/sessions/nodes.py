@@ -1,4 +1,4 @@
-"""The nodes of a session's forest: prompts, completions, and the points between the messages of requests."""
+"""The nodes of a session's forest, prompts and completions, and those of the trie of the requests' messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PromptNode:
     """Done when the ids are there."""
     left: dict[Hashable, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
     """Samples whose clients have gone, by what else was asked for."""
-    point: Point | None = None
+    trie_node: TrieNode | None = None
     _ids: list[int] | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class PromptNode:
         """Return all messages of the request."""
         parts: list[Sequence[Message]] = [self.messages]
         prompt = self
-        while prompt.parent is not None and prompt.point is not None:  # without a point it keeps the whole request
+        while prompt.parent is not None and prompt.trie_node is not None:  # without one it keeps the whole request
             said, prompt = prompt.parent.said, prompt.parent.prompt
             parts += [[said], prompt.messages]
         return [message for part in reversed(parts) for message in part]
@@ -121,7 +121,7 @@ class CompletionNode:
     """The reward that the agent gave to this completion alone."""
     prompts: list[PromptNode] = field(default_factory=list)
     """The prompts that continue it."""
-    point: Point | None = None
+    trie_node: TrieNode | None = None
 
     @property
     def parent(self) -> CompletionNode | None:
@@ -158,13 +158,13 @@ class Entry:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Point:
-    """A point between two messages."""
+class TrieNode:
+    """The messages from the first of a request to this node."""
 
     depth: int
-    """How many messages are before it."""
+    """How many they are."""
     above: CompletionNode | None
     """The last completion among them."""
-    steps: dict[Hashable, list[tuple[Compared, Point]]] = field(default_factory=dict)
+    steps: dict[Hashable, list[tuple[Compared, TrieNode]]] = field(default_factory=dict)
     """The messages that may follow, by their key."""
     prompt: PromptNode | None = None

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method
 from verl_multiturn.calls.loading import resolve
-from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.zygote import problem_of
-from verl_multiturn.proxy.protocols.requests import Call
+from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry
 from verl_multiturn.rollout.limits import StopReason
@@ -35,26 +33,7 @@ SELECT_S = 30.0
 """Seconds that a `select` function may take for a session."""
 
 
-@dataclass(frozen=True)
-class CompletionView:
-    """A delivered completion, as a `select` function sees it."""
-
-    id: str
-    """Its id, without the `chatcmpl-` or `msg_` that a protocol puts before it."""
-    messages: Sequence[Message]
-    """Messages of the request that it answers."""
-    tools: Sequence[Mapping[str, Any]]
-    """Schemas of the request's tools."""
-    content: str
-    """Text of the model."""
-    reasoning: str
-    calls: Sequence[Call]
-    """Its calls, each with `id`, `name` and `arguments`, a JSON text."""
-    parent: str | None
-    """Id of the completion that it continues; None where it begins anew."""
-
-
-Select = Callable[[Sequence[CompletionView]], Collection[str]]
+Select = Callable[[Sequence[Completion]], Collection[str]]
 """Returns the ids of the completions that are trained."""
 
 
@@ -146,21 +125,18 @@ async def selected(nodes: Sequence[CompletionNode], select: Select) -> set[Compl
     Raises:
         ConfigError: It raised, took longer than `SELECT_S`, or returned something else than ids of these completions.
     """
-    views = [
-        CompletionView(
-            node.completion.id,
-            node.prompt.conversation,
-            node.prompt.tools,
-            node.completion.content,
-            node.completion.reasoning,
-            node.completion.calls,
-            node.parent.completion.id if node.parent is not None else None,
+    shown = [
+        replace(
+            node.completion,
+            messages=node.prompt.conversation,
+            tools=node.prompt.tools,
+            parent=node.parent.completion.id if node.parent is not None else None,
         )
         for node in nodes
     ]
     name = getattr(select, "__qualname__", type(select).__name__)
     where = f"proxy.select={select.__module__}:{name}"
-    call = Invocation(select, is_coroutine_method(select), (views,), {}, "function 'proxy.select'")
+    call = Invocation(select, is_coroutine_method(select), (shown,), {}, "function 'proxy.select'")
     try:
         await call.ended(Alarms(SELECT_S))
         returned: object = call.result()
@@ -173,7 +149,7 @@ async def selected(nodes: Sequence[CompletionNode], select: Select) -> set[Compl
         call.stop()
     if ids is None:
         raise ConfigError(f"{where} returned {show(returned)}, expected a list of the ids to train; correct it")
-    known = {view.id for view in views}
+    known = {each.id for each in shown}
     if strange := [each for each in ids if not (isinstance(each, str) and each in known)]:
         raise ConfigError(
             f"{where} returned {show(strange[0])}, which is no completion's id; return the `id` of those to train"

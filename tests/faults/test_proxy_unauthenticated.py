@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.proxy_clients import HELLO, answer, connect, post
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http import listener
-from verl_multiturn.proxy.http.clients import Strangers
+from verl_multiturn.proxy.http.clients import Unauthenticated
 from verl_multiturn.proxy.http.listener import raise_open_files
 
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -72,7 +72,7 @@ def close(connections: list[Connected]) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_strangers_leave_room_for_sessions_and_files(loop: str) -> None:
+async def test_unauthenticated_connections_leave_room_for_sessions_and_files(loop: str) -> None:
     async with small(256, 256, loop) as server:
         (access,) = server.access
         known = await connect(access)
@@ -86,7 +86,7 @@ async def test_strangers_leave_room_for_sessions_and_files(loop: str) -> None:
         assert await server.end() == ""
 
 
-async def test_without_strangers_an_idle_connection_of_a_session_makes_room() -> None:
+async def test_without_unauthenticated_connections_an_idle_connection_of_a_session_makes_room() -> None:
     async with small(96, 96, sessions=6) as server:
         opened = []
         for access in server.access:
@@ -142,4 +142,4 @@ def test_the_limits_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener.resource, "setrlimit", refuse)
     limits.append((20, 40))
     assert raise_open_files() == 20
-    assert [Strangers(files)._most for files in (20, 1024, 10**6)] == [5, 256, 4096]
+    assert [Unauthenticated(files)._most for files in (20, 1024, 10**6)] == [5, 256, 4096]
