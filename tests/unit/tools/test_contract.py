@@ -65,15 +65,13 @@ CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     on_any_machine(monkeypatch)
-    look = instruments.Watch.look
+    blocked = instruments.Watch.blocked
 
-    def looks(self: instruments.Watch) -> float:
-        late_s = look(self)
-        if self.place:
-            broken_tools.seen.set()
-        return late_s
+    def sees(self: instruments.Watch, *given: Any) -> None:
+        blocked(self, *given)
+        broken_tools.seen.set()
 
-    monkeypatch.setattr(instruments.Watch, "look", looks)
+    monkeypatch.setattr(instruments.Watch, "blocked", sees)
 
 
 @pytest.fixture

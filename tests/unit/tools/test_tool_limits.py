@@ -16,7 +16,7 @@ from tests.conftest import EchoTool
 from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.calls.slots import Gates
-from verl_multiturn.calls.watch import LoopWatch
+from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.processes.pool import WorkerPool
 from verl_multiturn.tasks import Alarms, done_within
@@ -287,7 +287,7 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
                 time.sleep(0.01)  # noqa: ASYNC251
             return "x"
 
-    with caplog.at_level(logging.ERROR), LoopWatch(blocked_s=0.2) as watch:
+    with caplog.at_level(logging.ERROR), CallWatch(blocked_s=0.2) as watch:
         async with session(Gates(Gate, 5), Blocks()) as opened:
             await opened.execute([HI])
         await asyncio.sleep(0.3)

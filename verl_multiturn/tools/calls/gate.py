@@ -33,7 +33,6 @@ class Gate(Slots):
 
     def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
         super().__init__(tool_owner(tool), timeout_s, shared)
-        self.tool = tool
         self.limits = limits_of(tool, ToolLimits)
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))

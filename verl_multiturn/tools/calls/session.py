@@ -103,7 +103,7 @@ class ToolSession:
     def _calls_of(self, gate: Gate) -> Calls:
         given, kwargs = self._given.get(gate.name, {}), {}
         for method in METHODS:
-            bound = bind_kwargs(gate.tool, method, given.get(f"{method}_kwargs", {}), self._request_id)
+            bound = bind_kwargs(gate.owner.made, method, given.get(f"{method}_kwargs", {}), self._request_id)
             kwargs[method] = copy_kwargs(bound, gate.name, method, self._request_id)
         wants_data = kwargs["execute"].get("agent_data", self) is None
         uncopied = {"execute": {"agent_data": self._agent_data}} if wants_data else {}

@@ -100,7 +100,7 @@ class Examination(ABC):
 
     async def run(self) -> None:
         """Run all checks, close what is examined, and set `done`."""
-        pulse = asyncio.create_task(self.watch.pulse())
+        self.watch.start()
         try:
             sound = await self.first()
             for name, check in self.checks().items():
@@ -114,8 +114,7 @@ class Examination(ABC):
                 sound = name != "event loop" or self.findings[-1].verdict is Grade.OK
         finally:
             await self.end()
-            pulse.cancel()
-            await asyncio.wait({pulse})
+            self.watch.stop()
             self.done = True
 
     async def event_loop(self, check: str) -> None:
@@ -222,8 +221,9 @@ def run_examination(make: Callable[[Watch, Path], Examination], timeout_s: float
         thread.start()
         while thread.is_alive() and not examination.done:
             thread.join(0.01)
-            if watch.look() > timeout_s + AT_ONCE * LATE_S:
+            if watch.stands_still_s > timeout_s + AT_ONCE * LATE_S:
                 found = f"blocked for ever by {watch.place}"
+                watch.stop()
                 examination.note("event loop", Grade.PROBLEM, found, examination.advice["event loop"])
                 break
         else:

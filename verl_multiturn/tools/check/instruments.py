@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 import psutil
 
-_PULSE_S = 0.005
+from verl_multiturn.calls.watch import LoopWatch
+
+_LOOKS_S = 0.005
 LATE_S = 0.1
 """Seconds for which the event loop may stand still; longer, it holds up the other conversations."""
 SETTLE_S = 2.0
@@ -122,50 +123,46 @@ def private_temporary_folder() -> Iterator[Path]:
                 os.environ["TMPDIR"] = variable
 
 
-class Watch:
-    """Watch over an event loop from another thread: when it stands still, and at which line of code."""
+class Watch(LoopWatch):
+    """A watch that notes when the event loop stands still, and at which line of code."""
 
     def __init__(self) -> None:
+        super().__init__(LATE_S, _LOOKS_S)
         self.blocks: list[tuple[float, str]] = []
         """Seconds and place of each standstill, in order."""
-        self._beat = time.perf_counter()
-        self._place = ""
-        self._thread = 0
-
-    async def pulse(self) -> None:
-        """Note that the loop runs, again and again; run it as a task on the loop."""
-        self._thread = threading.get_ident()
-        while True:
-            self._beat = time.perf_counter()
-            await asyncio.sleep(_PULSE_S)
-            late = time.perf_counter() - self._beat - _PULSE_S
-            if late > LATE_S:
-                self.blocks.append((late, self._place))
-            self._place = ""
-
-    def look(self) -> float:
-        """Return the seconds for which the loop has stood still; the other thread calls it again and again."""
-        late = time.perf_counter() - self._beat - _PULSE_S
-        if late > LATE_S and not self._place:
-            self._place = _place(sys._current_frames().get(self._thread))
-        return late
-
-    @property
-    def place(self) -> str:
+        self.place = ""
         """Line of code at which the loop stands still now."""
-        return self._place
+
+    def blocked(self, task: asyncio.Task[object] | None, frame: FrameType) -> None:
+        """Note where the loop stands still.
+
+        Args:
+            task: The task that runs now.
+            frame: Where the loop's thread stands.
+        """
+        self.place = _place(frame)
+
+    def over(self, seconds: float) -> None:
+        """Note how long the loop stood still.
+
+        Args:
+            seconds: How long it was.
+        """
+        self.blocks.append((seconds, self.place))
+        self.place = ""
 
     async def longest(self, awaited: Awaitable[T]) -> tuple[T, float, str]:
         """Await an outcome, and return it with the seconds and the place of the longest standstill meanwhile."""
-        await asyncio.sleep(2 * _PULSE_S)
+        await asyncio.sleep(2 * _LOOKS_S)
         self.blocks.clear()
+        self.place = ""
         outcome = await awaited
-        await asyncio.sleep(2 * _PULSE_S)
+        await asyncio.sleep(2 * _LOOKS_S)
         seconds, place = max(self.blocks, default=(0.0, ""))
         return outcome, seconds, place
 
 
-def _place(frame: Any) -> str:
+def _place(frame: FrameType | None) -> str:
     """Return the innermost line of code that belongs to no library; otherwise the innermost line of all."""
     libraries = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib"))
     innermost = ""

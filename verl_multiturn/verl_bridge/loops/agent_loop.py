@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from verl_multiturn.calls.watch import LoopWatch
+from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
@@ -47,7 +47,7 @@ def shared_runner(
             image_reader(processor, config.data, kwargs["dataset_cls"]) if processor is not None else as_they_are,
             plain_dict(config.data.get("mm_processor_kwargs")),
         )
-        LoopWatch().start()  # as long as the worker lives
+        CallWatch().start()  # as long as the worker lives
         close_at_end([*runner.tools.values(), *runner.interactions.values()])
     return runner
 
