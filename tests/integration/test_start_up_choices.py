@@ -211,6 +211,15 @@ def cpu_config(address: str | None = None, **changes: Any) -> Any:
     return OmegaConf.create({"trainer": {"use_v1": True}, "ray_kwargs": {"ray_init": ray_init}, **changes})
 
 
+def check_ray_cpus(monkeypatch: pytest.MonkeyPatch, config: Any, **parts: int) -> None:
+    """Check the CPUs of a run that reserves these."""
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    monkeypatch.setattr(ray_cpus, "required_ray_cpus", lambda config: parts)
+    ray_cpus.check_ray_cpus(RunView(config))
+
+
 def test_the_cpus_of_trainers_that_reserve_others_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.startup import ray_cpus
@@ -218,13 +227,13 @@ def test_the_cpus_of_trainers_that_reserve_others_are_not_counted(monkeypatch: p
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_cpus, "ray", None)  # nothing is joined
     with pytest.raises(ConfigError, match=r"has 4 logical CPUs and this run reserves 9, .*: 8 workers; 1 controller"):
-        ray_cpus.check_ray_cpus(cpu_config(), {"workers": 8, "controller": 1})
+        check_ray_cpus(monkeypatch, cpu_config(), workers=8, controller=1)
     for config in (
         cpu_config(trainer={"use_v1": False}),
         cpu_config(async_training={}),
         cpu_config(address="ray://head:10001"),
     ):
-        ray_cpus.check_ray_cpus(config, {"workers": 9})
+        check_ray_cpus(monkeypatch, config, workers=9)
 
 
 class Cluster:
@@ -254,7 +263,7 @@ def test_a_cluster_with_too_few_cpus_is_warned_of(
     for need, told in ((4, ""), (5, f"the cluster at {address}: Ray has 4 logical CPUs and this run reserves 5,")):
         cluster = Cluster()
         monkeypatch.setattr(ray_cpus, "ray", cluster)
-        ray_cpus.check_ray_cpus(cpu_config(address), {"workers": need})
+        check_ray_cpus(monkeypatch, cpu_config(address), workers=need)
         assert cluster.called == [address, "resources", "shutdown"]
         said = capsys.readouterr().err
         assert told in said

@@ -32,31 +32,20 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
     return {name: count for name, count in parts.items() if count}
 
 
-def check_cpus(run: RunView) -> None:
-    """Refuse a local Ray with fewer logical CPUs than verl reserves: the run would wait without an end."""
-    check_ray_cpus(run.config, required_ray_cpus(run.config))
+def check_ray_cpus(run: RunView) -> None:
+    """Refuse a local Ray with fewer logical CPUs than verl reserves: the run would wait without an end.
 
-
-def check_ray_cpus(config: DictConfig, parts: dict[str, int]) -> None:
-    """Check that Ray has as many logical CPUs as verl reserves; with fewer, the run would wait for ever.
-
-    For a cluster with fewer only a warning is printed, since the cluster may grow.
-
-    Args:
-        config: verl's whole configuration.
-        parts: reserved CPUs by what they are for, from `required_ray_cpus`.
-
-    Raises:
-        ConfigError: the local Ray has fewer, or the cluster cannot be joined.
+    For a cluster with fewer only a warning is printed, since it may grow; one that cannot be joined is refused.
     """
-    ray_init = config.ray_kwargs.ray_init
+    ray_init = run.config.ray_kwargs.ray_init
     cluster = cluster_address(ray_init.get("address"))
-    if not config.trainer.use_v1 or "async_training" in config or (cluster or "").startswith("ray://"):
+    if not run.is_v1 or (cluster or "").startswith("ray://"):
         return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
     else:
         have = ray_init.get("num_cpus") or int(get_num_cpus())
+    parts = required_ray_cpus(run.config)
     need = sum(parts.values())
     if have >= need:
         return

@@ -94,14 +94,7 @@ def named(row: Row, form: Callable[[str], str]) -> str:
 
 
 def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, remedy: str) -> list[Row]:
-    """Return a row for each of several settings that must keep their defaults for one reason.
-
-    Args:
-        keys: the settings.
-        when: whether the reason holds for a run.
-        why: the reason.
-        remedy: what to do instead.
-    """
+    """Return a row for each of several settings that must keep their defaults, `when` one reason holds for a run."""
 
     def row(key: str) -> Row:
         return Row(key, lambda run: when(run) and run.is_set(key), why, remedy)
@@ -110,13 +103,7 @@ def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, re
 
 
 def needs_our_trainer(key: str, when: Callable[[RunView], Any], otherwise: str) -> Row:
-    """Return the row of a setting that only our trainers take.
-
-    Args:
-        key: the setting.
-        when: whether a run has it.
-        otherwise: what to do instead of using such a trainer.
-    """
+    """Return the row of a setting that only our trainers take; `otherwise` says what to do without such a trainer."""
     return Row(
         key,
         when=lambda run: run.our_trainer is None and when(run),

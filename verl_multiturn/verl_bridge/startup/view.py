@@ -166,14 +166,10 @@ class RunView:
         return self.estimator in ESTIMATORS
 
     @property
-    def filters_groups(self) -> bool:
-        """Whether verl leaves out groups whose samples are all alike."""
-        return bool(self.value("algorithm.filter_groups.enable"))
-
-    @property
-    def filter_metric(self) -> Any:
-        """The number by which verl calls samples alike."""
-        return self.value("algorithm.filter_groups.metric")
+    def filter_metric(self) -> str | None:
+        """The number by which verl leaves out groups whose samples are all alike; None: it leaves out none."""
+        filtered = self.value("algorithm.filter_groups") or {}
+        return str(filtered.get("metric")) if filtered.get("enable") else None
 
     @property
     def asks_for_critic(self) -> bool:

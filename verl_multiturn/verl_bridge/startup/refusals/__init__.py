@@ -36,7 +36,7 @@ SETTINGS = [
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
-    Section("Logical CPUs", [ray_cpus.check_cpus], lambda run: run.has_our_loop or run.is_our_rollout),
+    Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.is_our_rollout),
 ]
 
 OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]

@@ -97,7 +97,7 @@ AGENTS: list[Check] = [
     ),
     Row(
         "algorithm.filter_groups.metric",
-        when=lambda run: run.filters_groups and run.filter_metric != "reward",
+        when=lambda run: run.filter_metric not in (None, "reward"),
         why="a session whose agent failed has no such number, at which verl would end the run",
         remedy=f"set enable to False, or the metric to reward and {_KEY}.max_rows to 1",
     ),

@@ -28,7 +28,7 @@ def _rows_of(name: str) -> list[Row]:
         ),
         Row(
             key,
-            when=lambda run: run.value(key) == "replace" and run.filters_groups and run.filter_metric != "reward",
+            when=lambda run: run.value(key) == "replace" and run.filter_metric not in (None, "reward"),
             why="compute_score is not called, so that algorithm.filter_groups.metric={run.filter_metric!r} does not "
             "exist",
             remedy="set it to reward",

@@ -84,9 +84,7 @@ ESTIMATOR = [
     ),
     Row(
         "algorithm.filter_groups.metric",
-        when=lambda run: (
-            run.filters_groups and run.filter_metric == "reward" and may_have_several_rows(run.config, run.settings)
-        ),
+        when=lambda run: run.filter_metric == "reward" and may_have_several_rows(run.config, run.settings),
         why="verl compares the rewards of rows, and conversations have several here, so that groups with different "
         "conversations would be left out",
         remedy="set enable to False, or the metric to a number that compute_score returns, such as acc",
