@@ -12,20 +12,23 @@ import psutil
 import pytest
 
 from tests.conftest import has_ended
-from verl_multiturn.processes import mcp_guard
+from verl_multiturn.processes import mcp_guard, system
 
-GUARD = [sys.executable, "-I", "-S", mcp_guard.__file__]
+GUARD = [sys.executable, *mcp_guard.ARGUMENTS]
 OLDER_KERNEL = """
-import os, runpy, sys
+import os, sys
 
 def pidfd_open(pid, flags=0):
     raise OSError(38, "not implemented")
 
 os.pidfd_open = pidfd_open
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+sys.path.append(sys.argv.pop(1))
+from processes.mcp_guard import run
+
+run()
 """
-WITHOUT_PIDFD = [sys.executable, "-c", OLDER_KERNEL, mcp_guard.__file__]
+*OPTIONS, _, FOLDER = GUARD
+WITHOUT_PIDFD = [*OPTIONS, OLDER_KERNEL, FOLDER]
 # A server that starts a program in a session of its own, through a shell that ends at once. The server ignores SIGTERM,
 # and ends when its input ends.
 SERVER = """
@@ -37,7 +40,7 @@ sys.stdout.flush()
 sys.stdin.readline()
 """
 # A worker that hands on its standard input and output to the guard.
-WORKER = "import os, subprocess, sys; subprocess.run([*sys.argv[1:5], str(os.getpid()), *sys.argv[5:]])"
+WORKER = "import os, subprocess, sys; subprocess.run([*sys.argv[1:7], str(os.getpid()), *sys.argv[7:]])"
 
 
 def wait_for_the_end(process: psutil.Process) -> None:
@@ -90,3 +93,14 @@ def test_what_has_left_the_servers_group_ends_too(guard: list[str], what_ends: s
     wait_for_the_end(left_behind)
     wait_for_the_end(beside)
     worker.communicate(timeout=120)
+
+
+def test_a_kernel_without_the_list_of_children_has_them_among_all_processes() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            assert child.pid in system._children()
+            assert child.pid in system._children_among_all()
+        finally:
+            child.kill()
+            child.wait()
+        assert child.pid not in system._children_among_all()

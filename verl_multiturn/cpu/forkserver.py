@@ -54,7 +54,7 @@ READ_AT_IMPORT = (
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
 _SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _CLIENT = Path(__file__).with_name("fork_worker.py")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.kept_running import kept_running
+from verl_multiturn.processes.lines import read_line
 from verl_multiturn.tasks import keep, wake
 
 _BOOTSTRAP = (
@@ -37,7 +38,6 @@ _BOOTSTRAP = (
 )
 _FORKING = 16
 """Most forks under way at once, so that the packets that ask for them always fit into the socket."""
-_MOST_BYTES = 2**26
 _POLITE_S = 1.0
 """Seconds that a zygote has to end itself and what its forks have left."""
 _ENVIRONMENT = {
@@ -127,7 +127,7 @@ class Forks:
                     with theirs:
                         socket.send_fds(zygote.channel, [b"fork"], [theirs.fileno()])
                     with kept_running(zygote.process):
-                        hello = await read(connection)
+                        hello = await read_line(connection)
                     if problem := hello.get("failed"):
                         raise ForkError(f"no process for the {self._what}: {problem}")
                     return Fork(connection, hello["process"])
@@ -237,23 +237,3 @@ def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         process.wait(_POLITE_S)
     process.kill()  # the kernel then kills its forks
     process.wait()
-
-
-async def read(connection: socket.socket) -> dict[str, Any]:
-    """Return the next line of JSON from a socket.
-
-    Raises:
-        EOFError: The other side has gone, or the line is too long.
-        OSError: The other side has gone.
-    """
-    loop = asyncio.get_running_loop()
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        chunk = await loop.sock_recv(connection, 2**18)
-        if not chunk:
-            raise EOFError
-        line += chunk
-        if len(line) > _MOST_BYTES:
-            raise EOFError(f"it answered with more than {_MOST_BYTES >> 20} MB")
-    answer: dict[str, Any] = json.loads(line)
-    return answer

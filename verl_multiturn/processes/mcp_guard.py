@@ -1,6 +1,6 @@
-"""Guard of an MCP server: a script that runs the server's program, and ends it and all that it started with the worker.
+"""Guard of an MCP server: it runs the server's program, and ends it and all that it started with the worker.
 
-    python -I -S mcp_guard.py WORKER_PID COMMAND [ARGUMENT ...]
+    python *ARGUMENTS WORKER_PID COMMAND [ARGUMENT ...]
 
 Why: a worker that is killed closes nothing. Its servers may hang in a call and never see that their input has ended.
 The processes that a server started (`npx` starts a shell that starts node) know nothing of the worker.
@@ -8,53 +8,34 @@ The processes that a server started (`npx` starts a shell that starts node) know
 So the guard stays beside the server. It adopts the server's descendants that lose their parent, also those that left
 its process group, and kills all of them when the worker or the server has ended. If the guard itself is killed, the
 kernel kills the server; the server's descendants may then stay.
+
+The guard imports this file and `system.py` without the rest of the package, which takes long to import.
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import sys
-import time
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from .system import adopt_orphans, end_children, end_with_parent
+
+_START = "import sys; sys.path.append(sys.argv.pop(1)); from processes.mcp_guard import run; run()"
+ARGUMENTS = ("-I", "-S", "-c", _START, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""Arguments of the interpreter that is the guard; those of the guard follow."""
 _LOOK_MS = 500
 # The MCP client asks the group to end, and kills it two seconds later. By then nothing may be left outside the group.
 _GRACE_S = 1
-_ROUNDS = 100
-
-
-def children() -> list[int]:
-    """Return the ids of this process's children."""
-    found, here = [], os.getpid()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as stat:
-            if int(stat.read().rpartition(b")")[2].split()[1]) == here:
-                found.append(int(name))
-    return found
 
 
 def end(*_: object) -> None:
     """Kill all descendants, and at last this process's own group with this process.
 
-    When a child ends, its children become children of this process, so the rounds reach every generation.
-
     Args:
         _: The arguments of a signal handler, which are not used.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for _round in range(_ROUNDS):
-        if not (left := children()):
-            break
-        for child in left:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.005)
+    end_children()
     os.killpg(0, signal.SIGKILL)
 
 
@@ -97,13 +78,11 @@ def main(worker: int, command: list[str]) -> None:
     """
     if os.getpgrp() != os.getpid():
         os.setsid()
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     guard = os.getpid()
     server = os.fork()
     if server == 0:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:  # the guard ended before the line above
+        if not end_with_parent(guard):
             os._exit(1)
         os.execvp(command[0], command)
     # These signals are for the server, which may end in its own way.
@@ -118,5 +97,6 @@ def main(worker: int, command: list[str]) -> None:
     end()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Be the guard: the program of the process that the worker starts."""
     main(int(sys.argv[1]), sys.argv[2:])

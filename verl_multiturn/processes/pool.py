@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.processes.kept_running import kept_running
+from verl_multiturn.processes.lines import read_line
 from verl_multiturn.tasks import Alarms, done_within, ended, finish
 
 # The most bytes of one answer.
@@ -163,7 +164,7 @@ class _Worker:
         if self._is_ready:
             return
         try:
-            await self._read()
+            await read_line(self._socket, _ANSWER_BYTES)
         except EOFError:
             raise WorkerError("the worker process does not start") from None
         self._is_ready = True
@@ -177,20 +178,7 @@ class _Worker:
             ValueError: The process wrote something that is not an answer.
         """
         await asyncio.get_running_loop().sock_sendall(self._socket, json.dumps(dict(request)).encode() + b"\n")
-        return await self._read()
-
-    async def _read(self) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            chunk = await loop.sock_recv(self._socket, 2**16)
-            if not chunk or len(line) > _ANSWER_BYTES:
-                raise EOFError
-            line += chunk
-        answer = json.loads(line)
-        if not isinstance(answer, dict):
-            raise ValueError("no answer")
-        return answer
+        return await read_line(self._socket, _ANSWER_BYTES)
 
     def kill(self) -> None:
         """Kill the process."""

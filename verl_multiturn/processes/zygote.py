@@ -22,7 +22,6 @@ Packets from the worker: `fork`, with the socket. Packets to the worker: `ready`
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -33,21 +32,17 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes.system import adopt_orphans, end_children, end_with_parent, kill_group
 
 WATCH = "zygote watch"
 """Name of the thread that runs during the import."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _MOST_PROBLEM = 4_000
-_STRAYS_S = 2.0
-"""Seconds for the end of processes that were killed; one that the kernel holds ends later."""
 
 
 def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
@@ -122,7 +117,7 @@ class _ForkZygote:
                     self._gone(fd)
                 elif not self._fork():
                     for process in self._forks.values():
-                        _kill_group(process)
+                        kill_group(process)
                     return
 
     def _fork(self) -> bool:
@@ -151,7 +146,7 @@ class _ForkZygote:
         process = self._forks.pop(fd)
         self._poll.unregister(fd)
         os.close(fd)
-        _kill_group(process)  # before the wait, as long as nobody else can have this number
+        kill_group(process)  # before the wait, as long as nobody else can have this number
         os.waitpid(process, 0)
         # A fork is the parent of its orphans. Those that come to the zygote are of forks that have ended.
         end_children(but=self._forks.values())
@@ -170,55 +165,6 @@ class _ForkZygote:
                     self._serve(served, self._loaded)
         finally:
             os._exit(0)
-
-
-def end_with_parent(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent ends, and return whether the parent is still there."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends, so that `end_children` finds it."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def end_children(but: Collection[int] = ()) -> bool:
-    """Kill the children of this process, which adopts orphans, and with them all processes below it.
-
-    Args:
-        but: Process ids of children that stay.
-
-    Returns:
-        Whether they have ended, within two seconds.
-    """
-    until = time.monotonic() + _STRAYS_S
-    while strays := _children() - set(but):
-        for stray in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(stray, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(stray, os.WNOHANG)
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-def _children() -> set[int]:
-    """Return the process ids of the children of this process, ended ones too."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return set(map(int, file.read().split()))
-    except FileNotFoundError:  # a kernel without this file
-        import psutil
-
-        return {child.pid for child in psutil.Process().children()}
 
 
 def problem_of(error: BaseException) -> str:

@@ -20,7 +20,8 @@ from typing import Any
 
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.failed import EnvironmentFailedError
-from verl_multiturn.processes.forks import Fork, ForkError, Forks, read
+from verl_multiturn.processes.forks import Fork, ForkError, Forks
+from verl_multiturn.processes.lines import read_line
 
 _POLITE_S = 2.0
 """Seconds that an environment has for its own `close`."""
@@ -60,7 +61,7 @@ class EnvProcess:
         try:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(self._fork.connection, json.dumps(request).encode() + b"\n")
-            answer = await read(self._fork.connection)
+            answer = await read_line(self._fork.connection)
         except (OSError, EOFError) as error:
             self.kill()
             why = f": {error}" if isinstance(error, EOFError) and str(error) else ""

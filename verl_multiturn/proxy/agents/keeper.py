@@ -45,7 +45,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from verl_multiturn.errors import AgentContractError, ConfigError
-from verl_multiturn.processes.zygote import WATCH, end_children, end_with_parent, problem_of, seed_process
+from verl_multiturn.processes.system import end_children, end_with_parent
+from verl_multiturn.processes.zygote import WATCH, problem_of, seed_process
 from verl_multiturn.proxy.agents.agent import Agent, SessionAddress, load_agent
 from verl_multiturn.proxy.agents.end import read_result
 from verl_multiturn.proxy.agents.folder import read_result_file, remove_folder

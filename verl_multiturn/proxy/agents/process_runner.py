@@ -24,7 +24,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from verl_multiturn.errors import AgentContractError, ConfigError
-from verl_multiturn.processes.forks import Fork, ForkError, Forks, read
+from verl_multiturn.processes.forks import Fork, ForkError, Forks
+from verl_multiturn.processes.lines import read_line
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.agents.folder import make_folder, remove_folder
@@ -166,7 +167,7 @@ async def _ask(fork: Fork, request: Mapping[str, Any], returned: Callable[[], No
                 returned()
             with contextlib.suppress(OSError):
                 fork.connection.send(NOTED)
-        return await read(fork.connection)
+        return await read_line(fork.connection)
     except (OSError, EOFError):
         return None
 

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.processes import mcp_guard
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ _LONGEST_BACKOFF_S = 10.0
 # A server counts as dead after so many calls in a row that were each given up after more than so many seconds.
 _GIVEN_UP = 8
 _PATIENCE_S = 1.0
-
-_GUARD = Path(__file__).parents[2] / "processes" / "mcp_guard.py"
 
 
 class McpSettings(BaseModel):
@@ -369,7 +368,7 @@ def _server_parameters(settings: McpSettings, where: str) -> StdioServerParamete
         raise ConfigError(f"{where}.command: there is no program {command!r}; install it, or give its full path")
     arguments: list[str] = list(settings.args)
     if sys.platform == "linux":
-        arguments = ["-I", "-S", str(_GUARD), str(os.getpid()), command, *arguments]
+        arguments = [*mcp_guard.ARGUMENTS, str(os.getpid()), command, *arguments]
         command = sys.executable
     return StdioServerParameters(command=command, args=arguments, env=env, cwd=there)
 
