@@ -110,7 +110,7 @@ class StepEnvSettings(BaseModel):
 
 
 @dataclass
-class _Played:
+class _Episode:
     process: EnvProcess
     rewards: list[float] = field(default_factory=list)
     state: Hashable = None
@@ -130,7 +130,7 @@ class StepEnv(Interaction):
         super().__init__(config)
         self._settings = read_config(config, StepEnvSettings, "StepEnv")
         _check_installed(self._settings.env)
-        self._played: dict[str, _Played] = {}
+        self._episodes: dict[str, _Episode] = {}
         self._processes: tuple[asyncio.AbstractEventLoop, EnvProcesses] | None = None
 
     async def start(  # type: ignore[override]
@@ -150,38 +150,38 @@ class StepEnv(Interaction):
         """
         request = self._reset(seed, env_kwargs)
         process = await self._forks().fork()
-        played = self._played[instance_id] = _Played(process)
-        return self._reply(played, await process.ask(request))
+        episode = self._episodes[instance_id] = _Episode(process)
+        return self._reply(episode, await process.ask(request))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
         """Play the action in the last turn, and return what the environment shows."""
-        played = self._played[instance_id]
-        answer = await played.process.ask({"do": "step", "text": spoken(messages[-1])})
+        episode = self._episodes[instance_id]
+        answer = await episode.process.ask({"do": "step", "text": spoken(messages[-1])})
         if problem := answer.get("unreadable"):
             invalid = self._settings.invalid
             reward = None if invalid == "ask again" else float(invalid)
-            played.rewards += [] if reward is None else [reward]
+            episode.rewards += [] if reward is None else [reward]
             text = asking(problem, self._settings.actions, own=self._settings.to_action is not None)
             shown = self._of_turn(reward)
-            return Reply(text=text, reward=shown, state=played.state, metrics={"unreadable_actions": 1.0})
+            return Reply(text=text, reward=shown, state=episode.state, metrics={"unreadable_actions": 1.0})
         if answer["reward"] is not None:
-            played.rewards.append(answer["reward"])
-        return self._reply(played, answer)
+            episode.rewards.append(answer["reward"])
+        return self._reply(episode, answer)
 
     def score(self, instance_id: str) -> float:
         """Return the sum of the rewards, or the last one; 0 without any, or where the turns have them."""
-        rewards = self._played[instance_id].rewards
+        rewards = self._episodes[instance_id].rewards
         return {"none": 0.0, "sum": sum(rewards), "last": (rewards or [0.0])[-1]}[self._settings.score]
 
     async def close(self, instance_id: str) -> None:
         """Close the environment, and end its process."""
-        if (played := self._played.pop(instance_id, None)) is not None:
-            await played.process.close()
+        if (episode := self._episodes.pop(instance_id, None)) is not None:
+            await episode.process.close()
 
     async def aclose(self) -> None:
         """End all processes."""
-        while self._played:
-            await self._played.popitem()[1].process.close()
+        while self._episodes:
+            await self._episodes.popitem()[1].process.close()
         if self._processes is not None:
             await self._processes[1].aclose()
             self._processes = None
@@ -212,14 +212,14 @@ class StepEnv(Interaction):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{where}: 'env_kwargs' must be plain values, as JSON has them: {error}") from None
 
-    def _reply(self, played: _Played, answer: Mapping[str, Any]) -> Reply:
-        played.state = answer["text"] if self._settings.state is None else _hashable(answer["state"])
+    def _reply(self, episode: _Episode, answer: Mapping[str, Any]) -> Reply:
+        episode.state = answer["text"] if self._settings.state is None else _hashable(answer["state"])
         return Reply(
             text=answer["text"],
             reward=self._of_turn(answer.get("reward")),
             done=answer.get("done", False),
             truncated=answer.get("truncated", False),
-            state=played.state,
+            state=episode.state,
             metrics={"unreadable_actions": 0.0} if "done" in answer else {},
         )
 

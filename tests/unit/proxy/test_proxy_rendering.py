@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agent_sessions import ADD, Agent, call_text, make_run, said, system, turns, user
+from tests.agent_sessions import ADD, Agent, answer, call_text, echo, make_run, said, system, turns, user
 from verl_multiturn import Ask, EngineError, Generation
+from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.turn_ends import closing_ids
-from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.canonical import arguments_key, compared, content_key
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
 from verl_multiturn.rollout.stop_texts import StopTexts
@@ -304,3 +309,53 @@ async def test_stop_texts_say_what_is_no_generation() -> None:
     stopping = StopTexts(ScriptedEngine([[-5]]), tiny_tokenizer())
     with pytest.raises(EngineError, match="what is not a generation"):
         await stopping.generate(Ask("r", [1], {"stop_regex": ["x"]}, 9))
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("history", "roots", "rows", "last_prompt_has_thoughts"),
+    [("sampled", 1, [0, 0, 0], True), ("rendered", 2, [0, 0, 1], False)],
+)
+async def test_qwen3_drops_the_thoughts_of_earlier_questions_where_the_history_is_rendered(
+    history: Any, roots: int, rows: list[int], last_prompt_has_thoughts: bool
+) -> None:
+    """Its template keeps the thoughts since the user's last message, so that calls and answers are one row."""
+    from benchmarks.template_matrix import template_of
+
+    template = template_of("qwen3")
+    left = [
+        f"<think>\nI must add.\n</think>\n\n{call_text('add', {'a': 1})}",
+        "<think>\nThat was it.\n</think>\n\nIt is 5.",
+        "<think>\nHm.\n</think>\n\nYes.",
+    ]
+    prompts: list[str] = []
+
+    def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
+        prompts.append(template.tokenizer.decode(list(ids)))
+        return list(template.tokenizer.encode(f"{left.pop(0)}<|im_end|>", add_special_tokens=False))
+
+    run = ProxyRun(
+        engine=ReceiptingEngine(StopTexts(ScriptedEngine(script), template.tokenizer)),
+        renderer=PromptRenderer(template.codec, template.end_ids),
+        reader=TurnReader(template.parser, template.tokenizer, template.end_ids, [THINK]),
+        limits=Limits(prompt_length=4096, response_length=4096),
+        fill_id=template.end_ids[0],
+        history=history,
+    )
+    agent = Agent(run)
+
+    def back(completion: Completion) -> dict[str, Any]:
+        return echo(completion, reasoning_content=completion.reasoning)
+
+    messages = [user("What is 1 + 4?")]
+    called = await agent.ask(messages, [ADD])
+    messages += [back(called), *answer(called, "5")]
+    answered = await agent.ask(messages, [ADD])
+    assert (called.reasoning, answered.reasoning, answered.content) == ("I must add.", "That was it.", "It is 5.")
+    await agent.ask([*messages, back(answered), user("Really?")], [ADD])
+    outcome, _ = await agent.close()
+    run.renderer.close()
+    assert "I must add." in prompts[1]
+    assert ("I must add." in prompts[2], "That was it." in prompts[2]) == (last_prompt_has_thoughts,) * 2
+    assert "It is 5." in prompts[2]
+    assert (len(agent.session.forest.roots), outcome.places) == (roots, rows)

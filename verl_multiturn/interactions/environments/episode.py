@@ -36,7 +36,7 @@ class WrongTypeError(TypeError):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EnvironmentCode:
     """An environment's code, imported.
 
     Attributes:
@@ -54,7 +54,7 @@ class Loaded:
     actions: list[str] | None
 
 
-def load(spec: Mapping[str, Any]) -> Loaded:
+def load(spec: Mapping[str, Any]) -> EnvironmentCode:
     """Import what the settings of an environment name.
 
     Args:
@@ -67,7 +67,7 @@ def load(spec: Mapping[str, Any]) -> Loaded:
         resolve(name.replace(":", "."), f"config of StepEnv: {key}") if (name := spec[key]) else None
         for key in ("to_text", "to_action", "state")
     )
-    return Loaded(_maker(spec["env"]), to_text, to_action, state, spec["actions"])
+    return EnvironmentCode(_maker(spec["env"]), to_text, to_action, state, spec["actions"])
 
 
 def is_gymnasium_id(env: str) -> bool:
@@ -105,7 +105,7 @@ def _maker(env: str) -> Callable[..., Any]:
     return lambda **kwargs: gymnasium.make(name, **kwargs)
 
 
-class PlayedEnv:
+class Episode:
     """An environment that is being played.
 
     Args:
@@ -114,7 +114,7 @@ class PlayedEnv:
         kwargs: Keywords for the factory.
     """
 
-    def __init__(self, loaded: Loaded, seed: int | None, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, loaded: EnvironmentCode, seed: int | None, kwargs: Mapping[str, Any]) -> None:
         self._loaded = loaded
         self._seed = seed
         seed_process(seed)

@@ -11,20 +11,20 @@ import os
 import socket
 from typing import Any
 
-from verl_multiturn.interactions.environments.episode import Loaded, PlayedEnv, WrongTypeError, load
+from verl_multiturn.interactions.environments.episode import EnvironmentCode, Episode, WrongTypeError, load
 from verl_multiturn.processes.zygote import problem_of
 
 __all__ = ["load", "serve"]
 
 
-def serve(served: socket.socket, loaded: Loaded) -> None:
+def serve(served: socket.socket, loaded: EnvironmentCode) -> None:
     """Answer the requests of one episode, a line of JSON each, until the worker closes the socket.
 
     Args:
         served: The socket.
         loaded: The environment's code.
     """
-    episode: PlayedEnv | None = None
+    episode: Episode | None = None
     process = os.getpid()
     with served.makefile("rwb") as stream:
         answer: dict[str, Any] = {"process": process}
@@ -37,7 +37,7 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
             request = json.loads(line)
             try:
                 if request["do"] == "reset":
-                    episode = PlayedEnv(loaded, request["seed"], request["kwargs"])
+                    episode = Episode(loaded, request["seed"], request["kwargs"])
                     answer = episode.reset()
                 elif episode is not None and request["do"] == "step":
                     answer = episode.step(request["text"])

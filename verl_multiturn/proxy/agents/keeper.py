@@ -101,7 +101,7 @@ def serve(served: socket.socket, agent: Agent | None) -> None:
         if folder is not None:
             (folder / "row.json").write_text(json.dumps(request["row"]), encoding="ascii")
             _name_files(request, folder)
-        answer = _Kept(served, request, agent).watch()
+        answer = _AgentProcess(served, request, agent).watch()
         if folder is not None and answer["status"] == 0 and answer["report"] is None:
             answer["report"] = read_result_file(folder / "result.json")
     except OSError as error:
@@ -119,7 +119,7 @@ def _name_files(request: dict[str, Any], folder: Path) -> None:
     request["environment"].update({ROW: row, RESULT: result})
 
 
-class _Kept:
+class _AgentProcess:
     """The process of an agent, and what it has said so far."""
 
     def __init__(self, served: socket.socket, request: Mapping[str, Any], agent: Agent | None) -> None:
