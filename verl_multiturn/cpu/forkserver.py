@@ -150,7 +150,7 @@ class _Server:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def serve(self) -> tuple[dict[str, Any], list[int]]:
-        """Serve clients for ever; return only in a forked process.
+        """Serve clients; return only in a forked process.
 
         Returns:
             The client's request, and file descriptors of the client's standard input, output and error.

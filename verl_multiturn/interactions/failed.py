@@ -1,4 +1,9 @@
-"""The error of what an interaction in the box needs and does not get."""
+"""`EnvironmentFailedError`: what the interactions in the box raise when their endpoint, server or process fails.
+
+`LlmUser`, `PolicyUser`, `StepEnv` and `OpenEnvClient` raise it, also when the environment itself raised an error in its
+process. The runtime then does what it does for every error of an interaction's method: the conversation ends with the
+stop reason `environment_error`, and is invalid.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from verl_multiturn.errors import MultiTurnError
 
 
 class EnvironmentFailedError(MultiTurnError, RuntimeError):
-    """A user or an environment that broke off: its endpoint, server or process failed. Nobody's mistake in writing it.
+    """A simulated user or an environment broke off: its endpoint, server or process failed.
 
-    The conversation ends, marked as one that could not be had.
+    It says nothing about the model, so the conversation ends and is marked as invalid.
     """

@@ -16,7 +16,7 @@ Invariants:
   SELECT, columns, and the functions and pragmas listed here, and the process may not write a byte to any file;
 - each query has a connection of its own;
 - memory, time, rows and characters are bounded; the parent kills the process where these bounds do not help (a query
-  that takes for ever to be compiled).
+  whose compilation never ends).
 """
 
 import contextlib

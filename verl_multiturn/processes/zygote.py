@@ -81,7 +81,7 @@ def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _ending_with(channel: socket.socket) -> Any:
-    """End this process when the worker ends meanwhile; an import may take for ever."""
+    """End this process when the worker ends meanwhile; an import may never end."""
     done = threading.Event()
 
     def watch() -> None:

@@ -63,7 +63,7 @@ def may_take(
     the steps until t take. Example with 2 groups in a batch, 2 finished groups due in step 9 and 3 unfinished ones due
     in step 8: step 7 may not take the finished ones, since step 8 could take only 2 of the 3.
 
-    When waiting cannot help, the answer is True, so that no trainer waits for ever.
+    When waiting cannot help, the answer is True, so that no trainer waits in vain.
 
     Args:
         finished: deadlines of the finished groups, at least `count` of them.

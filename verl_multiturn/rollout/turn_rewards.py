@@ -1,4 +1,15 @@
-"""The rewards of tools and interactions with the tokens to which they belong, and turns as the trainer gets them."""
+"""Which tokens of a finished conversation a reward belongs to.
+
+`verl_bridge` calls it for each finished conversation. `tool_scores` and `interaction_scores` give the rewards of tools
+and of interactions as positions in a row's response, which are added to the row's scores. `turns_of` gives the
+estimators of advantages (`mt_grpo`, `mt_turns`, `mt_gigpo`) what they need to know of each turn.
+
+Invariants:
+- a reward always lies on a sampled token: that of a turn on the turn's last one, that of the whole conversation on the
+  last one of all;
+- an invalid conversation has no rewards;
+- positions count from the first token of the row's response, and ends are half open.
+"""
 
 from __future__ import annotations
 

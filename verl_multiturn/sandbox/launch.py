@@ -174,7 +174,7 @@ class Launch:
         """Kill the zygote and all that it forked; close the descriptors and remove the temporary folder."""
         self.channel.close()
         if self.process.poll() is None:
-            # bubblewrap itself must live until it has named its child, which otherwise waits for it for ever.
+            # bubblewrap itself must live until it has named its child, which otherwise waits for it without end.
             with contextlib.suppress(SandboxError, OSError):
                 if self.info_fd is not None and self._zygote_fd is None:
                     self._find_zygote()

@@ -103,7 +103,7 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
         execution = scripts[0].execution
         if execution is None:
             # The router does not say whose fault it was, and gives no reason when the time was up. No UnavailableError,
-            # since a script that runs for ever would do so again.
+            # since a script that never ends would do so again.
             reason = scripts[0].exception_str or f"it takes longer than {settings.run_timeout_s} s"
             raise ValueError(f"the script was not run to its end: {reason:.500}")
         error, logs = execution.error, execution.logs

@@ -1,9 +1,15 @@
-"""One exchange: a request for completions, its answer whole or as events, and whether that was delivered.
+"""`Exchange`: one request for completions, and its answer over HTTP, whole or as a stream of events.
+
+The server makes one for each request of an agent whose body it has read. It asks the session for completions, lets the
+protocol write them, and tells the session whether the client got them: a completion is trained only when it was
+*delivered*.
 
 Invariants:
-- the client's leaving stops no generation, and the session learns of it at once: the next identical request takes over;
-- a completion is delivered when the system took all of its answer, and the connection stood before and after that;
-- a client that has closed its sending side alone has not left.
+- a completion is delivered when the operating system has taken the whole of its answer, and the connection stood before
+  and after that. An error is never a delivery;
+- a client that has gone is noticed while the generation runs. That stops no generation: the session keeps the
+  completion for the next identical request, such as a retry;
+- a client that has closed only its sending side is still there, and gets its answer.
 """
 
 from __future__ import annotations

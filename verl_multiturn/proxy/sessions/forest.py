@@ -1,16 +1,24 @@
-"""`Forest`: the completions of a session, and which of them a request continues.
+"""`Forest`: the completions of a session, and where a new request belongs among them.
+
+`AgentSession` looks each request up in it (`match`); `Sampler` adds what the engine returned. At the session's end
+`rows.py` reads the rows of the batch off it: a row is a path from a root to a leaf.
 
     root prompt ── completion 0 ── prompt (a tool's answer) ── completion 1
                │                └─ prompt (another answer)  ── completion 3
                └── completion 2                     (the same request again)
 
-A prompt is what the engine is given, a completion is what it sampled. Beside them stands a trie of the messages as
-clients write them, in which a request is looked up message by message. One message may lead to several nodes: clients
-leave out ids, so that two completions with equal texts look the same. The deepest completion wins, and of
-equally deep ones the one that was delivered last. Where they give other ids to calls, the request is read with those of
-the session.
+A *prompt* is what the engine is given, a *completion* is what it sampled. A request continues a completion when its
+messages begin with those of the completion's prompt and its turn. Only the messages after that are rendered, so that
+sampled tokens are never written a second time. A request that continues none begins a root.
 
-A request costs a look at its new messages only: what it shares with an earlier request is found by one comparison.
+Requests are looked up message by message, in a tree of messages as clients write them. Clients leave out ids, so two
+completions with equal texts look the same, and one message may lead to several places in the tree. The deepest
+completion wins; among equally deep ones, the one that was delivered last. A client that has given the calls other ids
+is understood: its request is read with the session's ids (`renaming.py`).
+
+Invariants:
+- a request costs a look at its new messages only: what it shares with an earlier request is found by one comparison;
+- the ledger lists every generation that the engine returned, in that order, whatever becomes of it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,19 @@
-"""`MultiTurnManager` and its workers: verl's agent-loop manager, which tells the trainer when a group has finished.
+"""`MultiTurnManager` and `MultiTurnWorker`: verl's agent-loop manager and workers, whose groups can be waited for.
+
+verl's trainer makes the manager (`names.py` names it). It hands each worker its part of a batch; a worker rolls out the
+groups in it, all of them at once, and writes their rows to TransferQueue. Our two classes add:
+
+- `wait`: the trainer goes on as soon as a group has ended. verl's own looks at TransferQueue every two seconds;
+- `cancel`: groups that are no longer wanted end, with their generations and tools;
+- a worker that dies is replaced, and its unfinished groups are begun again, at most three times each;
+- with `rollout.over_sample_rate`, more samples of a training prompt than `rollout.n` begin, and those that are too many
+  are cut (`rollout/oversampling.py`).
 
     trainer  `manager.wait(2 s)`  ──long poll──▶  worker.finished(…)   returns when one of the worker's groups has ended
     trainer  `manager.cancel(…)`  ─────────────▶  worker.cancel(…)     returns when the groups' conversations have ended
 
-verl's trainer looks at TransferQueue every two seconds. With `wait` it goes on as soon as there is something new, and
-verl's two seconds remain the longest that it waits.
-
-With `rollout.over_sample_rate` a worker begins more samples of a training prompt than `rollout.n`, and cuts those that
-are too many (`rollout/oversampling.py`). A group is over when its cut samples have ended too: a server must not be put
-to sleep while it still samples.
+A group has ended when its last row is written and its cut samples have stopped, too: only then may the trainer put a
+server to sleep.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)
 
-# How often a group is begun again because its worker died. One that kills its workers must not do so for ever.
+# How often a group is begun again after its worker died: one that kills its workers must not go on doing so.
 _RESTARTS = 3
 # Seconds after which Ray tells a poll that its worker has died, at the latest.
 _TOLD_S = 60.0
@@ -44,9 +49,10 @@ _TOLD_S = 60.0
 _ASKED_S = 0.1
 # Seconds after which a worker that does not answer is ended; to cancel groups, it waits for their tools.
 _HUNG_S = 300.0
-# How many workers in a row may die in a place before they have started: more than the four that one deadly group can
-# end. And the seconds in which one must start.
+# How many workers in a row may die in one place before they have started. A group that kills every worker that runs it
+# is begun four times (once, and `_RESTARTS` times again), so this many deaths have another cause.
 _STARTS = 6
+# Seconds in which a worker must start.
 _START_S = 1800.0
 # How many groups' ends are remembered.
 _ENDS = 10_000
@@ -143,7 +149,7 @@ class MultiTurnWorker(_VerlWorker):
             await asyncio.wait({row})
         except asyncio.CancelledError:
             # A row that is being written is written to its end, so that nothing is written after a cancellation. A
-            # reward is not waited for, since it may take for ever.
+            # reward is not waited for: nothing bounds its time here.
             if row not in self._writing:
                 row.cancel()
             with contextlib.suppress(Exception, asyncio.CancelledError):

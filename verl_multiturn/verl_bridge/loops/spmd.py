@@ -109,7 +109,7 @@ class AsyncSGLangRollout(ServerAdapter):
     def _generate(self, prompts: DataProto) -> DataProto:
         group = self._tensor_parallel_group()
         leader = dist.get_global_rank(group, 0)
-        # Rank 0 shares its error in the same way as its result. Otherwise the other ranks would wait for ever.
+        # Rank 0 shares its error in the same way as its result. Otherwise the other ranks would hang.
         shared: list[Any] = [None]
         if dist.get_rank() == leader:
             self._loop = self._loop or asyncio.Runner()

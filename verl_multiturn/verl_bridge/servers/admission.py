@@ -1,4 +1,10 @@
-"""`Admission`: which generations a server lets in, and how many are inside."""
+"""`Admission`: whether a generation server takes new generations, and how many it is running.
+
+`AsyncSGLangServer` has one. Each generation enters and leaves it; a pause for new weights closes it, asks SGLang to
+stop what runs, and waits until it is empty. A generation that comes during a pause is refused at once: the client, not
+the server, keeps what was sampled so far, and waits with `opened` (the server's method `resumed`) until it may ask
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +16,10 @@ PAUSED = "paused"
 
 
 class Admission:
-    """The door of a generation server.
+    """The count of running generations of a server, and whether more are let in.
 
-    The door is open, or closed for a pause, or closed for good because the server leaves the load balancer. Nobody
-    waits at the door of a generation: who is not let in is told so, and may wait with `opened`.
+    It is in one of three states: open; closed for a pause; closed because the server leaves the load balancer, so that
+    a client that waits in `opened` is told to look for another server.
     """
 
     def __init__(self) -> None:

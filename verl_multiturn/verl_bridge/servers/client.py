@@ -1,19 +1,24 @@
-"""`RolloutClient`: asks verl's servers for generations, and goes on with them after interruptions.
+"""`RolloutClient`: samples a turn on verl's SGLang servers, and goes on with it after a pause or a server's death.
 
-A generation is sampled in attempts. An attempt ends early when its server is paused, which happens at each update of
-the weights in the asynchronous trainers. The client then waits until a server samples again, and asks for the rest:
+The trainer makes one client; every agent-loop worker has a copy, and `verl_engine.py` asks it for each generation of a
+conversation. It returns verl's `TokenOutput` of the whole turn, however often the turn was interrupted.
+
+A generation is sampled in attempts. An attempt ends early when its server is paused, which the asynchronous trainers do
+at each update of the weights. The client then waits until the server samples again, and asks for the rest:
 
     attempt 1 (version 3) → paused → attempt 2 (version 4) → paused → attempt 3 (version 5) → the end of the turn
 
-An attempt whose server dies is lost with its tokens. The client takes that server out of the load balancer, and asks
-another one to go on after the attempts that have ended. Where there is none left, it waits for one.
+When the server dies, the tokens of its attempt are lost. The client takes the server out of the load balancer, and asks
+another one to go on behind the attempts that have ended. Where no server is left, it waits for a new one.
 
 Invariants:
 - `extra_fields["segments"]` of the output lists the attempts that sampled tokens, each with the weight version that the
   server had when it began;
-- no conversation waits for a clock where there is a server: a paused server answers when it goes on;
-- a cancelled generation is stopped at its server. What it has sampled is returned, with the stop reason `abort`. A
-  server that does not stop it within half a minute is not waited for.
+- the end of a pause is told by the server, at once: the client does not ask again and again, or after a fixed time.
+  Only where no server is left does it ask once a second;
+- time in which a generation waits for a server does not count as the conversation's (`rollout/clock.py`);
+- a cancelled generation is stopped at its server, and what it has sampled is returned with the stop reason `abort`. A
+  server that has not stopped it after half a minute is left alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""`EngineOfServer`: verl's adapter of a generation server, which outlives the server.
+"""`EngineOfServer`: lets a training worker go through an update of the weights although its server has died.
 
-A training worker, or the worker beside a standalone server, sends weights to its server over HTTP. All workers take
-part in gathering the weights, so one that raised because its server is dead would leave the others waiting for ever.
-It goes on instead, and sends nothing. The trainer finds the dead server by itself (`trainer/servers.py`).
+`AsyncSGLangRollout` (`loops/spmd.py`) puts it around verl's HTTP adapter of the generation server. All training workers
+gather the weights together, before one of them sends them to its server. A worker that raised because its server is
+dead would leave the others in that collective call, and the run would hang. With this adapter it takes part as before
+and sends nothing. The trainer finds the dead server by itself (`trainer/servers.py`), and replaces it or ends the run.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         super().__init__(*args, **kwargs)
         self._admission = Admission()
         # One pause or resumption at a time. A door that opens while SGLang is paused would let generations in that
-        # cannot begin, for whose end the pause would wait for ever.
+        # cannot begin, whose end the pause would await in vain.
         self._switching = asyncio.Lock()
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ def check_ray_cpus(run: RunView) -> None:
     if have >= need:
         return
     listed = "; ".join(f"{count} {name}" for name, count in parts.items())
-    problem = f"Ray has {have} logical CPUs and this run reserves {need}, so it would wait for ever: {listed}."
+    problem = f"Ray has {have} logical CPUs and this run reserves {need}, so it would never start: {listed}."
     if cluster:
         print(f"\nverl-multiturn: the cluster at {cluster}: {problem}\n", file=sys.stderr)
         return
