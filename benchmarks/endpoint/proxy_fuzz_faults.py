@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partialmethod
 from typing import Any
 from unittest.mock import patch
@@ -13,9 +13,10 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.proxy.sessions import canonical
 from verl_multiturn.proxy.sessions import rows as session_rows
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.proxy.sessions.nodes import PromptNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
 from verl_multiturn.proxy.sessions.renaming import Renaming
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
+from verl_multiturn.rollout.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,11 @@ class Fault:
 
 def _twice() -> Sequence[AbstractContextManager[Any]]:
     row = session_rows._row
-    return [patch.object(session_rows, "_row", lambda end, index, _: row(end, index, dict.fromkeys(end.path, index)))]
+
+    def all_of_it(end: CompletionNode, index: int, turns: Sequence[Turn]) -> Any:
+        return row(end, index, [replace(turn, place=index) for turn in turns])
+
+    return [patch.object(session_rows, "_row", all_of_it)]
 
 
 def _gone_is_delivered() -> Sequence[AbstractContextManager[Any]]:
