@@ -2,9 +2,9 @@
 
 It is started as `python -I -S verify_worker.py SETTINGS`; see `processes/pool.py`.
 
-Both packages give the text of a model to SymPy, which may never come to an end with it. reasoning_gym evaluates some answers as
-Python: with `eval`, or with SymPy's `parse_expr`, which calls `eval`. SymPy also generates code of its own: for the
-monomials of a polynomial, and in `lambdify`. So:
+Both packages give the text of a model to SymPy, which may never come to an end with it. reasoning_gym evaluates some
+answers as Python: with `eval`, or with SymPy's `parse_expr`, which calls `eval`. SymPy also generates code of its own:
+for the monomials of a polynomial, and in `lambdify`. So:
 - code that is evaluated from text may use only the names in `_NAMES` and single letters. Numbers, lists and formulas
   pass. An audit hook looks at the code before it runs;
 - code that a library generates for itself may run when the library's own file runs it (`_GENERATORS`), or while a
