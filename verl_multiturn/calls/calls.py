@@ -84,7 +84,8 @@ class Calls:
             raise owner.contract_error(f"{owner.kind} {owner.name!r}: {method} after {owner.end}")
         if method in owner.inherited:
             return None
-        kwargs = copy.deepcopy(self.kwargs[method]) if self.kwargs.get(method) else {}
+        row = self.kwargs.get(method)
+        kwargs = copy.deepcopy(row) if row else {}
         if method in self._uncopied:
             kwargs = {**kwargs, **self._uncopied[method]}
         invocation = owner.invoke(method, (self.instance_id, *arguments), kwargs)

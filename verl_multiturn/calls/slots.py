@@ -149,10 +149,9 @@ class Slots:
 
 
 class Slot:
-    """The slot of one call, as an async context manager.
+    """The slot of one call, as a context manager in which `take` takes it.
 
-    It is taken on entering, which raises `BusyError` where none is free in time. It is given back once all that runs of
-    the call has ended, which may be after leaving.
+    It is given back once all that runs of the call has ended, which may be after leaving.
 
     Args:
         slots: The slots, one of which is taken.
@@ -163,27 +162,36 @@ class Slot:
         left: Tasks and threads of a call that was given up, as far as they still run.
     """
 
-    __slots__ = ("_lease", "_slots", "asked", "left", "started")
+    __slots__ = ("_is_taken", "_lease", "_slots", "asked", "left", "started")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._lease: str | None = None
+        self._is_taken = False
         self.asked = self.started = asyncio.get_running_loop().time()
         self.left: Sequence[asyncio.Future[Any]] = ()
 
-    async def __aenter__(self) -> Slot:
+    def __enter__(self) -> Slot:
+        return self
+
+    async def take(self) -> None:
+        """Take a slot, which is given back on leaving.
+
+        Raises:
+            BusyError: No slot was free in time.
+        """
         if not self._slots.try_enter():
             try:
                 self._lease = await self._slots.enter()
             finally:
                 self.started = asyncio.get_running_loop().time()
-        return self
+        self._is_taken = True
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self.left:
             ended = asyncio.gather(*self.left, return_exceptions=True)
             ended.add_done_callback(lambda _: self._slots.leave(self._lease))
-        else:
+        elif self._is_taken:
             self._slots.leave(self._lease)
 
 

@@ -74,7 +74,8 @@ async def test_a_late_call_keeps_its_own_slot_and_no_other() -> None:
     slots, calls = calls_of(oracle)
 
     async def ask(question: str) -> Any:
-        async with Slot(slots) as slot:
+        with Slot(slots) as slot:
+            await slot.take()
             return await calls.call("ask", question, slot=slot)
 
     with pytest.raises(TimedOutError, match="the oracle did not answer in time"):

@@ -157,7 +157,8 @@ class InteractionSession:
         try:
             if method == "score":
                 return await self._calls.call(method)
-            async with Slot(self._gate) as slot:
+            with Slot(self._gate) as slot:
+                await slot.take()
                 return await self._calls.call(method, *arguments, slot=slot)
         except BusyError as error:
             raise InteractionFailedError(f"{where}: {error}") from None

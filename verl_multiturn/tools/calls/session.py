@@ -231,7 +231,8 @@ class ToolSession:
                 return Run(gate, call).answered(known)
         run = Run(gate, call)
         try:
-            async with run.slot:
+            with run.slot:
+                await run.slot.take()
                 returned = await self._execute(run, arguments)
                 answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
         except BusyError as error:
