@@ -27,7 +27,7 @@ class Solution:
             the decoded response with all tool output.
         calls: for each turn its calls, as pairs of name and arguments (JSON text). The name is empty when a call could
             not be read. Empty for a row of another agent loop.
-        statuses: for each call its `CallStatus`, as in `tools/calls/session.py`.
+        statuses: for each call its `CallStatus`, as in `tools/calls/results.py`.
         extra_info: the row's `extra_info`, with the entries that the agent loop added.
         response: the whole decoded response, with the calls as the model wrote them and the tools' output.
     """
