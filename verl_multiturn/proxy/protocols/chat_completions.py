@@ -128,14 +128,8 @@ _AnyMessage = Annotated[
 ]
 
 
-class _Signature(Fields):
-    name: fields.Name = ABSENT
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class _Tool(Fields):
-    function: _Signature = ABSENT
+    function: fields.Function = ABSENT
 
 
 _AnyTool = Annotated[
@@ -178,7 +172,7 @@ class _Body(Fields, extra="allow"):
             if isinstance(each, Other):
                 unenforced.append(fields.counted("tools", each.type))
             else:
-                tools.append(fields.tool(each.function.name, each.function.description, each.function.parameters))
+                tools.append(each.function.tool())
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return ChatRequest(
             messages=[each.message() for each in self.messages],

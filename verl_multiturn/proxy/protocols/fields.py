@@ -212,6 +212,18 @@ def tool(name: str, description: str | None, parameters: dict[str, Any] | None) 
     return {"type": "function", "function": function}
 
 
+class Function(Fields):
+    """A tool of the client, as OpenAI's protocols have it."""
+
+    name: Name = ABSENT
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def tool(self) -> dict[str, Any]:
+        """Return it in the form that templates take."""
+        return tool(self.name, self.description, self.parameters)
+
+
 def set_fields(given: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> list[str]:
     """Return those of `names` that the client has set, for `ChatRequest.unenforced`."""
     return [prefix + name for name in names if given.get(name) is not None]

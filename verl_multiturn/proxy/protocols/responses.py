@@ -40,19 +40,13 @@ class _ReasoningOptions(Fields):
     effort: object = None
 
 
-class _Function(Fields):
-    name: fields.Name = ABSENT
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class _Custom(Fields):
     name: fields.Name = ABSENT
     description: str | None = None
 
 
 _Tool = Annotated[
-    Annotated[_Function, Tag("=function")] | Annotated[_Custom, Tag("=custom")] | Annotated[Other, Tag("=other")],
+    Annotated[fields.Function, Tag("=function")] | Annotated[_Custom, Tag("=custom")] | Annotated[Other, Tag("=other")],
     fields.by("type", {"function": "function", "custom": "custom"}, "function or custom", other="other"),
 ]
 _Stored = Annotated[
@@ -96,7 +90,7 @@ class _Body(Fields, extra="allow"):
                 tools.append(fields.tool(tool.name, tool.description, _INPUT))
                 custom.add(tool.name)
             else:
-                tools.append(fields.tool(tool.name, tool.description, tool.parameters))
+                tools.append(tool.tool())
         return ChatRequest(
             messages=self._messages(unenforced),
             tools=tools,
