@@ -16,7 +16,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, OWN_CODE, SETTINGS
 from verl_multiturn.verl_bridge.startup.table import Row, Section, fill, named
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "train" / "settings.md"
 BEGIN = "<!-- Written by verl_multiturn/verl_bridge/startup/settings_page.py from the start-up check's table. -->"
 END = "<!-- End of what is written. -->"
 
