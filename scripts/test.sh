@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
 #   bash scripts/test.sh [--fast] [pytest arguments]
-#   --fast   leaves out the tests that need verl, Ray or SGLang; takes 3 to 4 minutes on two cores
+#   --fast   leaves out the tests that need verl, Ray or SGLang, and tests/faults; takes some 2 minutes on two cores
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
@@ -51,12 +51,12 @@ beside .venv/bin/mypy
 # There are more lanes than cores, because the tests wait much of their time.
 free="not stack and not engine"
 if [ -n "$fast" ]; then
-    # Lanes of equal length, by the durations of their tests.
+    # Lanes of equal length, by the CPU time of their tests. Those in tests/faults start servers and sandboxes.
     beside tests -m "$free" tests/unit/{calls,rewards,chat,certificate,rollout,trainer}
-    beside tests -m "$free" tests/unit/{tools,sandbox,benchmarks} tests/faults/test_mcp*.py
-    beside tests -m "$free" tests/unit/{recipes,project,launch}
+    beside tests -m "$free" tests/unit/{tools,sandbox,benchmarks,launch}
+    beside tests -m "$free" tests/unit/{recipes,project}
     beside tests -m "$free" tests/unit/{proxy,interactions}
-    tests -m "$free" --ignore=tests/unit --ignore-glob='tests/faults/test_mcp*' || status=$?
+    tests -m "$free" --ignore=tests/unit --ignore=tests/faults || status=$?
 else
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory
     beside tests -m "deaths and not engine"

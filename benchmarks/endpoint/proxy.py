@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.proxy_client import Plan
-from benchmarks.template_matrix import template_of
-from benchmarks.turn_cost import SCHEMA, large_schemas
+from tests.support.rollout_config import SCHEMA, large_schemas
+from tests.support.template_play import template_of
 from verl_multiturn import Ask, Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK

@@ -69,7 +69,7 @@ _FAR = 100_000
 def family_of(name: str) -> Family:
     """Return a family of `tests.support.families`."""
     from benchmarks.control_tokens import control_tokens
-    from benchmarks.template_matrix import ONE_CALL, template_of
+    from tests.support.template_play import ONE_CALL, template_of
     from verl_multiturn.chat.template import turn_text
     from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
 

@@ -22,14 +22,11 @@ The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import shutil
 import tempfile
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,10 +36,11 @@ from unittest import mock
 from transformers import AutoTokenizer
 
 from benchmarks import faulty_interactions as faulty
+from benchmarks.fault_suite import GROUP, FaultSuite, main
 from benchmarks.group_advantages import advantages_of
 from benchmarks.held import held, left
-from benchmarks.interaction_plans import GROUP, MODES, Plan, interactions_file, make_decks
-from benchmarks.turn_cost import MODEL, make_config
+from benchmarks.interaction_plans import MODES, Plan, interactions_file, make_decks
+from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.certificate.records import read_records
 from verl_multiturn.certificate.verification import verify_record
@@ -53,11 +51,6 @@ from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 
 AT_ONCE = 48
 WALL_CLOCK_S = 30.0
-GRACE_S = 10.0
-"""Grace in seconds: 5 s for calls that were given up, 5 s for `close`."""
-LATE_S = 2.0
-"""Seconds that the loop itself may be late, because interactions hold it up."""
-
 ESTIMATORS = {
     "append": ("grpo", "mt_grpo", "mt_turns", "mt_gigpo"),
     "window": ("mt_grpo", "mt_turns", "mt_gigpo"),
@@ -93,7 +86,7 @@ class Engine:
         return Generation([], [], [], "abort" if fault == "abort" else "stop")
 
 
-class Suite:
+class Suite(FaultSuite):
     """All conversations of one run, with their results.
 
     Args:
@@ -105,19 +98,14 @@ class Suite:
     def __init__(self, conversations: int, seed: int, folder: Path) -> None:
         self.tally = faulty.Faulty.tally = faulty.Tally()
         decks = make_decks(seed)
-        self.plans = [Plan(index, seed, decks) for index in range(conversations)]
+        super().__init__([Plan(index, seed, decks) for index in range(conversations)], AT_ONCE, WALL_CLOCK_S)
         self.folder = folder
         self.engine = Engine(AutoTokenizer.from_pretrained(MODEL), self.tally)
         self.runners: dict[str, Runner] = {}
         self.rows: dict[str, dict[str, Any]] = {mode: {} for mode in MODES}
         """Outputs of each mode by the names of their rows."""
-        self.stops: Counter[str] = Counter()
         self.unmarked: list[str] = []
         self.sound_marked: list[str] = []
-        self.wrong: list[str] = []
-        self.slowest_s = 0.0
-        self.over_budget = 0
-        self.complete = [0] * (-(-conversations // GROUP))
 
     def build(self, endpoint: faulty.Endpoint) -> None:
         """Build a runner for each mode."""
@@ -140,22 +128,15 @@ class Suite:
             self.runners[mode] = build_runner(rollout, tokenizer, self.engine, "qwen2", {})
 
     async def run(self) -> None:
-        """Run all conversations, `AT_ONCE` at a time, and close all interactions."""
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(index: int) -> None:
-            async with places:
-                await self._conversation(index)
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(self.plans)):
-                group.create_task(one(index))
+        """Run all conversations, and close all interactions."""
+        await super().run()
         for runner in self.runners.values():
             for interaction in runner.interactions.values():
                 if (closing := interaction.aclose()) is not None:
                     await closing
 
-    async def _conversation(self, index: int) -> None:
+    async def conversation(self, index: int) -> None:
+        """Play a conversation, and look whether its rows say what met it."""
         plan, request_id = self.plans[index], f"r{index}"
         self.engine.requests.add(request_id)
         row = {
@@ -167,22 +148,14 @@ class Suite:
         runner = self.runners[plan.mode]
         request = await runner.request(row, {"temperature": 1.0}, request_id)
         before = json.dumps(plan.kwargs)
-        loop, began = asyncio.get_running_loop(), time.monotonic()
-        started = loop.time()
-        task = asyncio.ensure_future(runner.outputs(request, row, step=0))
-        if plan.cancel_after_s is not None:
-            loop.call_later(plan.cancel_after_s, task.cancel)
-        await asyncio.wait({task})
-        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-        # By the loop's clock: the tests have one that stands still while the machine is busy.
-        self.over_budget += loop.time() - started > WALL_CLOCK_S + GRACE_S + LATE_S
+        task = await self.ended(runner.outputs(request, row, step=0), plan.cancel_after_s)
         if json.dumps(plan.kwargs) != before:
-            self._wrong(index, "the interaction changed its row")
+            self.is_wrong(index, "the interaction changed its row")
         elif task.cancelled():
-            self._end(index, "cancelled", plan.cancel_after_s is not None)
+            self.end(index, "cancelled", "" if plan.cancel_after_s is not None else "it cancelled itself")
         elif (error := task.exception()) is not None:
             met = plan.author_error and isinstance(error, InteractionContractError)
-            self._end(index, type(error).__name__, met, f"raised {error!r:.300}")
+            self.end(index, type(error).__name__, "" if met else f"raised {error!r:.300}")
         else:
             self._judge(index, task.result())
 
@@ -200,17 +173,13 @@ class Suite:
         whole = [each["conversation"] for each in stats] == [
             {"rows": len(outputs), "row": number} for number in range(len(outputs))
         ]
-        self._end(index, reason, whole and not (plan.author_error and "where" in plan.kwargs), "its rows have gaps")
+        met = plan.author_error and "where" in plan.kwargs
+        wrong = "the author's mistake did not raise" if met else "" if whole else "its rows have gaps"
+        self.end(index, reason, wrong)
 
-    def _end(self, index: int, how: str, right: bool, wrong: str = "") -> None:
-        self.stops[how] += 1
-        if right:
-            self.complete[index // GROUP] += 1
-        else:
-            self._wrong(index, wrong or how)
-
-    def _wrong(self, index: int, text: str) -> None:
-        self.wrong.append(f"conversation {index} {self.plans[index].kwargs}: {text}")
+    def is_wrong(self, index: int, text: str) -> None:
+        """Note what is wrong with a conversation, and what it did."""
+        super().is_wrong(index, f"{text} ({self.plans[index].kwargs})")
 
     def verify_records(self) -> int:
         """Verify every record that was written; return how many there are."""
@@ -221,7 +190,7 @@ class Suite:
                 if violations := verify_record(record).violations:
                     index = int(record["request_id"][1:])
                     self.complete[index // GROUP] -= 1
-                    self._wrong(index, f"its record: {violations[0]}")
+                    self.is_wrong(index, f"its record: {violations[0]}")
         return count
 
     def advantages_changed(self) -> tuple[int, int]:
@@ -305,9 +274,6 @@ async def measure(conversations: int, seed: int, control: int = 240) -> dict[str
     with unmarked_failures():
         without, _ = await play(control, seed)
         _, control_changed = without.advantages_changed()
-    sizes: dict[int, int] = defaultdict(int)
-    for index in range(conversations):
-        sizes[index // GROUP] += 1
     return {
         "conversations": conversations,
         "faults": suite.tally.faults.total() + others.total(),
@@ -316,7 +282,7 @@ async def measure(conversations: int, seed: int, control: int = 240) -> dict[str
         "sound_marked": len(suite.sound_marked),
         "leaks": sum(leaks.values()),
         "over_budget": suite.over_budget,
-        "groups_incomplete": sum(count != sizes[group] for group, count in enumerate(suite.complete)),
+        "groups_incomplete": suite.groups_incomplete(),
         "author_errors": suite.stops["InteractionContractError"],
         "advantages_compared": compared,
         "sibling_advantages_changed": changed,
@@ -325,15 +291,5 @@ async def measure(conversations: int, seed: int, control: int = 240) -> dict[str
     }
 
 
-def main() -> None:
-    """Run the suite, and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--conversations", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # every fault is logged
-    print(json.dumps(asyncio.run(measure(arguments.conversations, arguments.seed))))
-
-
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from benchmarks import faulty_interactions as faulty
+from benchmarks.fault_suite import GROUP
 
-GROUP = 8
 PERSONA = "You want a flight."
 MODES: dict[str, dict[str, Any]] = {
     "append": {"mode": "append"},

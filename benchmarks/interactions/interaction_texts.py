@@ -21,9 +21,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.control_tokens import ControlTokens, control_tokens
-from benchmarks.turn_cost import MODEL, make_config
 from tests.support.attacks import attacks
 from tests.support.families import Family, family, make_codec, names
+from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, Conversation, Generation, Interaction, Limits, Reply, Request, ScriptedEngine
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession

@@ -36,7 +36,7 @@ from verl.tools.schemas import ToolResponse as VerlToolResponse
 from verl.workers.rollout.replica import TokenOutput
 
 from benchmarks import sandbox_speed
-from benchmarks.turn_cost import MESSAGES, MODEL, make_config
+from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall

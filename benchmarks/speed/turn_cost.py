@@ -17,10 +17,8 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
@@ -31,16 +29,13 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.tools.schemas import ToolResponse as VerlToolResponse
 from verl.workers.rollout.replica import TokenOutput
 
+from tests.support.rollout_config import ANSWER, MESSAGES, MODEL, SCHEMA, large_schemas, make_config
 from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 
-MODEL = Path(__file__).resolve().parents[2] / "recipes" / "quickstart" / "model"
 AT = (8, 64, 512)
 LONG = 1000
-ANSWER = "The answer of the tool, always the same, some twenty words long, so that each turn adds as much as the last."
 CALL = '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call><|im_end|>'
-SCHEMA = {"type": "function", "function": {"name": "noop", "description": "Nothing.", "parameters": {"type": "object", "properties": {}, "required": []}}}  # fmt: skip  # noqa: E501
-MESSAGES = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "Call it."}]
 
 
 class Clock:
@@ -108,39 +103,6 @@ class VerlTool(VerlBaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Return the same text every time."""
         return VerlToolResponse(text=ANSWER), 0.0, {}
-
-
-def large_schemas(size: int = 39_000) -> list[dict[str, Any]]:
-    """Make schemas of tools, as MCP servers have them, that take `size` bytes of JSON or a little more."""
-    schemas: list[dict[str, Any]] = []
-    while len(json.dumps(schemas)) < size:
-        described = {"type": "string", "description": f"What the tool needs to know. {ANSWER}"}
-        properties = {f"argument_{index}": described for index in range(8)}
-        parameters = {"type": "object", "properties": properties, "required": ["argument_0"]}
-        function = {"name": f"tool_{len(schemas)}", "description": ANSWER, "parameters": parameters}
-        schemas.append({"type": "function", "function": function})
-    return schemas
-
-
-def make_config(tokens: int, prompt_tokens: int = 2048) -> Any:
-    """Make the part of verl's configuration that both loops read.
-
-    Args:
-        tokens: The most tokens of a response.
-        prompt_tokens: The most tokens of a prompt.
-    """
-    multi_turn = {
-        "max_assistant_turns": None,
-        "max_user_turns": None,
-        "max_parallel_calls": 1,
-        "max_tool_response_length": 10_000,
-        "tool_response_truncate_side": "middle",
-        "tool_config_path": None,
-        "format": "hermes",
-    }
-    lengths = {"prompt_length": prompt_tokens, "response_length": tokens}
-    rollout = {**lengths, "full_determinism": False, "multi_turn": multi_turn}
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
 
 
 async def run_ours(turns: int, tokenizer: Any, others: Sequence[dict[str, Any]] = ()) -> Clock:

@@ -25,10 +25,10 @@ from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.utils.model import compute_position_id_with_mask
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from benchmarks.template_matrix import ONE_CALL, calling_turn, template_of
-from benchmarks.turn_cost import make_config
 from tests.support.attacks import benign
 from tests.support.families import family
+from tests.support.rollout_config import make_config
+from tests.support.template_play import ONE_CALL, calling_turn, template_of
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.verification import verify_record

@@ -17,24 +17,21 @@ in groups of their own. The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import os
 import random
 import shutil
 import tempfile
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from benchmarks.fault_suite import GROUP, FaultSuite, main
 from benchmarks.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyTool, Tally
 from benchmarks.held import held, left
-from benchmarks.turn_cost import MESSAGES, MODEL, make_config
+from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of
@@ -43,21 +40,14 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 
-GROUP = 8
+AUTHORS = 50
+"""One group in so many has tools whose author made a mistake."""
 
 
 AT_ONCE = 64
 
 
 WALL_CLOCK_S = 20.0
-
-
-GRACE_S = 10.0
-"""Grace in seconds, as `Limits.wall_clock_s` documents it: 5 s for calls that were given up, 5 s for `release`."""
-
-
-LATE_S = 2.0
-"""Seconds that the loop itself may be late, because tools hold it up."""
 
 
 _THREADS = ("tool ", "leaked")
@@ -122,7 +112,7 @@ class Plan:
 
     def __init__(self, index: int, seed: int) -> None:
         choose = random.Random(f"{seed} {index}")
-        self.author_error = index // GROUP % 50 == 49
+        self.author_error = index // GROUP % AUTHORS == AUTHORS - 1
         self.cancel_after_s = choose.uniform(0, 0.5) if not self.author_error and choose.random() < 0.03 else None
         self.kwargs: dict[str, dict[str, dict[str, Any]]] = {"one": {}, "two": {}}
         self.script: list[str] = []
@@ -144,7 +134,7 @@ class Plan:
                 self.kwargs[choose.choice(("one", "two"))][f"{method}_kwargs"] = {"fault": choose.choice(kinds)}
 
 
-class Suite:
+class Suite(FaultSuite):
     """All conversations of one run, with their results.
 
     Args:
@@ -157,7 +147,7 @@ class Suite:
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
         self.tally = Tally()
         self.engine = FaultyEngine(tokenizer, self.tally)
-        self.plans = [Plan(i, seed) for i in range(conversations)]
+        super().__init__([Plan(i, seed) for i in range(conversations)], AT_ONCE, WALL_CLOCK_S)
         for plan in self.plans:
             for methods in plan.kwargs.values():
                 methods["execute_kwargs"] = {"shared": self.tally.shared}
@@ -167,45 +157,22 @@ class Suite:
         rollout.custom = {"multiturn": {"tool_timeout_s": TIMEOUT_S, "request_timeout_s": WALL_CLOCK_S}}
         self.runner: Runner = build_runner(rollout, tokenizer, self.engine, "qwen2", {})
         self.tools = {name: FaultyTool(name, self.tally, root) for name in ("one", "two")}
-        self.stops: Counter[str] = Counter()
-        self.invalid: list[str] = []
-        self.slowest_s = 0.0
-        self.over_budget = 0
-        self.complete = [0] * (-(-conversations // GROUP))
 
-    async def run(self) -> None:
-        """Run all conversations, `AT_ONCE` at a time."""
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(index: int) -> None:
-            async with places:
-                await self._conversation(index)
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(self.plans)):
-                group.create_task(one(index))
-
-    async def _conversation(self, index: int) -> None:
+    async def conversation(self, index: int) -> None:
+        """Play a conversation, and look at what it left in its record."""
         plan, request_id = self.plans[index], f"r{index}"
         self.engine.scripts[request_id] = list(plan.script)
-        loop, began = asyncio.get_running_loop(), time.monotonic()
-        started = loop.time()
-        task = asyncio.ensure_future(self.runner.run(Request(request_id, MESSAGES, self.tools, plan.kwargs)))
 
-        def cancel() -> None:
-            self.tally.faults["cancelled from outside"] += task.cancel()  # False for a task that has ended
+        def cancelled(in_time: bool) -> None:
+            self.tally.faults["cancelled from outside"] += in_time
 
-        if plan.cancel_after_s is not None:
-            loop.call_later(plan.cancel_after_s, cancel)
-        await asyncio.wait({task})
-        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-        # By the loop's clock: the tests have one that stands still while the machine is busy.
-        self.over_budget += loop.time() - started > WALL_CLOCK_S + GRACE_S + LATE_S
+        request = Request(request_id, MESSAGES, self.tools, plan.kwargs)
+        task = await self.ended(self.runner.run(request), plan.cancel_after_s, cancelled)
         if task.cancelled():
-            self._end(index, "cancelled", "" if plan.cancel_after_s is not None else "it cancelled itself")
+            self.end(index, "cancelled", "" if plan.cancel_after_s is not None else "it cancelled itself")
         elif (error := task.exception()) is not None:
             expected = plan.author_error and isinstance(error, ToolContractError)
-            self._end(index, "ToolContractError", "" if expected else f"raised {error!r:.300}")
+            self.end(index, "ToolContractError", "" if expected else f"raised {error!r:.300}")
         else:
             outcome, generations = task.result()
             receipts = Receipts(request_id, generations, "", 0)
@@ -218,14 +185,7 @@ class Suite:
                 violations.append("a reward is larger than the trainer can hold")
             if plan.author_error:
                 violations.append("the author's mistake did not raise")
-            self._end(index, str(outcome.stop_reason), "; ".join(violations))
-
-    def _end(self, index: int, how: str, wrong: str) -> None:
-        self.stops[how] += 1
-        if wrong:
-            self.invalid.append(f"conversation {index}: {wrong}")
-        else:
-            self.complete[index // GROUP] += 1
+            self.end(index, str(outcome.stop_reason), "; ".join(violations))
 
 
 async def measure(conversations: int, seed: int) -> dict[str, Any]:
@@ -257,30 +217,18 @@ async def measure(conversations: int, seed: int) -> dict[str, Any]:
     print(f"faults: {dict(sorted(tally.faults.items()))}")
     print(f"ends: {dict(suite.stops)}; the slowest took {suite.slowest_s:.1f} s")
     print(f"leaks: {leaks}")
-    for line in suite.invalid[:10]:
+    for line in suite.wrong[:10]:
         print(line)
     return {
         "conversations": conversations,
         "faults": tally.faults.total(),
-        "invalid": len(suite.invalid),
+        "invalid": len(suite.wrong),
         "leaks": sum(leaks.values()),
         "over_budget": suite.over_budget,
         "author_errors": suite.stops["ToolContractError"],
-        "groups_incomplete": sum(
-            count != min(GROUP, conversations - GROUP * group) for group, count in enumerate(suite.complete)
-        ),
+        "groups_incomplete": suite.groups_incomplete(),
     }
 
 
-def main() -> None:
-    """Run the suite, and print its figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--conversations", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # every fault is logged
-    print(json.dumps(asyncio.run(measure(arguments.conversations, arguments.seed))))
-
-
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

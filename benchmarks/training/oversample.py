@@ -51,7 +51,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from benchmarks.oversample_world import CALL, FILLER, LAST, Sample, Script, ScriptedWorker, kept
-from benchmarks.turn_cost import MODEL
+from tests.support.rollout_config import MODEL
 from verl_multiturn.rollout.oversampling import samples_to_start
 
 PROMPTS, SAMPLES, RATE = 16, 8, 0.25

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout.replica import TokenOutput
 
-from benchmarks.turn_cost import make_config
+from tests.support.rollout_config import make_config
 from verl_multiturn import BaseTool, ToolResponse
 from verl_multiturn.verl_bridge.loops import agent_loop
 from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker, _VerlWorker

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.template_matrix import template_of
 from scripts.harnesses.programs import PROGRAMS, Program
 from scripts.harnesses.running import run_program
+from tests.support.template_play import template_of
 
 EXPECTED = Path(__file__).parent / "expected.json"
 FAMILIES = 15

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.vision import KINDS
+from tests.support.warm_python import start_ray
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +35,6 @@ def cluster() -> Iterator[None]:
     """Start a Ray cluster of this process, and end it after the file's tests."""
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray(num_cpus=4)
     yield
     ray.shutdown()

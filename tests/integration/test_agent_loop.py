@@ -275,7 +275,7 @@ async def test_a_conversation_is_compared_as_the_configuration_says(sanity_check
 async def test_all_requests_of_a_worker_share_one_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
-    from benchmarks.turn_cost import make_config
+    from tests.support.rollout_config import make_config
     from verl_multiturn.verl_bridge.loops import agent_loop
 
     class Client:

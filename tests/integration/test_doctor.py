@@ -7,24 +7,19 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.stack
+from tests.support.warm_python import run_warm
 
-COMMAND = str(Path(sys.executable).parent / "verl-multiturn")
+pytestmark = pytest.mark.stack
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, "doctor", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=550,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
+    return run_warm("-m", "verl_multiturn.cli", "doctor", *words, **{"COLUMNS": "200", **environment})
 
 
 def test_all_is_well_in_the_locked_environment() -> None:
-    done = run()
+    command = [str(Path(sys.executable).parent / "verl-multiturn"), "doctor"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "platform: cpu" in done.stdout
     assert "a program ran, isolation bwrap" in done.stdout

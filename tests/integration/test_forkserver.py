@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.warm_python import run_warm
 from verl_multiturn.cpu import forkserver as module
-from verl_multiturn.cpu.environment import environment
-from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, SLOW_MODULES, ForkServer, forkserver
+from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, ForkServer, forkserver
 
 pytestmark = [pytest.mark.stack, pytest.mark.deaths]
 
@@ -224,13 +224,6 @@ def test_the_server_ends_with_the_process_that_started_it() -> None:
 
 def test_what_it_imports_leaves_ray_to_the_workers() -> None:
     # Ray's core keeps the environment as it was when Ray was imported, and each worker has an environment of its own.
-    imports = "\n".join(f"import {name}" for name in SLOW_MODULES)
-    check = f"import sys\n{imports}\nprint([name for name in ('ray', 'verl', 'transfer_queue') if name in sys.modules])"
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", check],
-        env={**os.environ, **environment()},
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
-    assert ran.stdout.splitlines()[-1] == "[]", ran.stderr
+    names = ("ray", "verl", "transfer_queue", "sglang.srt.entrypoints.http_server")
+    ran = run_warm("-c", f"import sys\nprint([name for name in {names} if name in sys.modules])")
+    assert ran.stdout == f"{list(names[-1:])}\n", ran.stderr

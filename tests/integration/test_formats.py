@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.template_matrix import template_of
 from tests.call_texts import CODER, FORMATS, HARMONY, SEVERAL, Arguments, write
 from tests.conftest import CharTokenizer, make_schema
 from tests.support.families import names
+from tests.support.template_play import template_of
 from verl_multiturn.chat.parsing.formats import FORMATS as OURS
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall

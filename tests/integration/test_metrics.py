@@ -74,7 +74,7 @@ async def roll_out(
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-    from benchmarks.turn_cost import make_config
+    from tests.support.rollout_config import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner

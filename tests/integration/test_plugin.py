@@ -10,26 +10,22 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.warm_python import run_warm, server
 
 pytestmark = pytest.mark.stack
 
 BREAK = "import sys; sys.modules['verl.experimental.agent_loop.agent_loop'] = None; import verl; print('went on')"
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
-
-
 def test_a_failed_registration_is_loud_and_says_the_remedy() -> None:
-    done = run(BREAK)
+    done = run_warm("-c", BREAK)
     assert "verl-multiturn could not register with verl: ModuleNotFoundError" in done.stderr
     assert "verl-multiturn doctor" in done.stderr
     assert "went on" in done.stdout
 
 
 def test_in_the_trainer_it_ends_the_run() -> None:
-    done = run(BREAK, "-m", "verl.trainer.main_ppo")
+    done = run_warm("-c", BREAK, "-m", "verl.trainer.main_ppo")
     assert done.returncode == 1
     assert "went on" not in done.stdout
 
@@ -54,14 +50,15 @@ for mode in ("sync", "colocate_async", "separate_async"):
     assert issubclass(get_trainer_cls("multiturn_" + mode), get_trainer_cls(mode))
 print(get_platform().device_name)
 """
-    done = run(program)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "cpu"
 
 
 def test_modules_that_verl_deleted_are_found_in_workers_too() -> None:
     program = """
-import ray, verl
+import sys, ray, verl
 
 def find():
     from verl.interactions.base import BaseInteraction
@@ -70,7 +67,8 @@ def find():
 from verl.interactions.gsm8k_interaction import Gsm8kInteraction
 from verl_multiturn.interactions.old_verl import classes
 assert Gsm8kInteraction is classes.Gsm8kInteraction
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+own = {"py_executable": sys.argv[1]}
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=own)
 
 @ray.remote
 def worker():
@@ -79,7 +77,7 @@ def worker():
 
 print(ray.get(worker.remote()))
 """
-    done = run(program)
+    done = run_warm("-c", program, server().executable)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "verl_multiturn.interactions.old_verl.classes"
 
@@ -95,7 +93,7 @@ from verl_multiturn.verl_bridge.startup.configuration import config_hooks
 assert "multiturn_agent" in _agent_loop_registry
 assert len(config_hooks) == 1
 """
-    done = run(program)
+    done = run_warm("-c", program)
     assert done.returncode == 0, done.stderr
     assert "could not register" not in done.stderr
 
@@ -112,7 +110,7 @@ assert "SGLANG_USE_CPU_ENGINE" not in os.environ
 assert "verl_multiturn.cpu.cpu_platform" not in __import__("sys").modules
 """
     cleaned = "import os\nfor n in ('SGLANG_USE_CPU_ENGINE', 'VERL_ENGINE_DEVICE'): os.environ.pop(n, None)\n"
-    done = run(cleaned + program)
+    done = run_warm("-c", cleaned + program)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,11 +1,9 @@
 """A wrong setting ends the trainer's command before Ray or an engine starts, with one clear error and status not 0."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.warm_python import run_warm
 
 pytestmark = pytest.mark.stack
 
@@ -32,15 +31,8 @@ def run(tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     pd.DataFrame([{"prompt": [{"role": "user", "content": "Q"}]}]).to_parquet(rows)
     there = {"data.train_files": str(rows), "data.val_files": str(rows), "algorithm.adv_estimator": "grpo"}
     settings = {**RIGHT, **there, "hydra.run.dir": str(tmp_path / "hydra"), **changes}
-    return subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=550,
-        env={**os.environ, "VERL_PLATFORM": "cpu"},
-        cwd=tmp_path,
-    )
+    words = [f"{key}={value}" for key, value in settings.items()]
+    return run_warm("-m", "verl.trainer.main_ppo", *words, cwd=tmp_path)
 
 
 def bad_yaml(tmp_path: Path, text: str) -> str:

@@ -1,7 +1,5 @@
 """The data of the cold start in verl's own SFT data set."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import composed
+from tests.support.warm_python import run_warm
 
 pytestmark = pytest.mark.stack
 
@@ -20,8 +19,7 @@ MODEL = ROOT / "recipes" / "quickstart" / "model"
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
-    command = [sys.executable, str(RETOOL / "prepare_sft.py"), "--smoke", "--out", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    run_warm(str(RETOOL / "prepare_sft.py"), "--smoke", "--out", str(folder)).check_returncode()
     return folder / "train.parquet"
 
 
@@ -62,8 +60,7 @@ def test_the_cold_start_has_the_prompt_of_the_recipes_own_rows(rows: Path, tmp_p
 
     from verl_multiturn import load_tools
 
-    script = [sys.executable, str(RETOOL / "prepare_data.py"), "--smoke", "--out", str(tmp_path)]
-    subprocess.run(script, check=True, capture_output=True, text=True)
+    run_warm(str(RETOOL / "prepare_data.py"), "--smoke", "--out", str(tmp_path)).check_returncode()
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     schemas = [tool.tool_schema.as_dict() for tool in load_tools(RETOOL / "tools.yaml").values()]
     cold = pyarrow.parquet.read_table(rows).to_pylist()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_python import start_ray
+
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
@@ -41,7 +43,7 @@ def cluster() -> Iterator[None]:
     import ray
 
     # verl reserves all CPUs, so none is left for the keeper of slots.
-    ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray(num_cpus=0)
     yield
     ray.shutdown()
 

@@ -7,13 +7,13 @@ import pickle
 import random
 import socket
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.warm_python import variables, warm_python
 from verl_multiturn.certificate.verification import verify_record
 
 pytestmark = pytest.mark.stack
@@ -43,15 +43,15 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(TOOLS)
     port = free_port()
     shared = {
-        **os.environ,
+        **variables(),
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "RAY_LOCAL_WORLD_SIZE": "2",
         "COUNT_FILE": str(tmp_path / "count"),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{variables()['PYTHONPATH']}",
     }
-    command = [sys.executable, "-m", "tests.integration.spmd_worker", str(tmp_path)]
+    command = [warm_python(), "-m", "tests.integration.spmd_worker", str(tmp_path)]
     with (tmp_path / "log").open("wb") as log:
         ranks = [
             subprocess.Popen(command, env={**shared, "RANK": str(rank)}, cwd=ROOT, stdout=log, stderr=log)

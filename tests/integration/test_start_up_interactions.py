@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.template_matrix import template_of
 from tests.integration.test_refusals import RIGHT, ROLLOUT
+from tests.support.template_play import template_of
 from tests.trainer_config import compose_config
 from verl_multiturn import ConfigError, Interaction, Reply
 from verl_multiturn.chat.template import examine_template

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from tests.integration.test_refusals import RIGHT, ROLLOUT
+from tests.support.warm_python import variables, warm_python
 from tests.trainer_config import compose_config
 
 pytestmark = [
@@ -344,10 +345,14 @@ def test_a_reward_file_may_register_its_own_manager(rows: str, tmp_path: Path) -
     started(composed(rows, **{f"{REWARD}.path": "right.py", "reward.reward_manager.name": "of_my_own"}))
 
 
-def test_a_run_ends_before_ray_with_the_same_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_before_ray_with_the_same_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.run import run_recipe
 
+    for name, value in {**variables(), "PYTHON": warm_python()}.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "no_package.py").write_text(CODE["no_package.py"])
     out = tmp_path / "out"
     assert run_recipe(plan_run("quickstart", out=out, overrides=[f"{REWARD}.path=no_package.py"])) == 2

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_python import start_ray
+
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.deaths,
@@ -261,7 +263,7 @@ def queue() -> Iterator[Any]:
     import transfer_queue
     from omegaconf import OmegaConf
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray(num_cpus=2)
     transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield transfer_queue
     transfer_queue.close()

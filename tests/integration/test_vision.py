@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.turn_cost import make_config
 from tests.integration.vision import CALL, KINDS, SCHEMA, image, make_runner, picture, roll, runners, text, trainer_side
+from tests.support.rollout_config import make_config
 from verl_multiturn import ConfigError, ScriptedEngine, ToolContractError, ToolResponse
 from verl_multiturn.rollout.limits import StopReason
 

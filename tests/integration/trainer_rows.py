@@ -17,7 +17,7 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
 
-    from benchmarks.turn_cost import make_config
+    from tests.support.rollout_config import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner

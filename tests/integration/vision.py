@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.turn_cost import make_config
+from tests.support.rollout_config import make_config
 from verl_multiturn import Ask, BaseTool, ScriptedEngine, ToolSchema
 
 KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

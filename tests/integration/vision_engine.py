@@ -71,7 +71,7 @@ def main(kind: str, path: Path) -> None:
         skip_tokenizer_init=True,
     )
     try:
-        from benchmarks.turn_cost import make_config
+        from tests.support.rollout_config import make_config
         from verl_multiturn import ToolResponse
         from verl_multiturn.verl_bridge.loops.runner import build_runner
         from verl_multiturn.verl_bridge.model.processors import image_reader

@@ -55,8 +55,8 @@ def tiny_chat() -> PlayedChat:
 
 @cache
 def family_chat(name: str) -> PlayedChat:
-    from benchmarks.template_matrix import ONE_CALL, template_of
     from tests.support.families import family
+    from tests.support.template_play import ONE_CALL, template_of
     from verl_multiturn.chat.template import turn_text
 
     template, made = template_of(name), family(name)

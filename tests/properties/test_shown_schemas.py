@@ -96,7 +96,7 @@ def schema_with(argument: str) -> dict[str, Any]:
 def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 
-    from benchmarks.turn_cost import MODEL, make_config
+    from tests.support.rollout_config import MODEL, make_config
     from verl_multiturn.verl_bridge.startup.refusals.loops import check_tool_names
 
     config = make_config(100)
@@ -108,7 +108,7 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
 
 
 async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_changed() -> None:
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
     from verl_multiturn import Request, ToolResponse
     from verl_multiturn.rollout.conversation import Conversation
     from verl_multiturn.rollout.limits import Limits
@@ -149,7 +149,7 @@ ANSWERED: list[tuple[list[Any], list[Any]]] = [
 
 @pytest.mark.parametrize("name", [name for name in names() if family(name).format])
 def test_an_observation_is_the_same_without_the_schemas(name: str) -> None:
-    from benchmarks.turn_cost import large_schemas
+    from tests.support.rollout_config import large_schemas
 
     codec, schemas = codec_of(name), large_schemas(6000)
     assert not codec._observes_schemas

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.template_matrix import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
 from tests.support.attacks import attacks, benign
 from tests.support.families import family, names
+from tests.support.template_play import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
 from verl_multiturn.chat.template import examine_template
 from verl_multiturn.chat.template_rules import refusals
 

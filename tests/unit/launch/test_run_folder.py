@@ -21,6 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.recipe_scripts import RECIPES
+from tests.support.warm_python import light_python
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import RunPlan, plan_run
@@ -32,7 +33,7 @@ from verl_multiturn.recipes import copy_recipe
 PYTHON = """#!{python}
 import json, os, sys, time
 if "verl.trainer.main_ppo" not in sys.argv:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+    os.execv({rows!r}, [{rows!r}, *sys.argv[1:]])
 print(os.environ.get("SAYS", "trained"))
 exec(os.environ.get("BEFORE", ""))
 with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
@@ -60,7 +61,7 @@ for split in ("train", "test"):
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Put the stand-ins in place, and return the override that names the script of the rows."""
     python, script = tmp_path / "python", tmp_path / "rows" / "prepare.py"
-    python.write_text(PYTHON.format(python=sys.executable))
+    python.write_text(PYTHON.format(python=sys.executable, rows=light_python()))
     python.chmod(0o755)
     script.parent.mkdir()
     script.write_text(PREPARE)
@@ -311,7 +312,7 @@ def test_a_display_that_fails_ends_no_training(
     assert start("gsm8k_multiturn", tmp_path / "torn", recipe) == 0
     assert result(capfd)["steps"] == 2
     # Nobody reads what is printed.
-    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "closed")]
+    command = [light_python(), "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "closed")]
     environment = {**os.environ, "STEPS": "4", "PAUSE": "0.5", "EACH": "", "PYTHONIOENCODING": "ascii"}
     environment["BEFORE"] = "sys.stdout.buffer.write(b'sch\\xffn')"
     with subprocess.Popen([*command, *recipe], env=environment, stdout=subprocess.PIPE, text=True) as run:
@@ -325,7 +326,7 @@ def test_a_display_that_fails_ends_no_training(
 @pytest.mark.parametrize("output", ["true", "full"])
 def test_an_output_that_nobody_reads_ends_no_run(recipe: list[str], tmp_path: Path, output: str) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
+    command = [light_python(), "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
     place = "| true" if output == "true" else "> /dev/full"
     for _ in range(2):  # the second one also tells of the first one's rows and results
         ran = subprocess.run(
@@ -340,7 +341,7 @@ def test_an_output_that_nobody_reads_ends_no_run(recipe: list[str], tmp_path: Pa
 
 
 def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "verl_multiturn.cli", "run", str(RECIPES / "retool" / "sft"), "--prepare"]
+    command = [light_python(), "-m", "verl_multiturn.cli", "run", str(RECIPES / "retool" / "sft"), "--prepare"]
     command += ["--out", str(tmp_path / "out"), "trainer.nnodes=2", *recipe]
     with ExitStack() as stack:
         nodes = [
@@ -355,6 +356,8 @@ def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) 
 
 
 def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path: Path) -> None:
+    # Python itself: what is killed is no fork of another process.
+    Path(os.environ["PYTHON"]).write_text(PYTHON.format(python=sys.executable, rows=sys.executable))
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PREPARING": "import time; time.sleep(600)"}
     with subprocess.Popen([*command, *recipe], env=environment) as run:
@@ -377,7 +380,7 @@ def test_what_cannot_be_used_is_told_in_one_message(recipe: list[str], tmp_path:
     with pytest.raises(ConfigError, match=r"'recipe.out=' contradict each other"):
         start("gsm8k_multiturn", tmp_path / "x", [*recipe, "recipe.out="])
     for name in ("quickstart", "smollm2"):
-        script = [sys.executable, str(RECIPES / name / "prepare_data.py"), "--out", str(tmp_path / "y")]
+        script = [light_python(), str(RECIPES / name / "prepare_data.py"), "--out", str(tmp_path / "y")]
         refused = subprocess.run([*script, "--source", "mine"], capture_output=True, text=True, check=False)
         assert refused.returncode == 2
         assert "makes its own rows; leave --data mine out" in refused.stderr

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.documents import blocks
+from tests.support.warm_python import light_python
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What each program prints, by its name, as the README shows it.
@@ -35,7 +35,7 @@ def test_an_example_prints_what_the_readme_shows(name: str, tmp_path: Path) -> N
     hidden = "import sys; sys.modules.update(dict.fromkeys(['verl', 'torch', 'ray', 'sglang', 'transformers'])); "
     program = f"import runpy; runpy.run_path({str(ROOT / 'examples' / name)!r}, run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", hidden + program],
+        [light_python(), "-c", hidden + program],
         cwd=tmp_path,  # an example needs nothing of the folder that it is started in
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -163,7 +163,7 @@ async def test_the_last_event_and_the_end_of_a_stream_are_one_write(monkeypatch:
 @pytest.mark.stack
 async def test_qwen3_has_the_same_roots_and_rows() -> None:
     """Claude Code and Codex send system messages in the middle, which its template writes where they are."""
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     for name, (parents, rows, roots) in EXPECTED.items():
         _, account = await play(name, template_of("qwen3"), REWRITTEN.get(name))

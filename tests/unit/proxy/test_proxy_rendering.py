@@ -113,7 +113,7 @@ def test_a_cut_turn_is_ended_as_the_template_ends_turns() -> None:
     ],
 )
 def test_a_cut_turn_is_ended_as_the_families_end_turns(name: str, text: str) -> None:
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     template = template_of(name)
     assert template.tokenizer.decode(closing_ids(template.codec)) == text
@@ -131,7 +131,7 @@ def test_a_cut_turn_is_ended_as_the_families_end_turns(name: str, text: str) -> 
     ],
 )
 def test_what_families_take(name: str, takes: tuple[bool, bool, bool]) -> None:
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     roles = TemplateRoles(template_of(name).codec)
     assert (roles.takes_system, roles.takes_later_system, roles.takes_users_in_a_row) == takes
@@ -141,7 +141,7 @@ def test_what_families_take(name: str, takes: tuple[bool, bool, bool]) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "mistral"])
 async def test_a_tool_without_a_description_is_shown(name: str) -> None:
     """gpt-oss' template refuses it; others show an empty description otherwise than none."""
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     template = template_of(name)
     tool = {"type": "function", "function": {"name": "q7z", "parameters": {"type": "object", "properties": {}}}}
@@ -156,7 +156,7 @@ async def test_a_tool_without_a_description_is_shown(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.8", "glm4-moe", "lfm2", "deepseek-v3"])
 async def test_a_history_with_calls_is_rendered_by_each_template(name: str) -> None:
     """DeepSeek-V3's template takes arguments as text, others as objects alone."""
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     template = template_of(name)
     call = {"id": "a23456789", "type": "function", "function": {"name": "f", "arguments": '{"word": "q7z"}'}}
@@ -320,7 +320,7 @@ async def test_qwen3_drops_the_thoughts_of_earlier_questions_where_the_history_i
     history: Any, roots: int, rows: list[int], last_prompt_has_thoughts: bool
 ) -> None:
     """Its template keeps the thoughts since the user's last message, so that calls and answers are one row."""
-    from benchmarks.template_matrix import template_of
+    from tests.support.template_play import template_of
 
     template = template_of("qwen3")
     left = [

@@ -1,25 +1,22 @@
 """The quickstart's rows and reward: its questions, and their scores."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from tests.recipe_scripts import prepared
 
 RECIPE = ROOT / "recipes" / "quickstart"
 
 
 @pytest.mark.parametrize(("examples", "roles"), [(0, "su"), (2, "suatauatau")])
-def test_rows(tmp_path: Path, examples: int, roles: str) -> None:
+def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: int, roles: str) -> None:
+    monkeypatch.syspath_prepend(RECIPE)
     sizes = ["--train-size", "3", "--test-size", "2", "--examples", str(examples)]
-    subprocess.run(
-        [sys.executable, str(RECIPE / "prepare_data.py"), "--out", str(tmp_path), *sizes], check=True, timeout=550
-    )
-    rows = pd.read_parquet(tmp_path / "train.parquet").to_dict("records")
+    rows = prepared("quickstart", tmp_path, *sizes)["train"]
     assert len(rows) == 3
     assert "".join(message["role"][0] for message in rows[0]["prompt"]) == roles
     assert rows[0]["prompt"][-1]["content"].startswith("State the final answer")

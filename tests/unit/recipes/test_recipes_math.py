@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.support.warm_python import light_python
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose, compute_score
 from verl_multiturn.tools.python import PythonTool
@@ -205,7 +206,7 @@ def test_torl_holds_out_problems_and_no_copies_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["torl", "retool"])
 def test_a_row_without_a_problem_or_answer_ends_it_with_one_line(recipe: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"problem": "p", "answer": null}\n{"problem": null, "answer": 1}\n')
-    command = [sys.executable, str(RECIPES / recipe / "prepare_data.py"), "--out", str(tmp_path / "out")]
+    command = [light_python(), str(RECIPES / recipe / "prepare_data.py"), "--out", str(tmp_path / "out")]
     command += ["--source", str(tmp_path / "rows.jsonl")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1

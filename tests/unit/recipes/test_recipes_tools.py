@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.support.warm_python import light_python
 from verl_multiturn import ConfigError
 from verl_multiturn.data import write_rows
 from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
@@ -306,7 +306,7 @@ def test_a_missing_database_is_told_at_once(tmp_path: Path) -> None:
     entry = {"class_name": "verl_multiturn.tools.sql.SqlTool", "config": {"root": str(tmp_path / "databases")}}
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     options = ["--out", tmp_path / "out", "--source", tmp_path / "rows.jsonl", "--tools", tmp_path / "tools.yaml"]
-    command = [sys.executable, str(RECIPES / "text2sql" / "prepare_data.py"), *map(str, options)]
+    command = [light_python(), str(RECIPES / "text2sql" / "prepare_data.py"), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
     assert done.returncode == 1
     assert "zoo.sqlite' is no file under" in done.stderr

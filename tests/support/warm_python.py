@@ -1,0 +1,125 @@
+"""A Python that has imported what takes long already: what tests start with it runs in a fork of one process.
+
+A process that imports verl takes some 20 s of CPU, a fork 3. The process that is forked is that of CPU runs
+(`verl_multiturn.cpu.forkserver`). A session of pytest starts it when a test first needs it; tests without the mark
+`stack` have another one, without PyTorch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from tests.conftest import ROOT
+
+
+def _part(name: str) -> ModuleType:
+    """Load a file of the room `cpu` by its path: the room imports verl, and these files do not need it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "verl_multiturn" / "cpu" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_environment, _forkserver = _part("environment"), _part("forkserver")
+LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
+"""What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
+_AS_PYTHON = Path(__file__).with_name("as_python.py")
+
+
+@functools.cache
+def _environment_of_server() -> dict[str, str]:
+    """Return this process's environment with what a driver has after `import verl` on the CPU platform."""
+    warnings = [os.environ.get("PYTHONWARNINGS"), *(f"ignore::UserWarning:{module}" for module in _environment.SILENT)]
+    joined = ",".join(dict.fromkeys(",".join(filter(None, warnings)).split(",")))
+    set_by_verl = {"PYTHONWARNINGS": joined, "TORCH_CUDA_ARCH_LIST": "8.0"}
+    return {**_environment.SPEED, **os.environ, **_environment.environment(), **set_by_verl}
+
+
+def variables() -> dict[str, str]:
+    """Return this process's environment for a fork: what is read at import is as the server has it."""
+    read = {name: value for name, value in _environment_of_server().items() if _is_read_at_import(name)}
+    other = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
+    return {**_environment.SPEED, **other, **_environment.environment(), **read}
+
+
+def _is_read_at_import(name: str) -> bool:
+    return name.startswith(_forkserver.READ_AT_IMPORT)
+
+
+@functools.cache
+def server() -> Any:
+    """Return this session's server; its `executable` may stand for Python in a `py_executable` of Ray."""
+    with mock.patch.dict(os.environ, _environment_of_server()):
+        started = _forkserver.ForkServer()
+    atexit.register(started.close)
+    return started
+
+
+@functools.cache
+def warm_python() -> str:
+    """Return the path of a program to start in place of Python, with a FILE, `-m MODULE` or `-c PROGRAM`.
+
+    It is for processes whose environment is `variables()` and more; with other variables that are read at import, the
+    program starts Python itself.
+    """
+    return _program(server())
+
+
+@functools.cache
+def light_python() -> str:
+    """Return such a program that has imported `LIGHT_MODULES` alone, for processes with this one's environment."""
+    started = _forkserver.ForkServer(LIGHT_MODULES)
+    atexit.register(started.close)
+    return _program(started)
+
+
+def _program(server: Any) -> str:
+    folder = tempfile.TemporaryDirectory(prefix="warm-python-")
+    atexit.register(folder.cleanup)
+    program = Path(folder.name) / "python"
+    program.write_text(f'#!/bin/sh\nexec {server.executable} {_AS_PYTHON} "$@"\n')
+    program.chmod(0o700)
+    return str(program)
+
+
+def start_ray(num_cpus: int) -> None:
+    """Start a Ray cluster of this process; its workers are forks, too."""
+    import ray
+
+    own = {"py_executable": server().executable}
+    settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    with mock.patch.dict(os.environ, variables(), clear=True):
+        ray.init(num_cpus=num_cpus, runtime_env=own, **settings)
+
+
+def run_warm(
+    *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words of its command line in a fork, and return how it ended and what it said.
+
+    Args:
+        words: A file, `-m` and a module, or `-c` and a program; then its arguments.
+        cwd: Folder to run in.
+        timeout_s: Seconds after which it hangs.
+        environment: Variables beside those of `variables()`.
+    """
+    return subprocess.run(
+        [warm_python(), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        env={**variables(), **environment},
+        cwd=cwd,
+    )
