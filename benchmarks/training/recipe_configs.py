@@ -18,12 +18,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.recipe_steps import count_steps
+from verl_multiturn.launch import imports
 from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.imports import Code
 from verl_multiturn.launch.plan import plan_run
 
 # A configuration for GPUs must not get the defaults that a CPU needs.
@@ -71,15 +74,28 @@ def composed(recipe: str, variants: list[str], *overrides: str) -> Any:
     return compose_run(plan_run(recipe, variants=variants, overrides=overrides))
 
 
+_import_problems: dict[Any, str] = {}
+
+
+def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
+    """Import pieces of code in a process of its own, once for the variants of a recipe that name the same ones."""
+    key = (tuple(codes), tuple(sorted(variables.items())))
+    if key not in _import_problems:
+        _import_problems[key] = imports.import_problem(codes, variables)
+    return _import_problems[key]
+
+
 def judge(config: Any) -> None:
     """Let verl's checks and ours judge a configuration; raise what they raise."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    from verl_multiturn.verl_bridge.startup import own_code
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
-    prepare_config(config)
+    with mock.patch.object(own_code, "import_problem", import_problem):
+        prepare_config(config)
     OmegaConf.resolve(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)

@@ -20,7 +20,8 @@ OURS = "actor_rollout_ref.rollout.custom.multiturn"
 def run(mode: str, out: Path, *settings: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run the quickstart's smoke run in a mode; return the metrics of its steps, and its conversations' records."""
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--smoke", "--mode", mode]
-    settings = (f"--out={out}", "trainer.val_before_train=False", "trainer.test_freq=-1", *settings)
+    quick = ("trainer.val_before_train=False", "trainer.test_freq=-1", "++ray_kwargs.ray_init.include_dashboard=False")
+    settings = (f"--out={out}", *quick, *settings)
     done = subprocess.run(
         [*command, *settings], capture_output=True, text=True, env={**os.environ, "VERL_PLATFORM": "cpu"}
     )

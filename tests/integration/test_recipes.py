@@ -2,23 +2,31 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import composed, run_script
+from tests.support.warm_python import run_warm, server, variables, warm_python
 from verl_multiturn.observe.metric_files import read_metrics
 
 pytestmark = pytest.mark.stack
+
+
+def smoke_run(recipe: str, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run a recipe's script; its processes are forks of one that the runs of all recipes share."""
+    ray_init = {"include_dashboard": "False", "runtime_env.py_executable": f"'{server().executable}'"}
+    words = [f"++ray_kwargs.ray_init.{key}={value}" for key, value in ray_init.items()]
+    given = {**variables(), "PYTHON": warm_python()}
+    return run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(out), *words, **given)
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", ["torl", "mixed", "gsm8k_multiturn"])
 def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) -> None:
-    ran = run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(tmp_path / recipe))
+    ran = smoke_run(recipe, tmp_path / recipe)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["recipe"] == recipe
@@ -34,7 +42,7 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
 @pytest.mark.timeout(1800)
 def test_a_smoke_run_trains_in_a_world(tmp_path: Path) -> None:
     """The other recipes with users and worlds take minutes each, so their smoke runs are run by hand."""
-    ran = run_script(ROOT / "recipes" / "alfworld" / "run.sh", "--smoke", "--out", str(tmp_path / "alfworld"))
+    ran = smoke_run("alfworld", tmp_path / "alfworld")
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["steps"] == 2
@@ -78,8 +86,7 @@ def test_a_recipe_that_is_over_too_soon_is_refused(recipe: str, variants: list[s
 
 
 def test_every_gpu_configuration_is_accepted() -> None:
-    command = [sys.executable, "-m", "benchmarks.recipe_configs", "--short"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    ran = run_warm("-m", "benchmarks.recipe_configs", "--short", timeout_s=1700)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["failed"] == []

@@ -1,9 +1,6 @@
 """Text mode and void turns within verl: requests to the engine, batches of the trainer, and refused settings."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
+from tests.support.warm_python import run_warm
 from tests.text_mode import ANSWER, BLOCK, CALL, CodeTool
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -347,9 +345,7 @@ def test_a_model_for_images_is_refused(tokenizer: Any) -> None:
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
 def test_the_real_engine_stops_at_the_marker_and_keeps_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.integration.tir_engine", str(tmp_path)]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1700, cwd=ROOT, env=environment)
+    done = run_warm("-m", "tests.integration.tir_engine", str(tmp_path), timeout_s=1700)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
     # The marker has more tokens than "```output" by itself, so SGLang's stop strings would have missed it.

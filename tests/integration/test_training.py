@@ -28,6 +28,7 @@ def marked(out: Path) -> dict[str, str]:
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--out", str(out), *arguments]
+    command.append("++ray_kwargs.ray_init.include_dashboard=False")
     environment = {**os.environ, "VERL_PLATFORM": "cpu", **marked(out)}
     with (out.parent / "console.log").open("wb") as log:
         return subprocess.Popen(

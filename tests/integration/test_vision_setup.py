@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.integration.vision import image, picture, text
+from tests.support.warm_python import run_warm
 from verl_multiturn import ConfigError
 
 # Importing verl's workers warns about optional engines that are not installed.
@@ -167,9 +164,7 @@ async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["qwen3_vl"])  # qwen2_5_vl: recipes/image_zoom/run.sh --smoke
 def test_the_real_engine_sees_what_the_trainer_learns_from(kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.integration.vision_engine", kind, str(tmp_path)]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1700, cwd=ROOT, env=environment)
+    done = run_warm("-m", "tests.integration.vision_engine", kind, str(tmp_path), timeout_s=1700)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
     assert result["images"] == 3
