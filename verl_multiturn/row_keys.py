@@ -9,12 +9,12 @@ class RowKey(NamedTuple):
     """The parts of a row's name, `<uid>_<session>_<row>`.
 
     The rows of one uid are a group; those of one uid and session are a conversation. A prompt's name is its uid alone.
-    A part that a name lacks is empty, so that `str` gives every name back as it was.
+    A part that a name lacks is None, so that `str` gives every name back as it was.
     """
 
     uid: str
-    session: str = ""
-    row: str = ""
+    session: str | None = None
+    row: str | None = None
 
     @classmethod
     def parse(cls, name: str) -> RowKey:
@@ -22,7 +22,7 @@ class RowKey(NamedTuple):
         return cls(*name.rsplit("_", 2))
 
     def __str__(self) -> str:
-        return "_".join(part for part in self if part)
+        return "_".join(part for part in self if part is not None)
 
     @property
     def conversation(self) -> str:
@@ -32,4 +32,4 @@ class RowKey(NamedTuple):
     @property
     def number(self) -> int:
         """The row's index in its conversation, from 0; -1 where the name has no number there."""
-        return int(self.row) if self.row.isdecimal() else -1
+        return int(self.row) if self.row is not None and self.row.isdecimal() else -1

@@ -1,8 +1,11 @@
 """Watch for code that blocks the event loop, and with it every conversation of the worker.
 
-A thread asks the event loop to run a callback, again and again. While the loop does not, it stands still, and the task
-that runs now is the cause. `CallWatch` tells of such a task if it is a call of an author's code: the log names the call
-and the line of code where it stands. The call goes on: Python has no way to interrupt it.
+The event loop notes the time, again and again, and a thread looks at it. When the time grows old, the loop stands
+still, and the task that runs now is the cause. `CallWatch` tells of such a task if it is a call of an author's code:
+the log names the call and the line of code where it stands. The call goes on: Python has no way to interrupt it.
+
+Code that keeps the interpreter's lock, as a regular expression does, stops the thread, too. So the loop itself measures
+how long it stood still, and the thread, which waits for the lock, looks at once when the code gives it back.
 """
 
 from __future__ import annotations
@@ -27,20 +30,22 @@ class LoopWatch:
 
     Args:
         blocked_s: Seconds without a callback after which the event loop counts as blocked.
-        looks_s: Seconds between two looks at the event loop.
+        looks_s: Seconds between two looks at the event loop; a standstill may count for longer by as much.
     """
 
     def __init__(self, blocked_s: float, looks_s: float) -> None:
         self._blocked_s = blocked_s
         self._looks_s = looks_s
         self._stopped = threading.Event()
-        self._asked: float | None = None
-        """Time (`time.monotonic`) of the request that the loop has not answered yet."""
+        self._beat = float("inf")
+        """Time (`time.monotonic`) when the loop last ran its callbacks; infinite while it is not watched."""
 
     def start(self) -> Self:
         """Start the watch; call it on the event loop that is to be watched."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+        self._beat = time.monotonic()
+        self._loop.call_later(self._looks_s, self._on_loop)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
         self._thread.start()
         return self
@@ -48,6 +53,7 @@ class LoopWatch:
     def stop(self) -> None:
         """Tell the watching thread to end, without waiting for it."""
         self._stopped.set()
+        self._beat = float("inf")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -60,9 +66,8 @@ class LoopWatch:
 
     @property
     def stands_still_s(self) -> float:
-        """Seconds for which the loop has stood still by now."""
-        asked = self._asked
-        return 0.0 if asked is None else time.monotonic() - asked
+        """Seconds since the loop last ran its callbacks."""
+        return time.monotonic() - self._beat
 
     def blocked(self, task: asyncio.Task[object] | None, frame: FrameType) -> None:
         """Note that the loop is blocked; the watching thread calls it once in each standstill.
@@ -79,22 +84,20 @@ class LoopWatch:
             seconds: How long it was.
         """
 
-    def _answer(self) -> None:
-        seconds, self._asked = self.stands_still_s, None
+    def _on_loop(self) -> None:
+        if self._stopped.is_set():
+            return
+        seconds, self._beat = self.stands_still_s, time.monotonic()
         if seconds >= self._blocked_s:
             self.over(seconds)
+        self._loop.call_later(self._looks_s, self._on_loop)
 
     def _watch(self) -> None:
-        is_told = False
-        while not self._stopped.wait(self._looks_s):
-            if self._asked is None:
-                is_told, self._asked = False, time.monotonic()
-                try:
-                    self._loop.call_soon_threadsafe(self._answer)
-                except RuntimeError:  # the loop is closed
-                    return
-            elif not is_told and self.stands_still_s >= self._blocked_s:
-                is_told = True
+        told_of = 0.0
+        while not self._stopped.wait(self._looks_s) and not self._loop.is_closed():
+            beat = self._beat
+            if beat != told_of and time.monotonic() - beat >= self._blocked_s:
+                told_of = beat
                 if (frame := sys._current_frames().get(self._thread_id)) is not None:
                     self.blocked(asyncio.current_task(self._loop), frame)
 
@@ -110,7 +113,7 @@ class CallWatch(LoopWatch):
     """
 
     def __init__(self, blocked_s: float = 1.0) -> None:
-        super().__init__(blocked_s, min(0.25, blocked_s / 4))
+        super().__init__(blocked_s, min(0.05, blocked_s / 20))
         self.found: Counter[str] = Counter()
 
     def blocked(self, task: asyncio.Task[object] | None, frame: FrameType) -> None:

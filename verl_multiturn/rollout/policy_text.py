@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser
+from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Ask, Engine
 from verl_multiturn.rollout.sample import sample
 
@@ -34,6 +35,11 @@ class PolicyText:
         trusted = await codec.render(codec.trusted, [dict(message) for message in messages])
         ids = await codec.render(codec.initial, trusted, [])
         asked = {**sampling, "stop_token_ids": self._stop_ids}
-        generation = (await sample(self._engine, Ask(uuid4().hex, ids, asked, max_tokens))).whole()
+        sampled = await sample(self._engine, Ask(uuid4().hex, ids, asked, max_tokens))
+        if sampled.cancelled is not None:
+            raise sampled.cancelled
+        generation = sampled.generation  # it is never trained, so its log-probabilities may be anything
+        if not generation.ids or generation.finish == "abort":
+            raise EngineError("the engine returned no turn")
         turn = await self._parser.parse(generation.ids, [], 0, ids[-HEADER:])
         return turn.content

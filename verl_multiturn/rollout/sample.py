@@ -1,6 +1,7 @@
 """`sample`: one question to an engine. Whoever wants tokens asks here: conversations, sessions of agents, `PolicyText`.
 
-Each of them first notes what came back, since the engine has a receipt for it. Then it calls `Sampled.whole`.
+The first two note what came back, since the engine has a receipt for it, and then call `Sampled.whole`. The last one,
+whose tokens are never trained, needs only a text.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,17 @@ class Blocks(Sound):
         seen.clear()
         time.sleep(0.15)  # noqa: ASYNC251  # the fault that the check must find
         seen.wait(60)
+        return await super().execute(instance_id, parameters)
+
+
+class KeepsLock(Sound):
+    """A tool whose regular expression backtracks for over 0.3 s, and keeps the interpreter's lock meanwhile."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        began, length = time.monotonic(), 20
+        while time.monotonic() - began < 0.3:
+            began, length = time.monotonic(), length + 1
+            re.match(r"(a+)+$", "a" * length + "b")
         return await super().execute(instance_id, parameters)
 
 

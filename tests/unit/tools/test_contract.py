@@ -26,6 +26,7 @@ from tests.unit.tools.broken_tools import (
     EatsItsArguments,
     Exits,
     FewSeats,
+    KeepsLock,
     KeepsTheRow,
     LeavesDescriptor,
     LeavesFolder,
@@ -96,8 +97,9 @@ def test_a_sound_tool_passes() -> None:
 
 
 @pytest.mark.usefixtures("strict")
-def test_a_tool_that_blocks_the_loop_is_told_where() -> None:
-    finding = check(Blocks(), timeout_s=60.0)["event loop"]
+@pytest.mark.parametrize("tool", [Blocks, KeepsLock])
+def test_a_tool_that_blocks_the_loop_is_told_where(tool: type[Sound]) -> None:
+    finding = check(tool(), timeout_s=60.0)["event loop"]
     assert finding.verdict is Grade.PROBLEM
     assert "in execute" in finding.found
     assert finding.remedy

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -294,6 +295,26 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
     assert set(watch.found) == {"tool 'echo': execute"}
     assert "tool 'echo': execute has held up the event loop" in caplog.text
     assert "test_tool_limits.py:" in caplog.text
+
+
+async def test_a_tool_that_keeps_the_interpreters_lock_is_named_when_it_gives_it_back() -> None:
+    def match(length: int) -> float:
+        began = time.monotonic()
+        re.match(r"(a+)+$", "a" * length + "b")
+        return time.monotonic() - began
+
+    length = next(length for length in range(16, 64) if match(length) > 0.3)
+
+    class Matches(EchoTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            await asyncio.sleep(0.1)  # the watch has looked by now
+            match(length + 1)
+            return "x"
+
+    with CallWatch(blocked_s=0.2) as watch:
+        async with session(Gates(Gate, 50), Matches()) as opened:
+            await opened.execute([HI])
+    assert set(watch.found) == {"tool 'echo': execute"}
 
 
 async def test_a_contract_error_of_the_tool_itself_raises() -> None:
