@@ -350,13 +350,6 @@ def test_a_rows_name_is_taken_apart_and_given_back(name: str) -> None:
     assert str(RowKey.parse(name)) == name
 
 
-def test_the_parts_of_a_rows_name() -> None:
-    key = RowKey.parse("a-b_c_3_12")
-    assert (key.uid, key.session, key.number, key.conversation) == ("a-b_c", "3", 12, "a-b_c_3")
-    assert RowKey.parse("a-b") == ("a-b", "", "")  # a prompt
-    assert [RowKey.parse(name).number for name in ("u", "u_0_x", "u_0_-1")] == [-1, -1, -1]
-
-
 def test_rows_of_a_conversation_count_once() -> None:
     stats = {**stats_of(outcome(turns=2)), "conversation": {"rows": 2, "row": 0}, "score": None, "turns": [{"turn": 0}]}
     last = {**stats, "conversation": {"rows": 2, "row": 1}, "score": 1.0, "turns": [{"turn": 1}]}
