@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
 #   bash scripts/test.sh [--fast] [pytest arguments]
-#   --fast   leaves out the tests that need verl, Ray or SGLang, and tests/faults; takes some 2 minutes on two cores
+#   --fast   leaves out the tests that need verl, Ray or SGLang, those marked `slow`, and tests/faults: some 2 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
@@ -20,7 +20,7 @@ find verl_multiturn -name '*.py' -exec wc -l {} + | # a warning, no error: can i
     awk '$2 != "total" && $1 > 400 {print "test.sh: " $2 " has " $1 " lines; files have some 400"}'
 if [ $# -gt 0 ]; then
     .venv/bin/mypy
-    [ -z "$fast" ] || set -- -m "not stack and not engine" "$@"
+    [ -z "$fast" ] || set -- -m "not stack and not engine and not slow" "$@"
     exec .venv/bin/python -m pytest "$@"
 fi
 
@@ -51,12 +51,10 @@ beside .venv/bin/mypy
 # There are more lanes than cores, because the tests wait much of their time.
 free="not stack and not engine"
 if [ -n "$fast" ]; then
-    # Lanes of equal length, by the CPU time of their tests. Those in tests/faults start servers and sandboxes.
-    beside tests -m "$free" tests/unit/{calls,rewards,chat,certificate,rollout,trainer}
-    beside tests -m "$free" tests/unit/{tools,sandbox,benchmarks,launch}
-    beside tests -m "$free" tests/unit/{recipes,project}
-    beside tests -m "$free" tests/unit/{proxy,interactions}
-    tests -m "$free" --ignore=tests/unit --ignore=tests/faults || status=$?
+    # Two lanes of equal length, by the CPU time of their tests. Those in tests/faults start servers and sandboxes.
+    quick="$free and not slow"
+    beside tests -m "$quick" tests/unit/{rewards,chat,rollout,trainer,tools}
+    tests -m "$quick" --ignore=tests/faults --ignore-glob='tests/unit/[rct]*' || status=$?
 else
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory
     beside tests -m "deaths and not engine"

@@ -21,6 +21,8 @@ from verl_multiturn.interactions.check.episodes import drawn_actions
 from verl_multiturn.interactions.old_verl.classes import BaseInteraction
 from verl_multiturn.interactions.running.registry import build_interaction
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -33,6 +33,8 @@ from verl_multiturn.interactions.running.session import InteractionGate, Interac
 from verl_multiturn.interactions.step_env import StepEnv
 from verl_multiturn.processes.zygote import seed_process
 
+pytestmark = pytest.mark.slow
+
 
 def said(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]

@@ -10,6 +10,8 @@ import pytest
 from verl_multiturn.observe.doctor import Finding, cuda_compiler, judge_gpu
 from verl_multiturn.observe.first_run import judge_run, overrides, run_whole_path
 
+pytestmark = pytest.mark.slow
+
 GOOD = {
     "steps": 2,
     "tool_calls_per_trajectory": 0.3,

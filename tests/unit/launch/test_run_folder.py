@@ -29,6 +29,8 @@ from verl_multiturn.launch.run import _resumes_from_path, run_recipe
 from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.recipes import copy_recipe
 
+pytestmark = pytest.mark.slow
+
 # Stand-ins: the trainer logs STEPS steps, as verl's logger does, which empties its file first.
 PYTHON = """#!{python}
 import json, os, sys, time

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT
 from verl_multiturn.cli import main as cli
 
+pytestmark = pytest.mark.slow
+
 TOOLS = str(ROOT / "tool_configs" / "calculator.yaml")
 USER = "verl_multiturn.interactions.scripted_user.ScriptedUser"
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -30,6 +30,8 @@ from tests.recipe_scripts import run_here
 from tests.unit.certificate.test_certificate import converse
 from verl_multiturn.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 _TREE = (
     "benchmarks",
     "docs",

@@ -14,6 +14,8 @@ from verl_multiturn.observe import doctor
 from verl_multiturn.sandbox import launch
 from verl_multiturn.sandbox.control_groups import find_parent
 
+pytestmark = pytest.mark.slow
+
 REQUIREMENTS = ROOT / "requirements"
 INSTALL = ROOT / "scripts" / "install_gpu.sh"
 

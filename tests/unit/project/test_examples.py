@@ -10,6 +10,8 @@ from tests.conftest import ROOT
 from tests.documents import blocks
 from tests.support.warm_python import light_python
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What each program prints, by its name, as the README shows it.
 SHOWN = {

@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.documents import DOCUMENTS
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     built = subprocess.run(

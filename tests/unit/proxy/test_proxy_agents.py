@@ -23,6 +23,8 @@ from verl_multiturn.proxy.agents.process_runner import ProcessRunner, environmen
 from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = "tests.agent_programs"
 ADDRESS = SessionAddress("http://127.0.0.1:1/v1", "key", "http://127.0.0.1:1", "session-1")
 

@@ -17,6 +17,8 @@ from tests.conftest import ROOT
 from verl_multiturn.cli import main as cli
 from verl_multiturn.data import tool_call
 
+pytestmark = pytest.mark.slow
+
 AGENT = """\
 import json, os, sys, urllib.request
 

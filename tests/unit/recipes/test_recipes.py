@@ -27,6 +27,8 @@ from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.run import prepare_words
 from verl_multiturn.recipes import list_recipes
 
+pytestmark = pytest.mark.slow
+
 RECIPES = ROOT / "recipes"
 GSM8K = RECIPES / "gsm8k_multiturn" / "run.sh"
 _COMMAND = f"bash {GSM8K}"

@@ -25,6 +25,8 @@ from verl_multiturn.tools.image_zoom import read_image
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, read_tools_kwargs
 from verl_multiturn.tools.loading.registry import load_tools
 
+pytestmark = pytest.mark.slow
+
 IN_TEXT = ["search_r1", "text2sql", "mixed"]
 
 

@@ -20,6 +20,8 @@ from verl_multiturn.interactions.running.registry import interaction_of_row, loa
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import _environment
 
+pytestmark = pytest.mark.slow
+
 LAKE, ALFWORLD = RECIPES / "frozen_lake", RECIPES / "alfworld"
 
 

@@ -8,6 +8,8 @@ from benchmarks import reward_hacks
 from benchmarks.hacks import Tried, read_cases
 from verl_multiturn.rewards.router import REWARDS
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"math", "reasoning_gym"}
 """Rewards of which the short form is left to the benchmark: their packages take long to load."""
 PLACES = {"$root": ".", "$url": "http://127.0.0.1:9/v1"}

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import reward_parity
 from benchmarks.parity import Compared
 
+pytestmark = pytest.mark.slow
+
 OF_VERL = {"gsm8k", "math", "qa", "code"}
 
 

@@ -17,6 +17,8 @@ from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.program_cells import decode, encode
 from verl_multiturn.rewards.programs import same_output
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 async def _closed() -> AsyncIterator[None]:

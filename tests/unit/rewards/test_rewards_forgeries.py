@@ -10,6 +10,8 @@ import pytest
 from tests.scoring import RIGHT, WRONG, Numbers, block, children, score
 from verl_multiturn.rewards import aclose
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 async def _closed() -> AsyncIterator[None]:

@@ -18,6 +18,8 @@ from verl_multiturn.rewards import Score, Solution, aclose, compute_score, route
 from verl_multiturn.rewards.router import REWARDS, RewardKwargs, find_reward
 from verl_multiturn.rewards.score import RewardOptions, compose
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.unit.rewards.test_rewards_router"
 
 

@@ -26,6 +26,8 @@ from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.sql import is_ordered
 
+pytestmark = pytest.mark.slow
+
 WORKER = "sql_worker"
 
 

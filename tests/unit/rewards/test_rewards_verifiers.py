@@ -25,7 +25,7 @@ WORKER = "verify_worker"
 
 
 # The tests share verifying processes: each takes a second to start.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

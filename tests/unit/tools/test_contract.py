@@ -60,6 +60,8 @@ from verl_multiturn.tools.check import probe as contract_probe
 from verl_multiturn.tools.check.contract import CheckResult, Grade, check_tool, tools_to_check
 from verl_multiturn.tools.loading.functions import FromRow
 
+pytestmark = pytest.mark.slow
+
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 
 

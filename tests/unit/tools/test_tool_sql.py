@@ -18,6 +18,8 @@ from verl_multiturn import ConfigError
 from verl_multiturn.processes import sql_worker
 from verl_multiturn.tools.sql import SqlTool, find_database
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
