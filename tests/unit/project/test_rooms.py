@@ -15,7 +15,7 @@ PACKAGE = ROOT / "verl_multiturn"
 # A room imports those before it, never one behind it.
 ORDER = [
     "errors", "describe", "reward_numbers", "config", "tasks", "row_files", "row_keys", "driver",
-    "http_connections", "chat_endpoint",
+    "version_sets", "http_connections", "chat_endpoint",
     "chat", "calls", "processes", "sandbox", "tools", "interactions", "rollout", "certificate", "rewards", "proxy",
     "data", "recipes", "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
