@@ -67,7 +67,8 @@ def _imported(tree: ast.Module) -> set[str]:
                 chain.append(inner.attr)
                 inner = inner.value
             if isinstance(inner, ast.Name) and inner.id in aliases:
-                found.add(".".join([aliases[inner.id], *reversed(chain)]))
+                if not chain[0].endswith("__"):
+                    found.add(".".join([aliases[inner.id], *reversed(chain)]))
     # `a.b` is named by `a.b.c` already.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
 
@@ -96,8 +97,8 @@ def inherited() -> tuple[Names, set[str]]:
         for each in own:
             file = label(Path(inspect.getfile(each)))
             source = inspect.getsource(each)
-            names = {*re.findall(r"\bself\.(\w+)", source), *re.findall(r"\bsuper\(\)\.(\w+)", source), *vars(each)}
-            names |= set(vars(each).get("__annotations__", {}))
+            names = {*re.findall(r"\bself\.(\w+)", source), *re.findall(r"\bsuper\(\)\.(\w+)", source)}
+            names |= {*vars(each), *vars(each).get("__annotations__", {})} & set(re.findall(r"\w+", source))
             for name in names:
                 if not name.startswith("__") or name == "__init__":
                     used[name].add(file)
@@ -114,9 +115,9 @@ def inherited() -> tuple[Names, set[str]]:
 
 def path_of(cls: type) -> str:
     """Return the name by which a class is found; Ray hides the class of an actor."""
-    hidden = getattr(importlib.import_module(cls.__module__), cls.__qualname__, None)
-    inner = ".__ray_metadata__.modified_class" if hasattr(hidden, "__ray_metadata__") else ""
-    return f"{cls.__module__}.{cls.__qualname__}{inner}"
+    name = cls.__name__ if "<locals>" in cls.__qualname__ else cls.__qualname__
+    inner = getattr(importlib.import_module(cls.__module__), name, None)
+    return f"{cls.__module__}.{name}{'.__ray_metadata__.modified_class' if hasattr(inner, '__ray_metadata__') else ''}"
 
 
 def _definer(foreign: list[type], name: str) -> type | None:
@@ -150,16 +151,18 @@ def private() -> Names:
                     defined.add(node.attr)
                 elif path in files():
                     read[node.attr].add(label(path))
-    return {name: users for name, users in read.items() if name not in defined}
+    return {name: users for name, users in read.items() if name not in defined | {"_exit"}}  # of the module `os`
 
 
 def lines_found() -> dict[str, str]:
     """Return the contract's line for each name that our code uses, without those of `private`."""
-    from verl_multiturn.verl_bridge.compat.contract import EXACT, describe
+    from verl_multiturn.verl_bridge.compat.contract import EXACT, describe, read
 
     found, exact = inherited()
+    moved = {name for line in read() for name in line.names if len(line.names) > 1}
     for name, users in imported().items():
-        found.setdefault(name, set()).update(users)
+        if name not in moved:  # here, it is in one of its places alone
+            found.setdefault(name, set()).update(users)
     lines = {}
     for name, users in sorted(found.items()):
         kind, parameters = describe(name)
@@ -181,7 +184,6 @@ def written_anew() -> str:
     found = lines_found()
     text = TABLE.read_text() if TABLE.exists() else ""
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    moved = {name: line for line in read() for name in line.names if "|" in line.name}
     kept = {}
     for line in read():
         if line.name in found and "|" in line.kind:  # the kinds of several sets
@@ -191,7 +193,6 @@ def written_anew() -> str:
         by_hand = line.name not in found and is_used(line.name, line.needed_by)
         if "|" in line.name or line.kind == "text" or by_hand:
             kept[line.name] = "\t".join((line.name, line.kind, line.parameters, line.needed_by))
-    found = {name: line for name, line in found.items() if name not in moved}
     return "\n".join([*comments, *(line for _, line in sorted((found | kept).items()))]) + "\n"
 
 
