@@ -66,9 +66,8 @@ def _imported(tree: ast.Module) -> set[str]:
             while isinstance(inner, ast.Attribute):
                 chain.append(inner.attr)
                 inner = inner.value
-            if isinstance(inner, ast.Name) and inner.id in aliases:
-                if not chain[0].endswith("__"):
-                    found.add(".".join([aliases[inner.id], *reversed(chain)]))
+            if isinstance(inner, ast.Name) and inner.id in aliases and not chain[0].endswith("__"):
+                found.add(".".join([aliases[inner.id], *reversed(chain)]))
     # `a.b` is named by `a.b.c` already.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
 
