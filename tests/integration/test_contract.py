@@ -140,6 +140,15 @@ def test_a_name_fits_while_it_can_be_called_as_before(now: Callable[..., int], e
     assert _fits("a, b=", _parameters(now), exact=exact) is fits
 
 
+def test_what_is_given_by_name_may_move() -> None:
+    from verl_multiturn.verl_bridge.compat.contract import _fits
+
+    assert _fits("*, a, b=", "b=, a=", exact=False)
+    assert _fits("*, a, b=", "*, c=, a, b=", exact=False)
+    assert not _fits("*, a, b=", "*, a", exact=False)
+    assert not _fits("a, *, b=", "*, a, b=", exact=False)
+
+
 def test_a_module_that_cannot_be_imported_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.compat import contract
 

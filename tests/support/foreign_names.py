@@ -178,21 +178,22 @@ def is_used(name: str, needed_by: str) -> bool:
 
 def written_anew() -> str:
     """Return the whole table: what is found, and the lines that were added by hand and still stand in our code."""
-    from verl_multiturn.verl_bridge.compat.contract import TABLE, read
+    from verl_multiturn.verl_bridge.compat.contract import EXACT, TABLE, check, read
 
     found = lines_found()
     text = TABLE.read_text() if TABLE.exists() else ""
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    kept = {}
+    kept: dict[str, str] = {}
     for line in read():
-        if line.name in found and "|" in line.kind:  # the kinds of several sets
-            _, kind, parameters, users = found[line.name].split("\t")
-            found[line.name] = "\t".join((line.name, line.kind, parameters and line.parameters, users))
-            del kind
-        by_hand = line.name not in found and is_used(line.name, line.needed_by)
-        if "|" in line.name or line.kind == "text" or by_hand:
-            kept[line.name] = "\t".join((line.name, line.kind, line.parameters, line.needed_by))
-    return "\n".join([*comments, *(line for _, line in sorted((found | kept).items()))]) + "\n"
+        if line.name in found:
+            name, kind, _, users = found[line.name].split("\t")
+            if not check([line]) and line.kind.endswith(EXACT) == kind.endswith(
+                EXACT
+            ):  # it may know of other sets, too
+                found[name] = "\t".join((name, line.kind, line.parameters, users))
+        elif "|" in line.name or is_used(line.parameters if line.kind == "text" else line.name, line.needed_by):
+            kept[f"{line.name} {line.parameters}"] = "\t".join((line.name, line.kind, line.parameters, line.needed_by))
+    return "\n".join([*comments, *sorted([*found.values(), *kept.values()])]) + "\n"
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ alternatives, too. Kinds:
     text         a text that stands in a module: NAME is the module, the parameters are the text
 
 Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
-way: a new parameter needs a default. Behind a kind, `!` says that a method of ours overrides this one and would not
-take a new parameter, so that there may be none.
+way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method of
+ours overrides this one and would not take a new parameter, so that there may be none.
 """
 
 from __future__ import annotations
@@ -248,12 +248,14 @@ def _split(parameters: str) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
     """Return the positional parameters, then the others by name, each with whether it may be left out."""
     places: list[tuple[str, bool]] = []
     names: dict[str, bool] = {}
+    is_place = True
     for parameter in filter(None, parameters.split(", ")):
         name, optional = parameter.removesuffix("="), parameter.endswith("=") or parameter.startswith("*")
-        if parameter.startswith("*") or names:
-            names[name] = optional
-        else:
+        is_place = is_place and not parameter.startswith("*")
+        if is_place:
             places.append((name, optional))
+        elif name != "*":
+            names[name] = optional
     return places, names
 
 
