@@ -17,8 +17,8 @@ alternatives, too. Kinds:
     text         a text that stands in a module: NAME is the module, the parameters are the text
 
 Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
-way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method of
-ours overrides this one and would not take a new parameter, so that there may be none.
+way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method
+of ours overrides this one and would not take a new parameter, so that there may be none.
 """
 
 from __future__ import annotations
