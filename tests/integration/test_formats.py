@@ -41,9 +41,10 @@ def test_every_format_is_tried() -> None:
     assert set(FORMATS) == set(OURS)
 
 
-# Formats of SGLang that came after 0.5.12, the current set's. `multi_turn.format` refuses them until they are read here.
+# Formats of SGLang that came after 0.5.12, the current set's. `multi_turn.format` refuses them until we read them.
 NEWER = {
-    "apertus2509", "cohere_command4", "dots", "inkling", "kimi_k3", "ling3", "minicpm5", "minimax-m3", "muse", "spark25",
+    "apertus2509", "cohere_command4", "dots", "inkling", "kimi_k3", "ling3", "minicpm5", "minimax-m3", "muse",
+    "spark25",
 }  # fmt: skip
 
 
