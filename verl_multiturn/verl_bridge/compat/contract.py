@@ -220,7 +220,8 @@ def _parameters(value: Any) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not is_named:
             written.append("*")
         is_named = is_named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else stars
         default = "" if parameter.default is parameter.empty else "="
         written.append(f"{stars}{parameter.name}{default}")
     return ", ".join(written)

@@ -1,7 +1,7 @@
 """The rows of a batch in TransferQueue, where verl's trainers keep them.
 
-A column holds one value for each row. Only this module talks to TransferQueue, which names rows by texts, and `Batch` is
-all that our hooks read of verl's batch objects. So another queue would be another file here.
+A column holds one value for each row. Only this module talks to TransferQueue, which names rows by texts, and `Batch`
+is all that our hooks read of verl's batch objects. So another queue would be another file here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Keys = Sequence[RowKey] | Sequence[str]
 
 
 class Batch(Protocol):
-    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue. It names rows and holds no column."""
+    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows and their columns."""
 
     keys: list[str]
     """Names of the rows."""
