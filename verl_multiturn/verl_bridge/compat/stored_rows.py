@@ -25,7 +25,7 @@ Keys = Sequence[RowKey] | Sequence[str]
 
 
 class Batch(Protocol):
-    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows and their columns."""
+    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows."""
 
     keys: list[str]
     """Names of the rows."""
@@ -37,7 +37,7 @@ class Batch(Protocol):
     """What belongs to the whole batch, such as the temperature."""
 
     def select_keys(self, keys_to_select: list[str]) -> Batch:
-        """Return a batch of some of the rows, without the `extra_info`."""
+        """Return a batch of some of the rows."""
 
 
 def get_columns(keys: Keys, partition_id: str, names: Sequence[str]) -> TensorDict:
