@@ -84,7 +84,7 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}certificate",
         f"{STACK}vision",
     ],
-    "verl_bridge/trainer/batch": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/compat/stored_rows": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
     "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],

@@ -40,8 +40,8 @@ def _told() -> Iterator[None]:
         print(
             f"\nverl-multiturn could not register with verl: {type(error).__name__}: {error}\n"
             "No rollout `sglang_async` and no agent loop of ours will be known. Run\n"
-            "`verl-multiturn doctor`: it says which package is missing or has another version than verl 0.9.1\n"
-            "needs. To train without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
+            "`verl-multiturn doctor`: it says which package is missing or has a version that does not fit.\n"
+            "To train without this plugin, set VERL_USE_EXTERNAL_PLUGINS=none.\n",
             file=sys.stderr,
         )
         traceback.print_exc()

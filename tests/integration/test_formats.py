@@ -41,12 +41,20 @@ def test_every_format_is_tried() -> None:
     assert set(FORMATS) == set(OURS)
 
 
+# Formats of SGLang that came after 0.5.12, the current set's. `multi_turn.format` refuses them until we read them.
+NEWER = {
+    "apertus2509", "cohere_command4", "dots", "inkling", "kimi_k3", "ling3", "minicpm5", "minimax-m3", "muse",
+    "spark25",
+}  # fmt: skip
+
+
 def test_verl_and_sglang_know_no_other_formats() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
     from verl_multiturn.verl_bridge.model.call_formats import known_formats
 
-    assert set(FunctionCallParser.ToolCallParserEnum) <= set(known_formats()) == {*FORMATS, "tir"}
+    assert set(FunctionCallParser.ToolCallParserEnum) - NEWER <= set(known_formats()) == {*FORMATS, "tir"}
+    assert not NEWER & {*FORMATS}
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -43,11 +43,11 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.verl_bridge.trainer import batch
+    from verl_multiturn.verl_bridge.compat import stored_rows
 
     store = Store()
     monkeypatch.setattr(agent_loop_tq, "tq", store)
-    monkeypatch.setattr(batch, "transfer_queue", store)
+    monkeypatch.setattr(stored_rows, "transfer_queue", store)
     return store
 
 

@@ -211,10 +211,10 @@ class PromptQueue:
 def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
 
-    from verl_multiturn.verl_bridge.trainer import batch
+    from verl_multiturn.verl_bridge.compat import stored_rows
 
     queue = PromptQueue()
-    monkeypatch.setattr(batch, "transfer_queue", queue)
+    monkeypatch.setattr(stored_rows, "transfer_queue", queue)
     monkeypatch.setattr(trainer_base, "tq", queue)
     for uid, dispatched, rerolls in (("late", 2, 0), ("again", 2, 2), ("spent", 1, 3), ("in-time", 3, 0)):
         more = {"rerolls": rerolls} if rerolls else {}

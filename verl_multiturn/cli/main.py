@@ -89,7 +89,7 @@ def _report(title: str, findings: list[Finding]) -> None:
     for column in ("found", "remedy"):
         table.add_column(column, overflow="fold")  # nobody can run a command that was cut
     for finding in findings:
-        mark = "[green]ok[/]" if finding.ok else "[red]no[/]"
+        mark = ("[yellow]ok?[/]" if finding.remedy else "[green]ok[/]") if finding.ok else "[red]no[/]"
         table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))
     console.print(table)
     if bad := [finding.what for finding in findings if not finding.ok]:

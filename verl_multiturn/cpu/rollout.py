@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from ray.exceptions import RayActorError
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-from sglang.srt.model_executor.model_runner import LocalSerializedTensor
 from sglang.srt.utils import MultiprocessingSerializer
 from torch.distributed.tensor import DTensor
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.compat.engine import local_tensor_class
 from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
+
+_LocalSerializedTensor = local_tensor_class()
 
 
 class CpuAsyncSGLangRollout(AsyncSGLangRollout):
@@ -52,7 +54,7 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
         await self._init_server_adapter()
         bucket_bytes = int(self.config.checkpoint_engine.update_weights_bucket_megabytes) << 20
         async for bucket in get_named_tensor_buckets(weights, bucket_bytes):
-            named = [(name, LocalSerializedTensor(values=[_by_value(tensor)])) for name, tensor in bucket]
+            named = [(name, _LocalSerializedTensor(values=[_by_value(tensor)])) for name, tensor in bucket]
             payload = MultiprocessingSerializer.serialize(named)
             if self._engine is not None:
                 await self._engine.update_weights_from_tensor(

@@ -17,10 +17,9 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.sandbox.control_groups import find_parent
 from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.settings import SandboxSettings
+from verl_multiturn.version_sets import Judgement, installed, judge
 
 _ROOT = Path(__file__).resolve().parents[2]
-# Versions that are known to work together. verl changes fast, so its exact version is pinned.
-_PINNED = {"verl": "0.9.1", "sglang": "0.5.12", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"}
 # Packages with SGLang's kernels, which only a GPU needs.
 _KERNELS = {"sglang-kernel": "0.4.2.post2", "flashinfer-python": "0.6.11.post1", "flash-attn-4": "4.0.0b15"}
 FLASH_ATTN = "flash-attn"
@@ -39,7 +38,7 @@ class Finding:
     found: str
     """State in which it was found."""
     remedy: str = ""
-    """Advice what to do; empty when the check passed."""
+    """Advice what to do; empty when the check passed. Where it passed all the same, this is a warning."""
 
 
 def examine(gpu: bool = False) -> list[Finding]:
@@ -48,15 +47,16 @@ def examine(gpu: bool = False) -> list[Finding]:
     Args:
         gpu: whether to check also what only a run on a GPU needs.
     """
-    pinned = _PINNED | (_KERNELS if gpu else {})
     remedy = install_command(gpu or _has_gpu())
-    findings = [_python(), *(_version(name, version, remedy) for name, version in pinned.items())]
+    judgement = judge()
+    findings = [_python(), *_versions(judgement, remedy)]
+    findings += [_version(name, version, remedy) for name, version in _KERNELS.items() if gpu]
     complete = all(finding.found != _MISSING for finding in findings)
     findings += [_free_disk(), _sandbox()]
     if gpu:
         findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy), cuda_compiler()]
     if complete:
-        findings.append(_registration(remedy))
+        findings += _registration(judgement, remedy)
     return findings
 
 
@@ -114,6 +114,20 @@ def _version(name: str, expected: str, remedy: str) -> Finding:
     return Finding(name, same, found, "" if same else f"written for {expected}: {remedy}")
 
 
+def _versions(judgement: Judgement, remedy: str) -> list[Finding]:
+    """Say which set of versions this is, and what is wrong with which package."""
+    accepted = judgement.verdict != "refused"
+    locks = " or ".join(judgement.nearest.locks)
+    found = f"{'' if judgement.verdict == 'supported' else 'nearest: '}{judgement.nearest.name} ({locks})"
+    findings = [Finding("set of versions", accepted, found, "" if accepted else remedy)]
+    versions = installed()
+    for name in judgement.nearest.versions:
+        why = judgement.wrong.get(name, "")
+        good = not why or (accepted and name in versions)
+        findings.append(Finding(name, good, versions.get(name, _MISSING), why))
+    return findings
+
+
 def _free_disk() -> Finding:
     free_gb = shutil.disk_usage("/tmp").free / _GB
     return Finding(
@@ -139,17 +153,17 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", total_gb > 1, f"{total_gb:.1f} GB", remedy)
 
 
-def _python_says(program: str) -> tuple[bool, str]:
+def _python_says(program: str) -> tuple[bool, list[str]]:
     """Run a Python program in a separate process, for at most 300 s.
 
     Returns:
-        Whether it ended without an error, and the last line of its output (with an error: of its error output).
+        Whether it ended without an error, and the lines of its output (with an error: of its error output).
     """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=300
     )
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
-    return done.returncode == 0, said[-1] if said else f"no message (exit status {done.returncode})"
+    return done.returncode == 0, said or [f"no message (exit status {done.returncode})"]
 
 
 def _flash_attn(remedy: str) -> Finding:
@@ -165,7 +179,7 @@ def _flash_attn(remedy: str) -> Finding:
         return Finding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
     fits, said = _python_says("import torch, flash_attn_2_cuda")
     if not fits:
-        return Finding(what, False, f"{found}: {said}", f"built for another torch or CUDA; another wheel: {remedy}")
+        return Finding(what, False, f"{found}: {said[-1]}", f"built for another torch or CUDA; another wheel: {remedy}")
     replaced = [file for file in importlib.metadata.files("flash-attn-4") or [] if _is_another(file)]
     if replaced:
         return Finding(what, False, f"its {replaced[0]} is in the place of flash-attn-4's", remedy)
@@ -197,8 +211,8 @@ def _gpu(remedy: str) -> Finding:
         return Finding("GPU", False, "torch is not installed, so that nothing is known of it", remedy)
     there, said = _python_says(_PROBE)
     if not there:
-        return Finding("GPU", False, f"none that torch can use: {said}", "start it on a machine with a GPU")
-    return judge_gpu(json.loads(said))
+        return Finding("GPU", False, f"none that torch can use: {said[-1]}", "start it on a machine with a GPU")
+    return judge_gpu(json.loads(said[-1]))
 
 
 def judge_gpu(gpu: dict[str, Any]) -> Finding:
@@ -247,12 +261,40 @@ print('platform:', get_platform().device_name)
 """
 
 
-def _registration(remedy: str) -> Finding:
-    """Check that `import verl` registers the plugin; a separate process registers what a run would register."""
-    registered, said = _python_says(_REGISTERED)
+# As `verl_bridge/compat/contract.py` says it on the command line; here in the process that has imported verl already.
+_NAMES = """
+import json
+from verl_multiturn.verl_bridge.compat.contract import check, read
+print(json.dumps({"names": len(read()), "faults": check()}))
+"""
+
+
+def _registration(judgement: Judgement, remedy: str) -> list[Finding]:
+    """Check that `import verl` registers the plugin, and that all names of verl, SGLang and Ray that it uses are there.
+
+    A separate process registers what a run would register.
+    """
+    plugin = "plugin in verl"
+    registered, said = _python_says(_REGISTERED + _NAMES)
     if registered:
-        return Finding("plugin in verl", True, f"registered; {said}")
+        platform, names = said[-2:]
+        return [Finding(plugin, True, f"registered; {platform}"), _names(names, judgement, remedy)]
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if policy != "auto":
-        remedy = f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it"
-    return Finding("plugin in verl", False, said, remedy)
+        return [Finding(plugin, False, said[-1], f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it")]
+    finding = Finding(plugin, False, said[-1], remedy)
+    if judgement.verdict == "supported":
+        return [finding]
+    # A name that is missing may be why it did not register.
+    asked, said = _python_says(_NAMES)
+    return [finding, _names(said[-1], judgement, remedy)] if asked else [finding]
+
+
+def _names(said: str, judgement: Judgement, remedy: str) -> Finding:
+    """Judge what the contract's check said as JSON."""
+    found = json.loads(said)
+    what, faults = "names that we use", found["faults"]
+    if not faults:
+        return Finding(what, True, f"all {found['names']} are there")
+    why = "a package is not as it was released" if judgement.verdict == "supported" else "these versions do not fit"
+    return Finding(what, False, "; ".join(faults), f"{why}: {remedy}")

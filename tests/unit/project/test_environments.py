@@ -40,7 +40,7 @@ def test_the_gpu_lock_has_all_of_the_cpu_lock() -> None:
 def test_the_gpu_lock_has_what_only_gpus_need() -> None:
     gpu = pins("gpu.lock")
     assert all(re.fullmatch(r"[0-9][0-9A-Za-z.!+]*", version) for version in gpu.values())
-    assert {name: gpu[name] for name in doctor._PINNED | doctor._KERNELS} == doctor._PINNED | doctor._KERNELS
+    assert {name: gpu[name] for name in doctor._KERNELS} == doctor._KERNELS
     assert not {"llm", "llama-cpp-python", "flash-attn"} & set(gpu)  # built from their sources, or not needed
 
 
@@ -146,3 +146,11 @@ def test_the_fast_lanes_have_every_file_once() -> None:
     lanes = re.findall(r"tests/unit/\S+[.]py", (ROOT / "scripts" / "test.sh").read_text())
     found = [path.name for lane in lanes for path in ROOT.glob(lane)]
     assert sorted(found) == sorted(path.name for path in (ROOT / "tests" / "unit").glob("test_*.py"))
+
+
+def test_the_script_of_the_environment_knows_two_sets() -> None:
+    wrong = subprocess.run(
+        ["bash", str(ROOT / "scripts" / "environment.sh"), "--set", "nxt"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "unknown arguments '--set nxt'; expected none, or --set next" in wrong.stderr

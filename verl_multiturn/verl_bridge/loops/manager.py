@@ -35,8 +35,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
-from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, SETTINGS
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
 from verl_multiturn.verl_bridge.startup.table import check
+from verl_multiturn.verl_bridge.startup.versions import check_versions
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 ConfigHook = Callable[[DictConfig, int], None]
@@ -54,8 +55,8 @@ def prepare_config(config: DictConfig) -> None:
 class StartUpCheck(Callback):
     """Hydra callback that runs `prepare_config` before the trainer's main function.
 
-    Before it, it looks for the files and folders that the configuration names, which lie on the machine of the run
-    alone; after it, since an import may take long, it imports the user's own code.
+    Before it, it looks at the versions of verl and SGLang, and for the files and folders that the configuration names,
+    which lie on the machine of the run alone; after it, since an import may take long, it imports the user's own code.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -63,6 +64,7 @@ class StartUpCheck(Callback):
         if not _is_trainer_config(config):
             return
         try:
+            check_versions()
             run = RunView(config)
             check(run, FILES)
             make_absolute(config, models_of(run))

@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.trainer.batch import fetch_stats
+from verl_multiturn.verl_bridge.compat.stored_rows import Batch, fetch_stats
 
 
 class BatchRows:
@@ -27,7 +27,7 @@ class BatchRows:
             added.
     """
 
-    def __init__(self, batch: Any, fetched: dict[RowKey, Stats | None] | None = None) -> None:
+    def __init__(self, batch: Batch, fetched: dict[RowKey, Stats | None] | None = None) -> None:
         self.partition_id: str = batch.partition_id
         self.keys = [RowKey.parse(name) for name in batch.keys]
         tags: list[dict[str, Any]] = list(batch.tags)
@@ -40,7 +40,7 @@ class BatchRows:
         self._fetched = {} if fetched is None else fetched
         self._made_of = list(batch.keys), tags
 
-    def are_of(self, batch: Any) -> bool:
+    def are_of(self, batch: Batch) -> bool:
         """Tell whether a batch has these rows, in this order and with these tags."""
         return self._made_of == (batch.keys, batch.tags)
 
@@ -77,7 +77,7 @@ class StepRows:
         self._fetched: dict[RowKey, Stats | None] = {}
         self._last: BatchRows | None = None
 
-    def of(self, batch: Any) -> BatchRows:
+    def of(self, batch: Batch) -> BatchRows:
         """Return the rows of a batch of the step, made anew only where they differ from those that were asked last."""
         if self._last is None or not self._last.are_of(batch):
             self._last = BatchRows(batch, self._fetched)

@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_multiturn.describe import describe
 from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder
-from verl_multiturn.verl_bridge.trainer.batch import clear_groups, list_prompts
+from verl_multiturn.verl_bridge.compat.stored_rows import clear_groups, list_prompts
 
 _VALIDATION = "val"
 

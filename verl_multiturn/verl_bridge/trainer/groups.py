@@ -23,10 +23,10 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.compat.stored_rows import Keys, get_columns, put_columns, put_zeros, trained_rows
 from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.settings import estimator_of
 from verl_multiturn.verl_bridge.trainer.advantages import known_rows
-from verl_multiturn.verl_bridge.trainer.batch import Keys, get_columns, put_columns, put_zeros, trained_rows
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 Compute = Callable[[Any, dict[str, Any]], Any]

@@ -23,7 +23,7 @@ from pathlib import Path
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import TRAINED
-from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections import defaultdict
 from verl_multiturn.config import OtcSettings
 from verl_multiturn.observe.metrics import executed_calls, is_correct
 from verl_multiturn.rewards.otc import r_tools
-from verl_multiturn.verl_bridge.trainer.batch import get_columns, nested, put_columns
+from verl_multiturn.verl_bridge.compat.stored_rows import get_columns, nested, put_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 

@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.trainer.batch import TRAIN
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from typing import Any
 from verl.utils.tensordict_utils import assign_non_tensor_data, assign_non_tensor_stack
 
 from verl_multiturn.rollout.staleness import Bound, to_reroll
-from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, get_prompts, list_prompts, put_tags
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, get_prompts, list_prompts, put_tags
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
 
 logger = logging.getLogger(__name__)

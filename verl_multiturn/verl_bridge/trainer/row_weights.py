@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from verl_multiturn.verl_bridge.trainer.batch import get_columns, nested, put_columns
+from verl_multiturn.verl_bridge.compat.stored_rows import get_columns, nested, put_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from verl_multiturn.rollout.staleness import Bound, too_old
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.trainer.batch import get_columns, get_rows, nested, put_columns
+from verl_multiturn.verl_bridge.compat.stored_rows import get_columns, get_rows, nested, put_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
 

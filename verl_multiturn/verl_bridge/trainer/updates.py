@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_multiturn.verl_bridge.trainer.batch import trained_rows
+from verl_multiturn.verl_bridge.compat.stored_rows import Batch, trained_rows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class TrainedUpdates:
         return {f"{PREFIX}skipped_updates": self._skipped}
 
     def run(
-        self, batch: Any, metrics: dict[str, Any], update: Update, settings: DictConfig, workers: Any, mesh: str
+        self, batch: Batch, metrics: dict[str, Any], update: Update, settings: DictConfig, workers: Any, mesh: str
     ) -> Any:
         """Run verl's updates with a batch, except those without a trained token; return the whole batch.
 

@@ -21,9 +21,9 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.compat.stored_rows import get_columns
 from verl_multiturn.verl_bridge.loops.certified_output import STATS
 from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
-from verl_multiturn.verl_bridge.trainer.batch import get_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 PREFIX = "rollout/certificate/"

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from verl_multiturn.verl_bridge.trainer.batch import put_zeros
+from verl_multiturn.verl_bridge.compat.stored_rows import put_zeros
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 

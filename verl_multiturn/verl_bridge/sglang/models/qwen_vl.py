@@ -2,7 +2,8 @@
 
 Two things no longer fit. Qwen3-VL needs neither repair.
 - SGLang uses transformers' rotary embedding for the vision tower of Qwen2.5-VL, and calls it with a length. In
-  transformers 5.9 it takes positions instead, so every request with an image would fail.
+  transformers 5.9 it takes positions instead, so every request with an image would fail. SGLang has one of its own
+  since 0.5.19 and calls it with positions, so that the repair does nothing.
 - The trainer sends weights under the names of transformers' modules, which these two models do not know. verl would
   translate them into the names of the checkpoint, but transformers no longer has the table that verl uses for that.
 """
@@ -27,7 +28,7 @@ def _checkpoint_names(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class VisionRotaryEmbedding(qwen2_5_vl.Qwen2_5_VisionRotaryEmbedding):
-    """Rotary embedding of transformers that can also be called with a length."""
+    """Rotary embedding of transformers, or of SGLang, that can also be called with a length."""
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the angles `(N, D)` of positions.

@@ -1,6 +1,6 @@
 """An image processor for the Qwen-VL series that does not change the ids of the prompt.
 
-SGLang 0.5.12 decodes the ids of a request with images, and encodes the text again. That does not always give the same
+SGLang decodes the ids of a request with images, and encodes the text again. That does not always give the same
 ids: tokens that the model sampled in earlier turns could become other tokens than those that are trained. With this
 processor only the images go through SGLang's processing, and the ids stay as they were given.
 """
@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 from sglang.srt.multimodal.processors.qwen_vl import QwenVLImageProcessor
+
+from verl_multiturn.verl_bridge.compat.engine import then
 
 
 class GivenIdsQwenVL(QwenVLImageProcessor):
@@ -28,9 +30,19 @@ class GivenIdsQwenVL(QwenVLImageProcessor):
         if not (isinstance(prompt, list) and only_images) or any(isinstance(image, dict) for image in image_data):
             return super().load_mm_data(prompt, multimodal_tokens, image_data, **others)
         text = multimodal_tokens.image_token * len(image_data)
-        loaded = super().load_mm_data(text, multimodal_tokens, image_data, **others)
-        loaded.given_ids = list(prompt)
-        return loaded
+
+        def keep(loaded: Any) -> Any:
+            loaded.given_ids = list(prompt)
+            return loaded
+
+        return then(super().load_mm_data(text, multimodal_tokens, image_data, **others), keep)
+
+    def compose_image_artifacts(self, input_text: Any, artifacts: Any) -> Any:
+        """Leave SGLang's quick way for images, which ids with one placeholder for each token of an image cannot go.
+
+        SGLang has it since 0.5.20. None leads back to `load_mm_data`.
+        """
+        return None if isinstance(input_text, list) else super().compose_image_artifacts(input_text, artifacts)
 
     def process_and_combine_mm_data(self, base_output: Any, mm_tokens: Any, **settings: Any) -> Any:
         """Process a request's images, as SGLang does.

@@ -1,12 +1,13 @@
 """The rows of a batch in TransferQueue, where verl's trainers keep them.
 
-A column holds one value for each row. Only this module talks to TransferQueue, which names rows by texts.
+A column holds one value for each row. Only this module talks to TransferQueue, which names rows by texts, and `Batch`
+is all that our hooks read of verl's batch objects. So another queue would be another file here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transfer_queue
@@ -21,6 +22,22 @@ TRAIN = "train"
 
 Keys = Sequence[RowKey] | Sequence[str]
 """Names of rows, taken apart or as verl has them."""
+
+
+class Batch(Protocol):
+    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows."""
+
+    keys: list[str]
+    """Names of the rows."""
+    tags: list[dict[str, Any]]
+    """verl's tag of each row."""
+    partition_id: str
+    """TransferQueue's partition, where the columns are."""
+    extra_info: dict[str, Any]
+    """What belongs to the whole batch, such as the temperature."""
+
+    def select_keys(self, keys_to_select: list[str]) -> Batch:
+        """Return a batch of some of the rows."""
 
 
 def get_columns(keys: Keys, partition_id: str, names: Sequence[str]) -> TensorDict:

@@ -1,0 +1,6 @@
+"""What differs between the versions of verl, SGLang and Ray that this package supports, and nothing else.
+
+`contract.py` has all foreign names that we use, in `contract.tsv`; `engine.py` has the names of SGLang that moved;
+`stored_rows.py` has the rows and batches of TransferQueue. The sets of versions stand in `version_sets.py` above, which
+imports none of the packages. No other room asks for a foreign version, or catches a foreign ImportError.
+"""

@@ -1,0 +1,278 @@
+"""The contract: all names of verl, SGLang and Ray that this package uses, and a check that they are there.
+
+`contract.tsv` has a line for each name: the name, its kind, its parameters, and the files that need it. A test compares
+it with the code in both directions; `verl-multiturn doctor` checks it, and so does the start of a run whose versions
+are in no supported set. The names are asked of the installed packages; nothing is started.
+
+    python -m verl_multiturn.verl_bridge.compat.contract            # check, in some 15 s; status 1: one is missing
+    python -m verl_multiturn.verl_bridge.compat.contract NAME …     # print lines for the table
+
+A name that moved has its places with `|` between them, the first one that is there counts. A kind may have
+alternatives, too. Kinds:
+
+    module, class, function, async function, method, async method, property
+    value        anything else that a module or class has
+    attribute    what instances have: assigned to `self`, or declared in the class
+    dataclass    a class of which somebody asks the fields
+    text         a text that stands in a module: NAME is the module, the parameters are the text
+
+Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
+way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method
+of ours overrides this one and would not take a new parameter, so that there may be none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import inspect
+import itertools
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TABLE = Path(__file__).with_name("contract.tsv")
+EXACT = "!"
+_PACKAGES = {"transfer_queue": "TransferQueue"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the contract."""
+
+    name: str
+    """Dotted names with `|` between them."""
+    kind: str
+    parameters: str
+    """Parameters with `, ` between them; empty where there are none to compare."""
+    needed_by: str
+    """The files that need it, relative to `verl_multiturn/` without its first folder, with `, ` between them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The places where the name may be."""
+        return self.name.split("|")
+
+
+def read() -> list[Line]:
+    """Return the contract's lines."""
+    lines = (text.split("\t") for text in TABLE.read_text().splitlines() if not text.startswith("#"))
+    return [Line(*line) for line in lines]
+
+
+def check(lines: list[Line] | None = None) -> list[str]:
+    """Compare the contract with what is installed.
+
+    Args:
+        lines: the contract; by default the table of this folder.
+
+    Returns:
+        A sentence for each name that is missing or has changed; none where the contract holds.
+    """
+    return [fault for line in (read() if lines is None else lines) if (fault := _fault(line))]
+
+
+def describe(name: str) -> tuple[str, str]:
+    """Return kind and parameters of a foreign name as the contract has them.
+
+    Raises:
+        LookupError: there is no such name.
+        Exception: what importing the module raises.
+    """
+    owner, value = _find(name)
+    last = name.rpartition(".")[2]
+    if value is _ATTRIBUTE:
+        return "attribute", ""
+    if isinstance(value, ModuleType):
+        return "module", ""
+    if isinstance(value, property):
+        return "property", ""
+    if inspect.isclass(value):
+        return "class", _parameters(value)
+    if not callable(value):
+        return "value", ""
+    kind = "method" if inspect.isclass(owner) else "function"
+    static = inspect.getattr_static(owner, last, None) if inspect.isclass(owner) else None
+    if isinstance(static, staticmethod | classmethod):
+        value = static.__func__
+    return f"{'async ' if inspect.iscoroutinefunction(value) else ''}{kind}", _parameters(value)
+
+
+def _fault(line: Line) -> str:
+    """Return what is wrong with a line's name; empty where nothing is."""
+    if line.kind == "text":
+        return _fault_of_text(line)
+    said = ""
+    for name in line.names:
+        try:
+            kind, parameters = describe(name)
+            break
+        except LookupError:
+            continue
+        except Exception as error:  # whatever a foreign module raises while it is imported
+            said = said or f"{_version(name)}: {_short(name)} cannot be imported ({type(error).__name__}: {error})"
+    else:
+        return _needs(line, said or f"{_version(line.name)} has no {_short(line.names[0])}")
+    subject = f"{_version(name)}'s {_short(name)}"
+    kinds = line.kind.removesuffix(EXACT).split("|")
+    if kinds == ["dataclass"]:
+        if dataclasses.is_dataclass(_find(name)[1]):
+            return ""
+        return _needs(line, f"{subject} is no dataclass any more")
+    if kind not in kinds:
+        return _needs(line, f"{subject} is of the kind {kind!r}, not {' or '.join(map(repr, kinds))}")
+    if line.parameters and not _fits(line.parameters, parameters, exact=line.kind.endswith(EXACT)):
+        return _needs(line, f"{subject} takes ({parameters}), not ({line.parameters})")
+    return ""
+
+
+def _needs(line: Line, fault: str) -> str:
+    return f"{fault}, which {line.needed_by} {'need' if ', ' in line.needed_by else 'needs'}"
+
+
+def _fault_of_text(line: Line) -> str:
+    for name in line.names:
+        try:
+            if line.parameters in inspect.getsource(_find(name)[1]):
+                return ""
+        except Exception:  # whatever a foreign module raises while it is imported: the text is not there
+            continue
+    return _needs(line, f"{_version(line.name)} has no {line.parameters!r} in {line.names[0]}")
+
+
+def _version(name: str) -> str:
+    """Return the distribution of a name and its version, as `verl 0.9.1`."""
+    package = name.partition(".")[0]
+    try:
+        return f"{package} {importlib.metadata.version(_PACKAGES.get(package, package))}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{package} (not installed)"
+
+
+def _short(name: str) -> str:
+    """Return the class and its attribute where a name is one, else the whole name."""
+    first = next((i for i, part in enumerate(name.split(".")) if part.lstrip("_")[:1].isupper()), 0)
+    return ".".join(name.split(".")[first:])
+
+
+_ATTRIBUTE = object()
+
+
+def _find(name: str) -> tuple[Any, Any]:
+    """Return the owner of a name, and what it is; `_ATTRIBUTE` for what only instances have.
+
+    Raises:
+        LookupError: there is no such name.
+    """
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        module = ".".join(parts[:count])
+        try:
+            found: Any = importlib.import_module(module)
+            break
+        except ModuleNotFoundError as error:
+            # Another module is missing: what was asked for is there, and cannot be imported.
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+    else:
+        raise LookupError(name)
+    owner = None
+    for i, part in enumerate(parts[count:], count + 1):
+        owner = found
+        try:
+            static = inspect.getattr_static(owner, part, None) if inspect.isclass(owner) else None
+            found = static if isinstance(static, property) else getattr(owner, part)
+        except AttributeError:
+            if i == len(parts) and inspect.isclass(owner) and assigns(owner, part):
+                return owner, _ATTRIBUTE
+            raise LookupError(name) from None
+    return owner, found
+
+
+def assigns(cls: type, name: str) -> bool:
+    """Tell whether instances of a class have an attribute, by the sources of the class and its bases."""
+    return any(name in getattr(each, "__annotations__", {}) or name in _assigned(each) for each in cls.__mro__)
+
+
+@cache
+def _assigned(cls: type) -> frozenset[str]:
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return frozenset()
+    # Also those of `self.a, self.b, *_ = …`.
+    lines = re.findall(r"^ +((?:self\.\w+(?:: [^=\n]+)?|\*?_+)(?:, (?:self\.\w+|\*?_+))*) =(?!=)", source, re.MULTILINE)
+    return frozenset(itertools.chain.from_iterable(re.findall(r"self\.(\w+)", line) for line in lines))
+
+
+def _parameters(value: Any) -> str:
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # C code, or a class without one
+        return ""
+    written, is_named = [], False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_named:
+            written.append("*")
+        is_named = is_named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else stars
+        default = "" if parameter.default is parameter.empty else "="
+        written.append(f"{stars}{parameter.name}{default}")
+    return ", ".join(written)
+
+
+def _fits(recorded: str, found: str, *, exact: bool) -> bool:
+    """Tell whether a callable can be called as before.
+
+    Args:
+        recorded: its parameters in the contract.
+        found: its parameters now.
+        exact: whether it may have no new parameter.
+    """
+    (places, names), (new_places, new_names) = _split(recorded), _split(found)
+    given, new = {**dict(places), **names}, {**dict(new_places), **new_names}
+    if "*args" not in given and [name for name, _ in new_places[: len(places)]] != [name for name, _ in places]:
+        return False
+    if any(name not in new or (optional and not new[name]) for name, optional in given.items()):
+        return False
+    added = {name: optional for name, optional in new.items() if name not in given}
+    return not added if exact else all(added.values())
+
+
+def _split(parameters: str) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
+    """Return the positional parameters, then the others by name, each with whether it may be left out."""
+    places: list[tuple[str, bool]] = []
+    names: dict[str, bool] = {}
+    is_place = True
+    for parameter in filter(None, parameters.split(", ")):
+        name, optional = parameter.removesuffix("="), parameter.endswith("=") or parameter.startswith("*")
+        is_place = is_place and not parameter.startswith("*")
+        if is_place:
+            places.append((name, optional))
+        elif name != "*":
+            names[name] = optional
+    return places, names
+
+
+def main(names: list[str]) -> int:
+    """Check the contract and print what is missing, or print the lines of names; return the exit status."""
+    for name in names:
+        kind, parameters = describe(name)
+        print("\t".join((name, kind, parameters, "FILE")))
+    if names:
+        return 0
+    faults = check()
+    for fault in faults:
+        print(fault)
+    print(f"{len(read())} names, {len(faults)} missing or changed")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""SGLang's names and habits that differ between the supported sets of versions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def local_tensor_class() -> type:
+    """Return SGLang's `LocalSerializedTensor`, a tensor of a weight update with a value for each rank.
+
+    The import takes seconds where SGLang's model runner is not loaded yet.
+    """
+    try:
+        from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+    except ImportError:  # before SGLang 0.5.16
+        from sglang.srt.model_executor.model_runner import LocalSerializedTensor
+    return LocalSerializedTensor  # type: ignore[no-any-return]
+
+
+def then(value: Any, finish: Callable[[Any], Any]) -> Any:
+    """Return `finish(value)`; where the value is awaitable, return an awaitable of it.
+
+    An override of `load_mm_data` uses it: since SGLang 0.5.13 the method is asynchronous.
+    """
+    if not inspect.isawaitable(value):
+        return finish(value)
+
+    async def later() -> Any:
+        return finish(await value)
+
+    return later()
