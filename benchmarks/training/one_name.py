@@ -1,4 +1,4 @@
-"""`rollout.name=sglang_async` is verl's `sglang` with our servers: what verl accepts, which classes run, and the result.
+"""`rollout.name=sglang_async` is verl's `sglang` with our servers: what verl accepts, which classes run, the result.
 
     python -m benchmarks.one_name [--parts composed batch training gpu] [--steps 20] [--seed 0] [--out FOLDER]
 
@@ -6,10 +6,10 @@
   for the classes of their training workers and servers: LoRA, LoRA with a bound on the age of tokens, weights sent as
   changes, and verl's own name. Nothing is started.
 - `batch`: one step of the quickstart's small batch under both names, on the CPU. SGLang's sampler has one stream of
-  random numbers for all requests of its batch, so that which request gets which depends on when they come. So the engine
-  samples one request at a time here, without a cache. Compared are all columns of all rows of the first batch and of
-  the validation before it (greedy), bit by bit, whatever their order: prompts, sampled tokens, masks, log-probabilities,
-  weight versions.
+  random numbers for all requests of its batch, so that which request gets which depends on when they come. So the
+  engine samples one request at a time here, without a cache. Compared are all columns of all rows of the first batch
+  and of the validation before it (greedy), bit by bit, whatever their order: prompts, sampled tokens, masks,
+  log-probabilities, weight versions.
 - `training`: the quickstart under both names, `--steps` steps each. In both parts the classes of all processes are
   asked at the checkpoint.
 - `gpu`: with adapters, on a machine with a GPU: after five steps the engine's log-probabilities of its tokens are

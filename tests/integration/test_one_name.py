@@ -27,13 +27,14 @@ def composed(**changes: str) -> Any:
 
 def named(**changes: str) -> Any:
     """Return a configuration whose name has been changed, after the checks that come before that."""
-    from verl_multiturn.verl_bridge.startup.derive import unify_name
+    from verl_multiturn.verl_bridge.startup.derive import copy_settings, unify_name
     from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM
     from verl_multiturn.verl_bridge.startup.table import check
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     config = composed(**changes)
     check(RunView(config), BEFORE_PLATFORM)
+    copy_settings(config)
     unify_name(config)
     return config
 
@@ -58,7 +59,7 @@ def test_our_name_becomes_verls() -> None:
 
 def test_verls_name_stays_verls() -> None:
     config = named(**{f"{ROLLOUT}.name": "sglang"})
-    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.custom) == ("sglang", None)
+    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.get("custom")) == ("sglang", None)
     assert not runs_ours(config)
 
 
@@ -71,15 +72,23 @@ def test_a_configuration_that_was_named_already_stays(name: str) -> None:
 
 def test_the_users_own_section_keeps_its_keys_and_their_order() -> None:
     own = "{theirs: {b: 1, a: 2}, multiturn: {tool_timeout_s: 5, max_tool_calls: 3}, last: x}"
-    custom = named(**{f"{ROLLOUT}.custom": own}).actor_rollout_ref.rollout.custom
+    custom = named(**{f"+{ROLLOUT}.custom": own}).actor_rollout_ref.rollout.custom
     assert list(custom) == ["theirs", "multiturn", "last"]
     assert list(custom.theirs) == ["b", "a"]
     assert list(custom.multiturn.items()) == [("tool_timeout_s", 5), ("max_tool_calls", 3), ("own_server", True)]
 
 
-def test_a_section_that_stands_elsewhere() -> None:
-    config = named(**{"+shared": "{multiturn: {max_tool_calls: 3}}", f"{ROLLOUT}.custom": "${shared}"})
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"+shared": "{multiturn: {max_tool_calls: 3}}", f"+{ROLLOUT}.custom": "${shared}"},
+        {"+shared": "{max_tool_calls: 3}", f"+{ROLLOUT}.custom.multiturn": "${shared}"},
+    ],
+)
+def test_a_section_that_stands_elsewhere(places: dict[str, str]) -> None:
+    config = named(**places)
     assert dict(config.actor_rollout_ref.rollout.custom.multiturn) == {"max_tool_calls": 3, "own_server": True}
+    assert "own_server" not in str(config.shared)
     assert runs_ours(config)
 
 
@@ -150,7 +159,7 @@ def test_what_is_refused(changes: dict[str, str], message: str) -> None:
 def test_disaggregated_servers_are_verls(capsys: pytest.CaptureFixture[str]) -> None:
     config = named(**{PD: "True"})
     assert "name='sglang_async' with " in capsys.readouterr().err
-    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.custom) == ("sglang", None)
+    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.get("custom")) == ("sglang", None)
     assert not runs_ours(config)
 
 

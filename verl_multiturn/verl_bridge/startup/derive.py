@@ -60,6 +60,21 @@ EXACT: Needs = {
 """With these the loss is that of equation 5."""
 
 
+def copy_settings(config: DictConfig) -> None:
+    """Copy our settings to their place where an interpolation (`custom: ${mine}`) brings them from another.
+
+    A setting that is written beside them later would take the place of the interpolation, and of all that it brings.
+    """
+    section = config.actor_rollout_ref.rollout
+    with open_dict(config):
+        for key in ("custom", "multiturn"):
+            if section.get(key) is None:
+                return
+            if OmegaConf.is_interpolation(section, key):
+                section[key] = section[key].copy()
+            section = section[key]
+
+
 def move_old_key(config: DictConfig) -> None:
     """Move verl's old key of the interactions' YAML to ours."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
