@@ -23,6 +23,7 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import sys
@@ -83,7 +84,10 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
 def composed() -> dict[str, str]:
     """Return for each case `ok`, or what is wrong with it."""
     os.environ["VERL_PLATFORM"] = "nvidia"  # before verl is imported: this process is one on a GPU
-    os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1", DISABLE_WORKER_INIT="1")
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", RAY_LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", DISABLE_WORKER_INIT="1")
+    if importlib.util.find_spec("sgl_kernel") is None:  # SGLang imports its kernels for GPUs
+        sys.path.append(str(ROOT / "verl_multiturn" / "cpu" / "stand_ins"))
     from benchmarks.recipe_configs import BOX, judge
     from verl_multiturn.launch.compose import compose_run
     from verl_multiturn.launch.plan import plan_run
