@@ -307,6 +307,13 @@ class MultiTurnSettings(BaseModel):
     of that file a second time, and it accepts only entries with `config.type: native`.
     """
 
+    own_server: bool = Field(False, strict=True)
+    """True: the servers of `rollout.name=sglang` are ours. Do not set it yourself.
+
+    The start-up check writes it, and the name `sglang`, where you write `rollout.name=sglang_async`. Much of verl works
+    only under the name `sglang`.
+    """
+
     @field_validator("void_turn_pattern")
     @classmethod
     def _is_regular_expression(cls, pattern: str | None) -> str | None:

@@ -58,18 +58,9 @@ def register() -> None:
     where it is wanted. Modules that verl deleted are found again.
     """
     verl_modules.install()
-    from verl.workers.rollout import base
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    from verl_multiturn.verl_bridge.servers import registered
 
-    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = "verl_multiturn.verl_bridge.loops.spmd.AsyncSGLangRollout"
-
-    def load_replica() -> type:
-        RolloutReplicaRegistry.get("sglang")  # verl's loader prepares the import of SGLang on a driver without a GPU
-        from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
-
-        return AsyncSGLangReplica
-
-    RolloutReplicaRegistry.register("sglang_async", load_replica)
+    registered.register_rollout()
     for name, package in _SGLANG.items():
         os.environ.setdefault(name, package)
 

@@ -29,7 +29,15 @@ def folder(given: Path | None, name: str) -> Path:
     return (given or Path(tempfile.mkdtemp(prefix=f"{name}-"))).absolute()
 
 
-def start(mode: str, steps: int, seed: int, out: Path, *words: str, log: IO[bytes] | None = None) -> Any:
+def start(
+    mode: str,
+    steps: int,
+    seed: int,
+    out: Path,
+    *words: str,
+    log: IO[bytes] | None = None,
+    platform: str = "cpu",
+) -> Any:
     """Start a run, and return its `Popen`. Used as a context, it waits for the run's clean end when interrupted.
 
     Args:
@@ -39,10 +47,11 @@ def start(mode: str, steps: int, seed: int, out: Path, *words: str, log: IO[byte
         out: the run's folder.
         words: further words of the command.
         log: gets the output; None: the benchmark's own output has it.
+        platform: verl's name of the platform.
     """
     given = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}", *words]
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", *given]
     # The tools of a benchmark are imported from the repository.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": path}
+    environment = {**os.environ, "VERL_PLATFORM": platform, "PYTHONPATH": path}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

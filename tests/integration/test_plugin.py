@@ -104,7 +104,7 @@ import os; os.environ["VERL_PLATFORM"] = "nvidia"
 import verl.utils.distributed
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
 assert verl.utils.distributed.initialize_global_process_group_ray.__module__ == "verl.utils.distributed"
-assert rollouts[("sglang", "async")] == "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
+assert rollouts[("sglang", "async")] == "verl_multiturn.verl_bridge.loops.either_rollout.EitherRollout"
 assert rollouts[("sglang_async", "async")] == "verl_multiturn.verl_bridge.loops.spmd.AsyncSGLangRollout"
 assert "SGLANG_USE_CPU_ENGINE" not in os.environ
 assert "verl_multiturn.cpu.cpu_platform" not in __import__("sys").modules

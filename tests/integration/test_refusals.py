@@ -157,24 +157,11 @@ def test_a_run_without_our_loop_is_told(
     assert not told or f"this run's loop is verl's {loop}, " in lines[0]
 
 
-@pytest.mark.parametrize("rank", ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"])
-def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
-    from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import configuration
-
-    monkeypatch.setattr(configuration, "config_hooks", [])
-    adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64"}
-    with pytest.raises(ConfigError, match=rf"{rank}=8 .*set actor_rollout_ref.rollout.name=sglang, "):
-        configuration.prepare_config(composed(**adapter))
-    configuration.prepare_config(composed(**{**adapter, f"{ROLLOUT}.name": "sglang"}))
-    configuration.prepare_config(composed(**{**adapter, "actor_rollout_ref.model.lora.merge": "True"}))
-
-
 def test_the_cpu_platform_serves_no_adapters() -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.cpu import defaults
 
-    config = composed(**{"actor_rollout_ref.model.lora_rank": "8", f"{ROLLOUT}.name": "sglang"})
+    config = composed(**{"actor_rollout_ref.model.lora_rank": "8"})
     with pytest.raises(
         ConfigError, match=r"model.lora_rank=8 on the CPU platform: SGLang 0.5.12 serves adapters on GPUs"
     ):

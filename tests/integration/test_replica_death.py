@@ -188,6 +188,37 @@ async def test_an_adapter_outlives_its_server(cluster: None) -> None:
     assert await engine.anything_else("bucket") == {}
 
 
+async def test_an_adapter_without_its_server_names_no_models() -> None:
+    """It is asked for the adapter of before, on one of the workers that gather weights together."""
+    from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
+
+    engine = EngineOfServer(None, None)
+    assert await engine.available_models() == {"data": []}
+    assert await engine.unload_lora_adapter("name") == {}
+
+
+def test_a_server_that_gets_changes_of_weights_alone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import servers as module
+
+    alive, removed = [False, True], list[str]()
+    listing = SimpleNamespace(remove=removed.append, put_back=lambda serving: None)
+    monkeypatch.setattr(module, "Listing", lambda balancer: listing)
+
+    class Replica:
+        def __init__(self, rank: int) -> None:
+            self.replica_rank, self.server_address, self.serves = rank, f"s{rank}", True
+
+        def look(self, wait_s: float) -> bool:
+            return alive[self.replica_rank]
+
+    standalone = module.StandaloneServers([Replica(0), Replica(1)], None, restarts=False)
+    standalone.look()
+    assert (removed, standalone.ready(), standalone.any_serves()) == (["s0"], [], True)
+    alive[1] = False
+    with pytest.raises(module.ServerDied, match="none can be started again where only changes of weights are sent"):
+        standalone.look()
+
+
 class Trainer:
     """A trainer that saves checkpoints, as far as `save_last` goes."""
 

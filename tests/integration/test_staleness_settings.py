@@ -118,10 +118,6 @@ def test_the_derived_values_may_be_written_out() -> None:
             "staleness_strategy='drop' has no effect without actor_rollout_ref.rollout.custom.multiturn.max_staleness",
         ),
         ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive': it copies weights within one process"),
-        (
-            {**SEPARATE, BACKEND: "delta_sharded"},
-            f"{BACKEND}='delta_sharded': verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only",
-        ),
     ],
 )
 def test_what_contradicts_is_refused(changes: dict[str, str], message: str) -> None:

@@ -63,7 +63,6 @@ def activate() -> None:
     import verl.utils.model
     from verl.plugin.platform import set_platform
     from verl.plugin.platform.platform_manager import PlatformRegistry
-    from verl.workers.rollout import base
 
     from verl_multiturn.cpu.cpu_platform import (
         CpuPlatform,
@@ -72,6 +71,7 @@ def activate() -> None:
         load_value_model,
     )
     from verl_multiturn.cpu.defaults import fill_in
+    from verl_multiturn.verl_bridge.servers import registered
     from verl_multiturn.verl_bridge.startup import configuration
 
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
@@ -86,5 +86,4 @@ def activate() -> None:
     if fill_in not in configuration.config_hooks:
         configuration.config_hooks.append(fill_in)
     rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
-    base._ROLLOUT_REGISTRY[("sglang_async", "async")] = rollout
-    base._ROLLOUT_REGISTRY[("sglang", "async")] = rollout
+    registered.set_rollout_class(rollout, rollout)

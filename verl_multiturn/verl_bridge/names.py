@@ -11,7 +11,10 @@ PROXY_LOOP = "proxy_agent"
 OUR_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
 
 ROLLOUT = "sglang_async"
-"""Our `rollout.name`."""
+"""Our `rollout.name`. The start-up check writes `SGLANG` in its place, and `custom.multiturn.own_server` beside it."""
+
+SGLANG = "sglang"
+"""verl's `rollout.name` of SGLang, which verl compares with in many places."""
 
 MANAGER = "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
 """Our `rollout.agent.agent_loop_manager_class`."""

@@ -18,9 +18,12 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, PROXY_LOOP
+from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
 
 _MODEL = "actor_rollout_ref.model"
+
+OWN_SERVER = f"{PATH}.own_server"
+"""Our setting that says whether the servers of verl's rollout name are ours."""
 
 ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 """verl's settings of an adapter's rank: FSDP reads the first, Megatron the second."""
@@ -101,6 +104,33 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
     raw = None if custom is None else custom.get("multiturn")
     plain: Any = OmegaConf.to_container(raw, resolve=True) if OmegaConf.is_config(raw) else raw
     return read_settings(plain)
+
+
+def runs_our_server(rollout: Any) -> bool:
+    """Tell whether the servers of a rollout are ours, in every process, before the start-up check as after it.
+
+    Ours end a pause at once, say under which weights each token was sampled, and stop single generations. With
+    disaggregated prefill and decoding verl makes its own servers, whatever the name.
+
+    Args:
+        rollout: a rollout configuration, as OmegaConf's object or as verl's dataclass.
+    """
+    if is_disaggregated(rollout):
+        return False
+    name = rollout.get("name")
+    return bool(name == ROLLOUT or (name == SGLANG and own_server(rollout)))
+
+
+def is_disaggregated(rollout: Any) -> bool:
+    """Tell whether servers of a rollout either read prompts or sample, each on devices of its own."""
+    return bool((rollout.get("disaggregation") or {}).get("enabled"))
+
+
+def own_server(rollout: Any) -> Any:
+    """Return the value of `OWN_SERVER` in a rollout configuration; None where it is not set."""
+    custom = rollout.get("custom")
+    ours = custom.get("multiturn") if isinstance(custom, Mapping) else None
+    return ours.get("own_server") if isinstance(ours, Mapping) else None
 
 
 def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:

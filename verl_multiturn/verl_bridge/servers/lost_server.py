@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds in which Ray says whether an actor is alive.
 _TOLD_S = 60.0
+# Answers of a dead server whose content verl reads: it asks for the adapters before it sends a new one.
+_EMPTY: dict[str, Any] = {"available_models": {"data": []}}
 
 
 class EngineOfServer:
@@ -40,7 +42,7 @@ class EngineOfServer:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
             if self._lost:
-                return {}
+                return dict(_EMPTY.get(name, {}))
             try:
                 return await getattr(self._adapter, name)(*args, **kwargs)
             except Exception as error:  # of any HTTP client
@@ -49,7 +51,7 @@ class EngineOfServer:
                 except RayActorError:
                     self._lost = True
                     logger.warning("%s was not sent, the server has died: %s", name, describe(error))
-                    return {}
+                    return dict(_EMPTY.get(name, {}))
                 raise
 
         return call

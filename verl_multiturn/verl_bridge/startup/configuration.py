@@ -17,7 +17,13 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.verl_bridge.startup.derive import complete, make_absolute, move_old_key
+from verl_multiturn.verl_bridge.startup.derive import (
+    complete,
+    copy_settings,
+    make_absolute,
+    move_old_key,
+    unify_name,
+)
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, SETTINGS
@@ -44,7 +50,9 @@ def prepare_config(config: DictConfig) -> None:
         ConfigError: the run cannot work; the message names the setting, its value and the remedy.
     """
     check(RunView(config), BEFORE_PLATFORM)
+    copy_settings(config)
     move_old_key(config)
+    unify_name(config)
     for hook in config_hooks:
         hook(config, sum(required_ray_cpus(config).values()))
     run = RunView(config)

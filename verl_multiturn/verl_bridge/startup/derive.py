@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
-from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER
+from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER, ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
@@ -59,6 +60,21 @@ EXACT: Needs = {
 """With these the loss is that of equation 5."""
 
 
+def copy_settings(config: DictConfig) -> None:
+    """Copy our settings to their place where an interpolation (`custom: ${mine}`) brings them from another.
+
+    A setting that is written beside them later would take the place of the interpolation, and of all that it brings.
+    """
+    section = config.actor_rollout_ref.rollout
+    with open_dict(config):
+        for key in ("custom", "multiturn"):
+            if section.get(key) is None:
+                return
+            if OmegaConf.is_interpolation(section, key):
+                section[key] = section[key].copy()
+            section = section[key]
+
+
 def move_old_key(config: DictConfig) -> None:
     """Move verl's old key of the interactions' YAML to ours."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
@@ -67,6 +83,42 @@ def move_old_key(config: DictConfig) -> None:
             path = multi_turn.pop("interaction_config_path")
             if path is not None:
                 OmegaConf.update(config, f"{PATH}.interaction_config_path", path, force_add=True)
+
+
+def unify_name(config: DictConfig) -> None:
+    """Write our rollout's name as verl's `sglang`, with `own_server` beside it.
+
+    So our servers have all that verl gives to that name alone: adapters, deltas of weights, videos. Reward models and
+    teachers have verl's servers, whatever their configuration has taken over from the policy's.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    with open_dict(config):
+        if runs_our_server(rollout):
+            OmegaConf.update(config, OWN_SERVER, True, force_add=True)
+        if rollout.name == ROLLOUT:
+            rollout.name = SGLANG
+        for parent, key in _other_rollouts(config):
+            if parent[key].get("name") == ROLLOUT or own_server(parent[key]):
+                parent[key] = _of_verl(parent[key])
+
+
+def _other_rollouts(config: DictConfig) -> list[tuple[DictConfig, str]]:
+    """Return the section and the key of each rollout configuration that is not the policy's."""
+    models = [OmegaConf.select(config, key) for key in ("reward.reward_model", "reward_model")]
+    teachers = dict(OmegaConf.select(config, "distillation.teacher_models") or {})
+    found = [(model, "rollout") for model in models] + [(teacher, "inference") for teacher in teachers.values()]
+    return [(section, key) for section, key in found if OmegaConf.is_dict(section) and section.get(key)]
+
+
+def _of_verl(section: DictConfig) -> DictConfig:
+    """Return a copy of a rollout configuration that asks for verl's server."""
+    copied = section.copy()
+    copied.name = SGLANG if section.get("name") == ROLLOUT else section.get("name")
+    if own_server(section):
+        custom: Any = OmegaConf.to_container(section.custom, resolve=True)
+        del custom["multiturn"]["own_server"]
+        copied.custom = custom
+    return copied
 
 
 def make_absolute(config: DictConfig, keys: Iterable[str]) -> None:

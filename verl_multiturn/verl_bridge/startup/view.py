@@ -21,8 +21,8 @@ from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
-from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
-from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, settings_of
+from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP
+from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
@@ -62,9 +62,9 @@ class RunView:
         return self.rollout.multi_turn
 
     @property
-    def is_our_rollout(self) -> bool:
-        """Whether `rollout.name` is ours."""
-        return bool(self.rollout.name == ROLLOUT)
+    def runs_our_server(self) -> bool:
+        """Whether the servers are ours."""
+        return runs_our_server(self.rollout)
 
     # The agent loops of the rows.
 

@@ -44,9 +44,8 @@ from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
-from verl_multiturn.verl_bridge.names import ROLLOUT
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
-from verl_multiturn.verl_bridge.settings import may_have_several_rows, settings_of
+from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
@@ -68,7 +67,13 @@ from verl_multiturn.verl_bridge.trainer.report import (
 )
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.row_weights import weigh_conversations
-from verl_multiturn.verl_bridge.trainer.servers import ANSWER_S, Listing, ServerDied, require_alive
+from verl_multiturn.verl_bridge.trainer.servers import (
+    ANSWER_S,
+    Listing,
+    ServerDied,
+    require_alive,
+    require_ours,
+)
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import (
     TrainedUpdates,
@@ -186,10 +191,16 @@ class MultiTurnHooks:
         return metrics
 
     def get_llm_client(self) -> Any:
-        """Return the client that agent loops ask for generations: ours, where the servers are."""
+        """Return the client that agent loops ask for generations: ours, where the servers are.
+
+        Raises:
+            ConfigError: a server that should be ours is not.
+        """
         verls = super().get_llm_client()  # type: ignore[misc]
-        if self.config.actor_rollout_ref.rollout.name != ROLLOUT:
+        if not runs_our_server(self.config.actor_rollout_ref.rollout):
             return verls
+        for manager in (self.llm_server_manager, getattr(self, "standalone_server_manager", None)):
+            require_ours(manager.get_replicas() if manager is not None else [])
         return RolloutClient(verls.config, verls._load_balancer)
 
     def fit(self, agent_loop_manager: Any) -> Any:

@@ -8,7 +8,8 @@
       ↓ it has started
     it gets the current weights, and joins the balancer: at once if the trainer waits, else with the next weights
 
-A colocated server shares its devices and its memory with a training worker, so it is not started again beside it.
+A colocated server shares its devices and its memory with a training worker, so it is not started again beside it. Nor
+is a standalone one whose weights come as differences: verl sends all of them once, at the start. The others go on.
 
 Invariants:
 - a server that was started again samples nothing before it has the weights that the others have;
@@ -31,7 +32,8 @@ from typing import Any
 import ray
 
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import EngineError
+from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.verl_bridge.servers.registered import OUR_REPLICA
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,24 @@ ANSWER_S = 5.0
 
 class ServerDied(EngineError):
     """A generation server has died, and the run cannot go on without it."""
+
+
+def require_ours(replicas: Iterable[Any]) -> None:
+    """Refuse replicas of another class in a run that asked for our server.
+
+    The start-up check sees what is registered in its own process. Code of the user's that is imported later may
+    register another class, or make its replicas itself.
+
+    Raises:
+        ConfigError: a replica is not an `AsyncSGLangReplica`.
+    """
+    for replica in replicas:
+        if not hasattr(replica, "look"):
+            found = f"{type(replica).__module__}.{type(replica).__qualname__}"
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.name='sglang_async' needs our servers, and a replica is a {found}; derive "
+                f"it from {OUR_REPLICA}, or set actor_rollout_ref.rollout.name=sglang for verl's servers"
+            )
 
 
 def require_alive(replicas: Iterable[Any], wait_s: float = 0.0) -> None:
@@ -109,9 +129,11 @@ class StandaloneServers:
     Args:
         replicas: `AsyncSGLangReplica`s.
         balancer: Ray handle of verl's load balancer, which names the replicas by their addresses.
+        restarts: False: a server that dies is left out from then on, since only differences of weights are sent.
     """
 
-    def __init__(self, replicas: Iterable[Any], balancer: Any) -> None:
+    def __init__(self, replicas: Iterable[Any], balancer: Any, restarts: bool = True) -> None:
+        self._restarts = restarts
         self._replicas = [replica for replica in replicas if hasattr(replica, "look")]
         self._listing = Listing(balancer)
         self._ids = {replica: replica.server_address for replica in self._replicas}
@@ -130,11 +152,14 @@ class StandaloneServers:
         Raises:
             ServerDied: no replica is left, and none can be started again.
         """
-        for replica in self._replicas:
+        for replica in list(self._replicas):
             if replica in self._starts or replica.look(wait_s):
                 continue
             self._listing.remove(self._ids[replica])
-            self._begin(replica)
+            if self._restarts:
+                self._begin(replica)
+            else:
+                self._give_up(replica, "none can be started again where only changes of weights are sent")
         for replica, start in list(self._starts.items()):
             if not start.done() or (error := start.exception()) is None:
                 continue
@@ -143,12 +168,8 @@ class StandaloneServers:
             if self._failed[replica] < _STARTS:
                 self._begin(replica)
             else:
-                self._replicas.remove(replica)
                 del self._starts[replica]
-                if not self._replicas:
-                    raise ServerDied(
-                        f"all generation servers have died, and none could be started again in {_STARTS} attempts"
-                    )
+                self._give_up(replica, f"none could be started again in {_STARTS} attempts")
         self._listing.put_back({self._ids[replica]: replica for replica in self._replicas if replica.serves})
 
     def ready(self) -> list[Any]:
@@ -181,6 +202,13 @@ class StandaloneServers:
                 logger.warning("generation server %d is back: %s", replica.replica_rank, replica.server_address)
         self._listing.add({self._ids[replica]: replica for replica in joining if replica.serves})
         return sent
+
+    def _give_up(self, replica: Any, why: str) -> None:
+        """Go on without a replica; raise ServerDied where none is left."""
+        self._replicas.remove(replica)
+        if not self._replicas:
+            raise ServerDied(f"all generation servers have died, and {why}")
+        logger.error("the run goes on without generation server %d: %s", replica.replica_rank, why)
 
     def _begin(self, replica: Any) -> None:
         """Start a replica in a thread: that takes minutes with a large model, and other replicas go on meanwhile."""

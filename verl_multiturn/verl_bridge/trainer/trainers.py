@@ -59,7 +59,8 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
         finally:
             _verls_logger.setLevel(level)
         manager = self.standalone_server_manager
-        self._servers = StandaloneServers(manager.get_replicas(), manager.global_load_balancer)
+        whole = self.config.actor_rollout_ref.rollout.checkpoint_engine.backend != "delta_sharded"
+        self._servers = StandaloneServers(manager.get_replicas(), manager.global_load_balancer, restarts=whole)
 
     def look_after_servers(self) -> None:
         """Start servers again that have died; those that have started get the weights, if the others have them, too.

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, staleness, trainer
+from verl_multiturn.verl_bridge.startup.refusals import (
+    agents,
+    files,
+    loops,
+    rewards,
+    rows,
+    servers,
+    staleness,
+    trainer,
+)
 from verl_multiturn.verl_bridge.startup.table import Section
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -17,9 +26,10 @@ FILES = [Section("Files and folders", files.FILES)]
 
 BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
-    Section("Trainer and adapters", trainer.TRAINER),
+    Section("Trainer", trainer.TRAINER),
+    Section("Generation servers and adapters", servers.SERVERS),
 ]
-"""Asked before verl's old keys are moved and a platform fills in its settings."""
+"""Asked before verl's old keys are moved, our rollout's name is verl's, and a platform fills in its settings."""
 
 SETTINGS = [
     Section("Agent loop", loops.LOOPS),
@@ -36,7 +46,7 @@ SETTINGS = [
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
-    Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.is_our_rollout),
+    Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.runs_our_server),
 ]
 
 OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]

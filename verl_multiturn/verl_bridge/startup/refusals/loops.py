@@ -21,6 +21,7 @@ from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.call_formats import check_format
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, check_python_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.names import ROLLOUT
 from verl_multiturn.verl_bridge.settings import own_loops, settings_of
 from verl_multiturn.verl_bridge.startup.derive import IMAGES, OLD_KEY
 from verl_multiturn.verl_bridge.startup.table import Check, Row, set_beside
@@ -62,12 +63,13 @@ LOOPS = [
     Row(
         f"{_ROLLOUT}.name",
         when=lambda run: (
-            run.is_our_rollout
+            run.runs_our_server
             and run.knows_loops
             and not run.has_our_loop
             and not own_loops(run.rollout.agent)
             and " and ".join(sorted(map(str, run.loops)))
         ),
+        given=f"{_ROLLOUT}.name={ROLLOUT!r}",
         why="but no row uses the agent loop {AGENT_LOOP}: this run's loop is verl's {found}, without our tools' life, "
         "limits, records and certificate",
         remedy=f"for ours set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}",
@@ -249,5 +251,5 @@ _NOT_OURS = (
 )
 OTHER_LOOPS = [
     *set_beside([f"{PATH}.max_staleness", _INTERACTIONS], lambda run: True, *_NOT_OURS),
-    Row(_RATE, lambda run: run.is_our_rollout and run.value(_RATE), *_NOT_OURS),
+    Row(_RATE, lambda run: run.runs_our_server and run.value(_RATE), *_NOT_OURS),
 ]

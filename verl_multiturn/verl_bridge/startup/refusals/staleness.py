@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import ROLLOUT
 from verl_multiturn.verl_bridge.startup.derive import EXACT, WITHOUT_WEIGHT, importance_needs, staleness_needs
 from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
@@ -73,12 +74,6 @@ SERVERS_APART = [
         why="it copies weights within one process, and trainer.v1.trainer_mode=separate_async has its engines apart",
         remedy=f"set {_BACKEND}=nccl",
     ),
-    Row(
-        _BACKEND,
-        when=lambda run: _is_apart(run) and run.value(_BACKEND) == "delta_sharded" and run.is_our_rollout,
-        why=f"verl 0.9.1 gives it to the rollout names 'sglang' and 'vllm' only, and {_ROLLOUT}.name='sglang_async'",
-        remedy=f"set {_BACKEND}=nccl",
-    ),
 ]
 
 IMPORTANCE = [
@@ -110,9 +105,9 @@ STALENESS = [
     ),
     Row(
         _ETA,
-        when=lambda run: _is_bounded(run) and not run.is_our_rollout,
+        when=lambda run: _is_bounded(run) and not run.runs_our_server,
         why=f"{_ROLLOUT}.name={{run.rollout.name!r}} does not say under which weights each token was sampled",
-        remedy=f"set {_ROLLOUT}.name=sglang_async, or leave max_staleness out",
+        remedy=f"set {_ROLLOUT}.name={ROLLOUT}, or leave max_staleness out",
     ),
     Row(
         _ETA,
@@ -151,9 +146,9 @@ OVER_SAMPLING = [
     ),
     Row(
         _RATE,
-        when=lambda run: run.value(_RATE) and not run.is_our_rollout,
+        when=lambda run: run.value(_RATE) and not run.runs_our_server,
         why=f"with {_ROLLOUT}.name={{run.rollout.name!r}} single generations cannot be stopped",
-        remedy="set it to sglang_async, or leave over_sample_rate out",
+        remedy=f"set it to {ROLLOUT}, or leave over_sample_rate out",
     ),
     needs_our_trainer(_RATE, lambda run: run.value(_RATE), "leave over_sample_rate out"),
     Row(

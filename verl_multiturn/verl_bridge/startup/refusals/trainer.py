@@ -12,7 +12,6 @@ from typing import Any
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS, adapter_rank
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
@@ -36,19 +35,7 @@ def check_trainer_name(run: RunView) -> None:
         raise ConfigError(f"trainer.v1.trainer_mode={name!r}: no trainer has this name; {hint}")
 
 
-def _row_of_adapters(key: str) -> Row:
-    # verl compares the name with the literal `sglang` (`engine_workers.py`, `is_sglang`). With our name it would
-    # resume weights that SGLang never released.
-    return Row(
-        (key, f"{_ROLLOUT}.name"),
-        when=lambda run: run.is_our_rollout and adapter_rank(run.config)[0] == key,
-        why="verl 0.9.1 wakes an engine with adapters in another way unless its name is 'sglang'",
-        remedy=f"set {_ROLLOUT}.name=sglang, whose conversations and tools are the same with the agent loop "
-        "{AGENT_LOOP}, or actor_rollout_ref.model.lora.merge=True",
-    )
-
-
-TRAINER: list[Check] = [check_trainer_name, *map(_row_of_adapters, ADAPTER_RANKS)]
+TRAINER: list[Check] = [check_trainer_name]
 
 
 def _row_of_steps(mode: str) -> Row:

@@ -1,0 +1,95 @@
+"""The places where verl looks a rollout's classes up, and what we put there.
+
+    rollout.name=sglang_async      programs that bypass the start-up check: ours
+    rollout.name=sglang            `EitherRollout`, `EitherReplica`: ours where `custom.multiturn.own_server` is set,
+                                   which the start-up check does, and verl's otherwise
+
+Another package may have registered classes of its own under verl's name: they stay, and a run that asks for our server
+is refused then (`another_class`), unless they derive from ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl.workers.rollout import base
+from verl.workers.rollout import replica as verls
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
+
+OUR_ROLLOUT = "verl_multiturn.verl_bridge.loops.spmd.AsyncSGLangRollout"
+OUR_REPLICA = "verl_multiturn.verl_bridge.servers.replica.AsyncSGLangReplica"
+_EITHER_ROLLOUT = "verl_multiturn.verl_bridge.loops.either_rollout.EitherRollout"
+_OUR_PACKAGE = __name__.partition(".")[0] + "."
+_VERLS = verls.__name__.partition(".")[0] + "."
+_verls_loader = RolloutReplicaRegistry._registry[SGLANG]
+
+
+@dataclass(frozen=True)
+class AnotherClass:
+    """A class of another package that stands where ours must."""
+
+    place: str
+    """verl's registry."""
+    name: str
+    """Its dotted name."""
+    ours: str
+    """The class of ours that it should derive from."""
+
+
+def register_rollout() -> None:
+    """Register rollout and replica under our name, and under verl's unless another package has classes of its own."""
+    set_rollout_class(OUR_ROLLOUT, _EITHER_ROLLOUT)
+    RolloutReplicaRegistry.register(ROLLOUT, _load_ours)
+    if _verls_loader.__module__.startswith(_VERLS):
+        RolloutReplicaRegistry.register(SGLANG, _load_either)
+
+
+def set_rollout_class(ours: str, either: str) -> None:
+    """Register the class of the training workers, by its dotted name.
+
+    Args:
+        ours: under our name.
+        either: under verl's name, unless another package has registered a class of its own.
+    """
+    base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = ours
+    if base._ROLLOUT_REGISTRY[(SGLANG, "async")].startswith((_VERLS, _OUR_PACKAGE)):
+        base._ROLLOUT_REGISTRY[(SGLANG, "async")] = either
+
+
+def another_class() -> AnotherClass | None:
+    """Return a class of another package that verl would take in the place of ours; None where there is none."""
+    rollout = base._ROLLOUT_REGISTRY[(SGLANG, "async")]
+    if not rollout.startswith(_OUR_PACKAGE) and not _derives(base.get_rollout_class(SGLANG), OUR_ROLLOUT):
+        return AnotherClass("_ROLLOUT_REGISTRY", rollout, OUR_ROLLOUT)
+    if RolloutReplicaRegistry._registry[SGLANG] is _load_either:
+        return None
+    replica = RolloutReplicaRegistry.get(SGLANG)
+    return (
+        None
+        if _derives(replica, OUR_REPLICA)
+        else AnotherClass("RolloutReplicaRegistry", _dotted(replica), OUR_REPLICA)
+    )
+
+
+def _derives(derived: type, ours: str) -> bool:
+    return any(_dotted(each) == ours for each in derived.__mro__)
+
+
+def _dotted(named: type) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _load_ours() -> type:
+    _verls_loader()  # it prepares the import of SGLang on a driver without a GPU
+    from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
+
+    return AsyncSGLangReplica
+
+
+def _load_either() -> type:
+    _verls_loader()
+    from verl_multiturn.verl_bridge.servers.either_replica import EitherReplica
+
+    return EitherReplica

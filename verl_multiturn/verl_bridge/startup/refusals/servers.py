@@ -1,0 +1,90 @@
+"""Refusals about the generation servers: whose they are, and what only ours, or only verl's, can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.servers.registered import AnotherClass, another_class
+from verl_multiturn.verl_bridge.settings import (
+    ADAPTER_RANKS,
+    OWN_SERVER,
+    adapter_rank,
+    is_disaggregated,
+    own_server,
+)
+from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_NAME = f"{_ROLLOUT}.name"
+_STAGES = f"{_ROLLOUT}.pipeline_model_parallel_size"
+_DISAGGREGATED = f"{_ROLLOUT}.disaggregation.enabled"
+_STALENESS, _RATE = f"{PATH}.max_staleness", f"{_ROLLOUT}.over_sample_rate"
+
+
+def _row_of_adapters(key: str) -> Row:
+    # verl sends what `get_per_tensor_param()` gives, which for an adapter is the frozen base (verl issue 7495).
+    return Row(
+        (key, "trainer.v1.trainer_mode"),
+        when=lambda run: run.our_trainer == "separate_async" and adapter_rank(run.config)[0] == key,
+        why="verl 0.9.1 sends the base model without the adapter to engines that are apart from the trainer, so that "
+        "they would sample the untrained model for ever",
+        remedy="set actor_rollout_ref.model.lora.merge=True, or trainer.v1.trainer_mode=colocate_async",
+    )
+
+
+def _row_of_disaggregation(key: str, is_asked_for: Callable[[RunView], Any]) -> Row:
+    return Row(
+        (key, _DISAGGREGATED),
+        when=lambda run: is_disaggregated(run.rollout) and is_asked_for(run),
+        why="servers that only read prompts, or only sample, are verl's own, and only ours take the first",
+        remedy="leave out one of the two",
+    )
+
+
+def _another_class(run: RunView) -> AnotherClass | None:
+    return another_class() if run.runs_our_server else None
+
+
+SERVERS: list[Check] = [
+    Row(
+        (OWN_SERVER, _NAME),
+        when=lambda run: own_server(run.rollout) and run.rollout.name not in (SGLANG, ROLLOUT),
+        why=f"our server is one of SGLang's. The start-up check sets {OWN_SERVER} where {_NAME}={ROLLOUT}",
+        remedy=f"set {_NAME}={ROLLOUT}, or leave own_server out",
+    ),
+    Row(
+        (OWN_SERVER, _NAME),
+        when=lambda run: own_server(run.rollout) is False and run.rollout.name == ROLLOUT,
+        why=f"the name {ROLLOUT} asks for our server, and own_server for verl's",
+        remedy=f"leave own_server out, or set {_NAME}={SGLANG}",
+    ),
+    _row_of_disaggregation(OWN_SERVER, lambda run: run.is_set(OWN_SERVER)),
+    _row_of_disaggregation(_STALENESS, lambda run: run.is_set(_STALENESS)),
+    _row_of_disaggregation(_RATE, lambda run: run.value(_RATE)),
+    Row(
+        _DISAGGREGATED,
+        when=lambda run: is_disaggregated(run.rollout) and run.rollout.name == ROLLOUT,
+        given=f"{_NAME}={ROLLOUT!r} with {_DISAGGREGATED}=True",
+        why="the servers are verl's own. They cannot stop a single generation, and one that dies ends the run",
+        remedy=f"{_NAME}={SGLANG} says the same",
+        is_refusal=False,
+    ),
+    Row(
+        _STAGES,
+        when=lambda run: run.runs_our_server and (run.value(_STAGES) or 1) > 1,
+        why="verl 0.9.1 does not place SGLang's pipeline stages on its GPUs",
+        remedy=f"leave it out, and set {_ROLLOUT}.tensor_model_parallel_size",
+    ),
+    *map(_row_of_adapters, ADAPTER_RANKS),
+    Row(
+        _NAME,
+        when=_another_class,
+        given=f"{_NAME}={ROLLOUT!r}",
+        why="our classes must stand under verl's name 'sglang', where {found.place} has {found.name}",
+        remedy=f"derive yours from {{found.ours}}, or set {_NAME}={SGLANG} for verl's servers",
+    ),
+]
