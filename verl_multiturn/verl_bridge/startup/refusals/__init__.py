@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, staleness, trainer
+from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, silent, staleness, trainer
 from verl_multiturn.verl_bridge.startup.table import Section
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -18,6 +18,7 @@ FILES = [Section("Files and folders", files.FILES)]
 BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
     Section("Trainer and adapters", trainer.TRAINER),
+    Section("Settings that verl does not read", silent.SILENT, silent.applies, silent.tell_all),
 ]
 """Asked before verl's old keys are moved and a platform fills in its settings."""
 
