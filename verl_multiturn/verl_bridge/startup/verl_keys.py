@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -116,6 +116,31 @@ def faults() -> list[str]:
         if not keys:
             told.append(f"{entry.pattern}: the line holds for no setting")
         told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
+    return told
+
+
+def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
+    """Return where a traced run read other settings than the table says, a sentence each.
+
+    Args:
+        reads: setting and reading file, as `tests/support/config_trace.py` notes them; the setting of a dataclass is
+            `~CLASS.FIELD`. What the start-up check reads counts as unread.
+    """
+    readers: dict[str, set[str]] = {}
+    for setting, file in reads:
+        if not file.startswith("verl_multiturn/verl_bridge/startup/"):
+            readers.setdefault(setting, set()).add(file)
+    flat, told = defaults("dp"), []
+    for key in (key for key in all_keys() if key in flat):
+        entry, (section, _, name) = entry_of(key), key.rpartition(".")
+        as_field = f"~{str(flat.get(f'{section}._target_')).rpartition('.')[2]}.{name}"
+        found = readers.get(key, set()) | readers.get(as_field, set())
+        if entry is not None and entry.kind == "always" and not found:
+            told.append(f"{key}: said to be read always, and nothing read it")
+        if entry is not None and entry.kind == "unread":
+            # A definition reads its own fields when it is built, and a class may be that of a section that is read.
+            users = {file for file in readers.get(key, set()) if not file.startswith("workers/config/")}
+            told += [f"{key}: said to be unread, and {file} read it" for file in sorted(users - set(entry.places))]
     return told
 
 

@@ -11,20 +11,29 @@ from verl_multiturn.verl_bridge.startup.view import RunView
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
+_COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
 
 
 def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Row:
     """Return the row of a part that is off: it names all settings of the part that are no defaults."""
-    *names, last = patterns.split()
 
     def found(run: RunView) -> str:
         if not is_off(run):
             return ""
-        keys = dict.fromkeys(key for pattern in [*names, last] for key in run.changed(pattern) if key != switch)
+        changed = (key for pattern in patterns.split() for key in run.changed(pattern))
+        keys = dict.fromkeys(key for key in changed if key != switch and not _is_as_the_actors(run, key))
         return ", ".join(f"{key}={run.value(key)!r}" for key in keys)
 
-    key = (*names, last) if names else last
+    key = ", ".join(patterns.split())
     return Row(key, found, f"has no effect without {switch}", "leave it out", given="{found}", is_refusal=False)
+
+
+def _is_as_the_actors(run: RunView, key: str) -> bool:
+    """Tell whether a critic's setting is what the actor's is: recipes set both, for the runs that have a critic."""
+    for critic, actor in _COUNTERPARTS.items():
+        if key.startswith(critic):
+            return bool(run.value(key) == run.value(actor + key.removeprefix(critic)))
+    return False
 
 
 def _off_without(patterns: str, switch: str) -> Row:
@@ -46,7 +55,11 @@ PARTS_OFF = [
     _off_without("reward.reward_model.*", "reward.reward_model.enable"),
     _off_without("reward_model.model.* reward_model.rollout.*", "reward_model.enable"),
     _off_without("distillation.*", "distillation.enabled"),
-    _off_without("global_profiler.* *.profiler.*", "global_profiler.steps"),
+    _off_without(
+        "global_profiler.tool global_profiler.global_tool_config.* *.profiler.enable *.profiler.*ranks "
+        "*.profiler.tool_config.*",
+        "global_profiler.steps",
+    ),
     _off_without(f"{_ACTOR}.kl_loss_*", f"{_ACTOR}.use_kl_loss"),
     _off_without("algorithm.kl_ctrl.* algorithm.kl_penalty", "algorithm.use_kl_in_reward"),
     _of_loss(f"{_ACTOR}.policy_loss.clip_cov_*", "clip_cov"),

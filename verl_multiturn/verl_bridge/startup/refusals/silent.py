@@ -154,13 +154,20 @@ _LEARNING = [
 
 # What would change speed, memory or what is kept.
 
-_ENGINES = {
-    _ROLLOUT: _always,
-    "reward.reward_model.rollout": lambda run: run.value("reward.reward_model.enable"),
-    "reward_model.rollout": lambda run: run.value("reward_model.enable"),
-    "distillation.teacher_models.teacher_model.inference": lambda run: run.value("distillation.enabled"),
+
+def _has_sglang(run: RunView, section: str, engine: str) -> bool:
+    is_on = run.value(f"{section}.enable") or run.value(f"{section}.enabled")
+    return bool(is_on) and str(run.value(f"{section}.{engine}.name")).startswith("sglang")
+
+
+_OTHER_SECTIONS: Mapping[str, When] = {
+    "reward.reward_model.rollout": lambda run: _has_sglang(run, "reward.reward_model", "rollout"),
+    "reward_model.rollout": lambda run: _has_sglang(run, "reward_model", "rollout"),
+    "distillation.teacher_models.teacher_model.inference": lambda run: _has_sglang(
+        run, "distillation", "teacher_models.teacher_model.inference"
+    ),
 }
-"""Sections of engines, and whether a run has one."""
+"""Sections of engines beside that of the rollout, and whether a run has one."""
 
 _OTHER_ENGINES: Mapping[str, str] = {
     "enable_prefix_caching": "disable_radix_cache",
@@ -185,11 +192,15 @@ _UNUSED_OF_ENGINES = ("do_sample", "n", "temperature", "top_k", "top_p", "layere
 
 
 def _rows_of_engines() -> Iterator[Row]:
+    why = "SGLang is not started with it"
     for name, own in _OTHER_ENGINES.items():
-        remedy = f"set engine_kwargs.sglang.{own} in the same section" if own else "leave it out"
-        for section, is_there in _ENGINES.items():
-            yield from _rows(f"{section}.{name}", "SGLang is not started with it", remedy, when=is_there)
-    for section, is_there in list(_ENGINES.items())[1:3]:
+        yield from _rows(
+            f"{_ROLLOUT}.{name}", why, f"set rollout.engine_kwargs.sglang.{own}" if own else "leave it out"
+        )
+    for section, is_there in _OTHER_SECTIONS.items():
+        keys = [f"{section}.{name}" for name in _OTHER_ENGINES]
+        yield from _rows(keys, why, "set SGLang's own in engine_kwargs.sglang of that section", when=is_there)
+    for section, is_there in list(_OTHER_SECTIONS.items())[:2]:
         keys = [f"{section}.{name}" for name in _UNUSED_OF_ENGINES]
         why = "the requests to a reward model are your compute_score's, and say it themselves"
         yield from _rows(keys, why, "leave it out", when=is_there)
@@ -201,6 +212,13 @@ _COST = [
         when=lambda run: run.rollout.val_kwargs.do_sample != (run.rollout.val_kwargs.temperature > 0),
         why="nothing reads the first, and validation samples where the temperature is above 0",
         remedy="let the two agree",
+        is_refusal=False,
+    ),
+    Row(
+        f"{_ROLLOUT}.calculate_log_probs",
+        when=lambda run: run.has_our_loop and not run.rollout.calculate_log_probs,
+        why="our agent loop asks for log-probabilities all the same, and verl only leaves out its comparison of them",
+        remedy="leave it out",
         is_refusal=False,
     ),
     *_rows_of_engines(),
