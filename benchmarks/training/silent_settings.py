@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recipe_configs import BOX, DATABASES, RECIPES, TINY, cases, composed
+from tests.support.config_reads import reads_in, traced
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.verl_bridge.startup import verl_keys
@@ -52,7 +53,12 @@ _SEVERAL = {
     "algorithm.adv_estimator": "mt_grpo",
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": 4,
 }
-_APART = {"trainer.v1.trainer_mode": "separate_async", f"{_ROLLOUT}.nnodes": 1}
+_APART = {
+    "trainer.v1.trainer_mode": "separate_async",
+    f"{_ROLLOUT}.nnodes": 1,
+    f"{_ROLLOUT}.n_gpus_per_node": 1,
+    f"{_ROLLOUT}.checkpoint_engine.backend": "nccl",
+}
 
 Case = tuple[str, Any, dict[str, Any]]
 FOUND: list[Case] = [
@@ -114,7 +120,8 @@ FOUND: list[Case] = [
     # They contradict settings of ours.
     (f"{_ROLLOUT}.calculate_log_probs", False, {}),
     ("trainer.v1.sampler.custom_sampler.name", "Mine", {
-        **_APART, "trainer.v1.sampler.custom_sampler.path": "mine.py", f"{_ROLLOUT}.custom.multiturn.max_staleness": 1
+        "trainer.v1.trainer_mode": "colocate_async", "trainer.v1.sampler.custom_sampler.path": "mine.py",
+        f"{_ROLLOUT}.custom.multiturn.max_staleness": 1,
     }),
     (f"{_ROLLOUT}.name", "sglang_async", {"data.train_files": _ROWS, "data.val_files": _ROWS}),
 ]  # fmt: skip
@@ -199,20 +206,13 @@ def _variants_of(recipe: str) -> list[list[str]]:
 
 def traced_run(folder: Path) -> list[tuple[str, str]]:
     """Run two steps of the quickstart, and return which settings were read by which files."""
-    from tests.support.config_trace import traced
-
     reads = folder / "reads"
     reads.mkdir()
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--smoke", f"--out={folder / 'run'}"]
+    command.append("++ray_kwargs.ray_init.include_dashboard=False")
     environment = {**os.environ, **traced(reads), "VERL_PLATFORM": "cpu"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     return reads_in(reads)
-
-
-def reads_in(folder: Path) -> list[tuple[str, str]]:
-    """Return the reads that a traced run noted in a folder."""
-    lines = {line for file in folder.glob("*.tsv") for line in file.read_text(encoding="utf-8").splitlines()}
-    return [(setting, file) for setting, _, file in (line.partition("\t") for line in sorted(lines))]
 
 
 def main() -> int:

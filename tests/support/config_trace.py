@@ -1,9 +1,9 @@
 """Notes which settings of verl a run reads, and which file reads each: in every process of the run.
 
-A run has it with the variables of `traced`: verl imports this module in each process. Each process writes lines
-`SETTING<tab>FILE` into a file of its own. The setting of an OmegaConf section is its path; that of a dataclass, which
-knows no path, is `~CLASS.FIELD`. The file is that of the nearest frame outside of OmegaConf and of verl's base class.
-A read by another package than verl and ours (a copy, a conversion, a print) is none.
+A run has it with the variables of `config_reads.traced`: verl imports this module in each process. Each process writes
+lines `SETTING<tab>FILE` into a file of its own. The setting of an OmegaConf section is its path; that of a dataclass,
+which knows no path, is `~CLASS.FIELD`. The file is that of the nearest frame outside of OmegaConf and of verl's base
+class. A read by another package than verl and ours (a copy, a conversion, a print) is none.
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.base_config import BaseConfig
 
-FOLDER = "CONFIG_TRACE"
+from tests.support.config_reads import FOLDER
+
 _VERL = f"{Path(sys.modules['verl'].__path__[0])}{os.sep}"
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}verl_multiturn{os.sep}"
 _PASSED = (f"{Path(sys.modules['omegaconf'].__path__[0])}{os.sep}", f"{_VERL}base_config.py", __file__)
-
-
-def traced(folder: Path) -> dict[str, str]:
-    """Return the environment variables with which the processes of a run note their reads in a folder."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"PYTHONPATH": path, "VERL_USE_EXTERNAL_MODULES": __name__, FOLDER: str(folder)}
 
 
 class _Notes:
