@@ -163,7 +163,8 @@ def test_adapters_are_served_under_verls_name_only(monkeypatch: pytest.MonkeyPat
     from verl_multiturn.verl_bridge.startup import configuration
 
     monkeypatch.setattr(configuration, "config_hooks", [])
-    adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64"}
+    engine = {"model_engine": "megatron"} if rank.endswith("lora.rank") else {}  # the one that reads this rank
+    adapter = {rank: "8", "ray_kwargs.ray_init.num_cpus": "64", **engine}
     with pytest.raises(ConfigError, match=rf"{rank}=8 .*set actor_rollout_ref.rollout.name=sglang, "):
         configuration.prepare_config(composed(**adapter))
     configuration.prepare_config(composed(**{**adapter, f"{ROLLOUT}.name": "sglang"}))

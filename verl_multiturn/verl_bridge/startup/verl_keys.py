@@ -10,7 +10,7 @@ that fits a setting holds, so that what is general stands first. KIND is one of
 - `unread`: with verl's V1 trainer and SGLang nothing reads it, so that a row of the start-up check has to name it. The
   places are the files in which its name stands all the same and means something else; `*`: a common word.
 
-Nothing here imports verl: `doctor` and tests ask within a second.
+Nothing here needs more of verl than its files, so that the answer takes no second.
 """
 
 from __future__ import annotations
