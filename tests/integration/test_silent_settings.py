@@ -154,6 +154,8 @@ def verl_of(tmp_path: Path, flat: str, table: str, monkeypatch: pytest.MonkeyPat
         ("s: {lr: 1}\n", "s.*\tread\treader.py:s.\n", "'${s.lr}'", ""),
         ("s: {lr: 1}\n", "s.*\tread\treader.py:s.\n", "'${s.other}'", "s.lr: its name stands in none of its places"),
         ("lr: 1\n", "*\tread\treader.py\nlr\tunread\n", "x", "*: the line holds for no setting"),
+        ("s: {a: 1, b: 2}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", ""),
+        ("s: {a: 1}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", "s.b: the line holds for no setting"),
         ("lr: 1\n", "lr\tperhaps\treader.py\n", "config.lr", "lr: unknown kind 'perhaps'"),
     ],
 )

@@ -1,7 +1,7 @@
 """Who reads each setting of verl: the table `verl_keys.tsv`, and what is wrong with it beside the installed verl.
 
-A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too; the last line
-that fits a setting holds, so that what is general stands first. KIND is one of
+A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too, and `{a,b}`
+(once in a pattern) for one of several; the last line that fits a setting holds, so that what is general stands first. KIND is one of
 
 - `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
   name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
@@ -53,6 +53,16 @@ class Entry:
     kind: str
     places: tuple[str, ...]
 
+    def fits(self, key: str) -> bool:
+        """Tell whether the pattern fits a setting."""
+        return _expression(self.pattern).fullmatch(key) is not None
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    written = {"*": ".*", "{": "(?:", "}": ")", ",": "|"}
+    return re.compile("".join(written.get(character) or re.escape(character) for character in pattern))
+
 
 @functools.cache
 def entries() -> tuple[Entry, ...]:
@@ -63,7 +73,7 @@ def entries() -> tuple[Entry, ...]:
 
 def entry_of(key: str) -> Entry | None:
     """Return the line that holds for a setting; None without one."""
-    return next((entry for entry in reversed(entries()) if fnmatchcase(key, entry.pattern)), None)
+    return next((entry for entry in reversed(entries()) if entry.fits(key)), None)
 
 
 def verl_root() -> Path:
@@ -113,10 +123,18 @@ def faults() -> list[str]:
         if (entry := entry_of(key)) is not None:
             used[entry].append(key)
     for entry, keys in used.items():
-        if not keys:
-            told.append(f"{entry.pattern}: the line holds for no setting")
+        told += [f"{pattern}: the line holds for no setting" for pattern in _unused(entry.pattern, keys)]
         told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
     return told
+
+
+def _unused(pattern: str, keys: list[str]) -> Iterator[str]:
+    """Yield the patterns that one with `{a,b}` stands for, and that fit none of the settings."""
+    begin, brace, rest = pattern.partition("{")
+    names, _, end = rest.partition("}")
+    for each in (f"{begin}{name}{end}" for name in names.split(",")) if brace else (pattern,):
+        if not any(_expression(each).fullmatch(key) for key in keys):
+            yield each
 
 
 def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
