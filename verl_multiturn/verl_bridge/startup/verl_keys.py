@@ -1,7 +1,7 @@
 """Who reads each setting of verl: the table `verl_keys.tsv`, and what is wrong with it beside the installed verl.
 
-A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too, and `{a,b}`
-(once in a pattern) for one of several; the last line that fits a setting holds, so that what is general stands first. KIND is one of
+A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too, and `{a,b}`,
+once, for one of several. The last line that fits a setting holds, so that what is general stands first. KIND is one of
 
 - `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
   name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
