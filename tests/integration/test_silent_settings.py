@@ -1,6 +1,7 @@
 """Settings of verl that do nothing are told, all in one message; and the table of who reads each of verl's settings."""
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,27 +117,31 @@ def test_defaults_of_an_engine_are_those_of_its_flat_file() -> None:
     assert ["only Megatron" in message or "only FSDP reads it" in message for message in told] == [True]
 
 
-def verl_of(tmp_path: Path, flat: str, table: str, monkeypatch: pytest.MonkeyPatch, **files: str) -> list[str]:
-    """Return the faults of a table beside a verl that has a flat file and some Python files."""
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], Any]]:
+    """Give a function that puts a table beside a verl with a flat file and a `reader.py`, and returns the module."""
     from verl_multiturn.verl_bridge.startup import verl_keys
 
-    configs = tmp_path / "trainer" / "config"
-    configs.mkdir(parents=True)
-    for name in verl_keys.ENGINES.values():
-        (configs / name).write_text(flat)
-    for name, text in files.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    (tmp_path / "table.tsv").write_text(table)
-    monkeypatch.setattr(verl_keys, "TABLE", tmp_path / "table.tsv")
-    monkeypatch.setattr(verl_keys, "verl_root", lambda: tmp_path)
     cached = (verl_keys.entries, verl_keys.defaults, verl_keys._text, verl_keys._names_in_scope)
-    for function in cached:
-        function.cache_clear()
-    try:
-        return verl_keys.faults()
-    finally:
+
+    def forget() -> None:
         for function in cached:
             function.cache_clear()
+
+    def put(flat: str, table: str, reader: str) -> Any:
+        configs = tmp_path / "trainer" / "config"
+        configs.mkdir(parents=True)
+        for name in verl_keys.ENGINES.values():
+            (configs / name).write_text(flat)
+        (tmp_path / "reader.py").write_text(reader)
+        (tmp_path / "table.tsv").write_text(table)
+        monkeypatch.setattr(verl_keys, "TABLE", tmp_path / "table.tsv")
+        monkeypatch.setattr(verl_keys, "verl_root", lambda: tmp_path)
+        forget()
+        return verl_keys
+
+    yield put
+    forget()
 
 
 @pytest.mark.parametrize(
@@ -160,20 +165,19 @@ def verl_of(tmp_path: Path, flat: str, table: str, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_a_new_verl_changes_is_told_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flat: str, table: str, reader: str, fault: str
+    beside: Callable[[str, str, str], Any], flat: str, table: str, reader: str, fault: str
 ) -> None:
-    faults = verl_of(tmp_path, flat, table, monkeypatch, reader=reader)
+    faults = beside(flat, table, reader).faults()
     assert (faults == []) if not fault else any(told.startswith(fault) for told in faults), faults
 
 
-def test_a_trace_that_disagrees_is_told_by_name() -> None:
-    from verl_multiturn.verl_bridge.startup import verl_keys
-
-    always = [key for key in verl_keys.all_keys() if (entry := verl_keys.entry_of(key)) and entry.kind == "always"]
-    reads = [(key, "some.py") for key in always]
-    assert verl_keys.trace_faults(reads) == []
-    assert verl_keys.trace_faults(reads[1:]) == [f"{always[0]}: said to be read always, and nothing read it"]
-    dead = (f"{ACTOR}.freeze_vision_tower", "workers/engine/new.py")
-    assert verl_keys.trace_faults([*reads, dead]) == [f"{dead[0]}: said to be unread, and {dead[1]} read it"]
-    ours = (dead[0], "verl_multiturn/verl_bridge/startup/view.py")
-    assert verl_keys.trace_faults([*reads, ours]) == []
+def test_a_trace_that_disagrees_is_told_by_name(beside: Callable[[str, str, str], Any]) -> None:
+    flat = "s: {_target_: verl.Section, used: 1, field: 2, dead: 3}"
+    keys = beside(flat, "s.*\talways\treader.py\ns.dead\tunread\tchecks.py\n", "s.used + s.field")
+    reads = [("s.used", "reader.py"), ("~Section.field", "reader.py"), ("s.dead", "checks.py"), ("other", "any.py")]
+    assert keys.trace_faults(reads) == []
+    assert keys.trace_faults(reads[1:]) == ["s.used: said to be read always, and nothing read it"]
+    assert keys.trace_faults(reads[:1]) == ["s.field: said to be read always, and nothing read it"]
+    assert keys.trace_faults([*reads, ("s.dead", "new.py")]) == ["s.dead: said to be unread, and new.py read it"]
+    for of_no_use in ("verl_multiturn/verl_bridge/startup/view.py", "workers/config/actor.py"):
+        assert keys.trace_faults([*reads, ("s.dead", of_no_use)]) == []
