@@ -24,7 +24,12 @@ setup(
     packages=[*find_packages(include=["verl_multiturn", "verl_multiturn.*"]), *SHIPPED],
     package_dir={"": ".", **SHIPPED},
     package_data={
-        "verl_multiturn": ["verl_bridge/compat/contract.tsv", "cpu/stand_ins/sgl_kernel/*.py", "rollout/tiny_chat/*"],
+        "verl_multiturn": [
+            "cpu/stand_ins/sgl_kernel/*.py",
+            "rollout/tiny_chat/*",
+            "verl_bridge/compat/contract.tsv",
+            "verl_bridge/startup/*.tsv",
+        ],
         **{name: ["*"] for name in SHIPPED},
     },
     install_requires=[

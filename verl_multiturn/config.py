@@ -297,6 +297,16 @@ class MultiTurnSettings(BaseModel):
     - `verl`: verl's settings stay as they are. Its defaults have no weight.
     """
 
+    silent_settings: Literal["refuse", "warn"] = "refuse"
+    """What the start-up check does with settings of verl that are set and do nothing, or not what they say.
+
+    - `refuse`: those that would change what is learnt end the run. Those that would change only speed or memory, and
+      those of a part that is off, are told, and the run goes on.
+    - `warn`: all are told, and the run goes on.
+
+    Either way one message lists all of them.
+    """
+
     interaction_config_path: str | None = None
     """Path of the YAML of simulated users and environments; null: a turn without a tool call ends the conversation."""
 

@@ -12,8 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.config_reads import reads_in, traced
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.verl_bridge.startup.verl_keys import trace_faults
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
@@ -79,7 +81,8 @@ def check_metrics(logged: list[dict[str, Any]], records: list[dict[str, Any]], p
 def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the code of `doctor --gpu`, with the CPU as its platform and one step more."""
     out = tmp_path / "out"
-    for name, value in marked(out).items():
+    (reads := tmp_path / "reads").mkdir()
+    for name, value in {**marked(out), **traced(reads)}.items():
         monkeypatch.setenv(name, value)
     lines: list[str] = []
     findings = run_whole_path(out, "cpu", lines.append, steps=3)
@@ -127,6 +130,9 @@ def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.Monke
     versions = {step: {v for r in trained if r["step"] == step for v in r["versions"] if v >= 0} for step in (1, 2, 3)}
     assert versions == {1: {0}, 2: {1}, 3: {2}}
     assert processes_of(out) == set()
+    # What was read of verl's settings is what the table says.
+    assert len(noted := reads_in(reads)) > 500
+    assert trace_faults(noted) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

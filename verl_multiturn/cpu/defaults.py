@@ -30,7 +30,10 @@ _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
 _FORCED = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.use_remove_padding": False,
-    "actor_rollout_ref.actor.use_torch_compile": False,
+    "critic.model.use_remove_padding": False,
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+    "critic.fsdp.use_torch_compile": False,
     "actor_rollout_ref.rollout.enforce_eager": True,
     "actor_rollout_ref.rollout.free_cache_engine": False,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,

@@ -36,7 +36,7 @@ _GPU = {
     f"{_ROLLOUT}.gpu_memory_utilization": 0.3,
     # Compiling, and capturing CUDA graphs, would take longer than the two steps.
     f"{_ROLLOUT}.enforce_eager": True,
-    f"{_ACTOR}.use_torch_compile": False,
+    f"{_ACTOR}.fsdp_config.use_torch_compile": False,
 }
 _NO_FLASH_ATTN = {
     "actor_rollout_ref.model.use_remove_padding": False,

@@ -61,9 +61,19 @@ def _lines(section: Section) -> Iterator[str]:
         return
     yield from ["", "| setting | why it is refused | what to do |", "|---|---|---|"][not functions :]
     for (why, remedy, is_refusal), group in groupby(rows, lambda row: (row.why, row.remedy, row.is_refusal)):
-        keys = ", ".join(named(row, lambda key: f"`{_short(key)}`") for row in group)
+        keys = ", ".join(_listed([named(row, lambda key: f"`{_short(key)}`") for row in group]))
         told = "" if is_refusal else " (told only; the run goes on)"
         yield f"| {keys} | {_text(why)}{told} | {_text(remedy)} |"
+
+
+def _listed(keys: list[str]) -> Iterator[str]:
+    """Yield settings; more than two of one section, one after another, as "section.{one, two, three}"."""
+    for section, same in groupby(keys, lambda key: key.rpartition(".")[0] if key.count("`") == 2 else None):
+        together = list(same)
+        if section is None or len(together) < 3:
+            yield from together
+        else:
+            yield f"{section}.{{{', '.join(key.strip('`').rpartition('.')[2] for key in together)}}}`"
 
 
 def _text(template: str) -> str:

@@ -47,15 +47,20 @@ class Row:
         Raises:
             ConfigError: the row applies, and is a refusal.
         """
-        if not (found := self.when(run)):
+        if (message := self.message(run)) is None:
             return
-        shown = {"run": run, "found": found}
-        given = fill(self.given, **shown) or named(self, lambda key: f"{key}={run.value(key)!r}")
-        joint = next((joint for begin, joint in _JOINTS.items() if self.why.startswith(begin)), ": ")
-        message = f"{given}{joint}{fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
         if self.is_refusal:
             raise ConfigError(message)
         print(f"verl-multiturn: {message}", file=sys.stderr)
+
+    def message(self, run: RunView) -> str | None:
+        """Return what the row says of a run; None where it does not apply."""
+        if not (found := self.when(run)):
+            return None
+        shown = {"run": run, "found": found}
+        given = fill(self.given, **shown) or named(self, lambda key: f"{key}={run.value(key)!r}")
+        joint = next((joint for begin, joint in _JOINTS.items() if self.why.startswith(begin)), ": ")
+        return f"{given}{joint}{fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
 
 
 Check = Row | Callable[[RunView], None]
@@ -68,6 +73,8 @@ class Section:
     title: str
     checks: Sequence[Check]
     applies: Callable[[RunView], Any] = lambda run: True
+    at_once: Callable[[RunView, Sequence[Check]], None] | None = None
+    """Tells in one message what all the checks, which are rows, say; None: each tells itself."""
 
 
 def check(run: RunView, sections: Iterable[Section]) -> None:
@@ -77,9 +84,13 @@ def check(run: RunView, sections: Iterable[Section]) -> None:
         ConfigError: what the first that applies says.
     """
     for section in sections:
-        if section.applies(run):
-            for each in section.checks:
-                each(run)
+        if not section.applies(run):
+            continue
+        if section.at_once is not None:
+            section.at_once(run, section.checks)
+            continue
+        for each in section.checks:
+            each(run)
 
 
 def fill(template: str, **shown: Any) -> str:

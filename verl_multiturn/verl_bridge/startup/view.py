@@ -6,9 +6,11 @@ view of it afterwards.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -16,13 +18,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
+from verl.workers.config import RolloutConfig
 
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
-from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP
+from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
 from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
+from verl_multiturn.verl_bridge.startup import verl_keys
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
@@ -46,6 +50,37 @@ class RunView:
         default = _ours(read_settings(None), key) if key.startswith(_OURS) else None
         return bool(self.value(key) != default)
 
+    def is_changed(self, key: str) -> bool:
+        """Tell whether a setting of verl has another value than verl's own default.
+
+        The defaults stand in the flat file that verl ships for the run's `model_engine`; an interpolation there counts
+        as what it stands for in this run. A setting that only verl's rollout dataclass knows has its default there.
+        """
+        defaults, (section, _, name) = verl_keys.defaults(str(self.config.get("model_engine"))), key.rpartition(".")
+        if key in defaults and self._written.get(key, ...) == defaults[key]:
+            return False
+        if name not in (self.value(section) or ()):
+            return False  # a program of its own may leave settings out
+        value = self.value(key)
+        if key not in defaults:
+            return value is not None and value != _default_of_rollout(name)
+        default = defaults[key]
+        if isinstance(default, str) and "${" in default:
+            restored = copy.deepcopy(self.config)
+            OmegaConf.update(restored, key, default)
+            default = OmegaConf.select(restored, key)
+        return bool(value != default)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        """The settings as they are written, with interpolations unresolved."""
+        return dict(verl_keys.leaves(OmegaConf.to_container(self.config)))
+
+    def changed(self, pattern: str) -> list[str]:
+        """Return the settings of verl that fit a pattern, with `*` for any text, and are no defaults."""
+        keys = verl_keys.defaults(str(self.config.get("model_engine")))
+        return [key for key in keys if fnmatchcase(key, pattern) and "_target_" not in key and self.is_changed(key)]
+
     @cached_property
     def settings(self) -> MultiTurnSettings:
         """Our settings; raises ConfigError for an unknown key or a value that does not fit."""
@@ -60,6 +95,11 @@ class RunView:
     def multi_turn(self) -> Any:
         """The section `actor_rollout_ref.rollout.multi_turn`."""
         return self.rollout.multi_turn
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether the engine is SGLang, with servers of verl's or of ours."""
+        return self.rollout.name in (ROLLOUT, "sglang")
 
     @property
     def runs_our_server(self) -> bool:
@@ -140,6 +180,16 @@ class RunView:
         return bool(self.config.trainer.use_v1) and "async_training" not in self.config
 
     @property
+    def is_fsdp(self) -> bool:
+        """Whether the actor's trainer engine is one of FSDP."""
+        return str(self.value("actor_rollout_ref.actor.strategy")).startswith("fsdp")
+
+    @property
+    def is_megatron(self) -> bool:
+        """Whether the actor's trainer engine is Megatron."""
+        return bool(self.value("actor_rollout_ref.actor.strategy") == "megatron")
+
+    @property
     def trainer_mode(self) -> Any:
         """The name of the configured trainer."""
         return self.value("trainer.v1.trainer_mode")
@@ -199,6 +249,13 @@ def local_model(config: DictConfig, tokenizer: bool = False) -> Path | None:
     model = config.actor_rollout_ref.model
     path = Path((tokenizer and model.get("tokenizer_path")) or model.path).expanduser()
     return path if (path / "config.json").is_file() else None
+
+
+def _default_of_rollout(name: str) -> Any:
+    field = RolloutConfig.__dataclass_fields__.get(name)
+    if field is None or field.default_factory is MISSING:
+        return None if field is None else field.default
+    return field.default_factory()
 
 
 def _ours(settings: MultiTurnSettings, key: str) -> Any:

@@ -10,6 +10,7 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     rewards,
     rows,
     servers,
+    silent,
     staleness,
     trainer,
 )
@@ -28,6 +29,7 @@ BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
     Section("Trainer", trainer.TRAINER),
     Section("Generation servers and adapters", servers.SERVERS),
+    Section("Settings that verl does not read", silent.SILENT, silent.applies, silent.tell_all),
 ]
 """Asked before verl's old keys are moved, our rollout's name is verl's, and a platform fills in its settings."""
 

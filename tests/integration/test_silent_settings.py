@@ -1,0 +1,183 @@
+"""Settings of verl that do nothing are told, all in one message; and the table of who reads each of verl's settings."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_refusals import ROLLOUT, composed
+
+pytestmark = pytest.mark.stack
+
+ACTOR = "actor_rollout_ref.actor"
+CPUS = {"ray_kwargs.ray_init.num_cpus": "64", "algorithm.adv_estimator": "grpo"}
+MODE = f"+{ROLLOUT}.custom.multiturn.silent_settings"
+
+
+@pytest.fixture(autouse=True)
+def without_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+
+
+def prepare(**changes: str) -> Any:
+    from verl_multiturn.verl_bridge.startup.configuration import prepare_config
+
+    config = composed(**{**CPUS, **changes})
+    prepare_config(config)
+    return config
+
+
+def test_the_table_agrees_with_the_installed_verl() -> None:
+    from verl_multiturn.verl_bridge.startup import verl_keys
+
+    assert verl_keys.faults() == []
+
+
+def test_each_setting_that_nothing_reads_has_a_row() -> None:
+    from verl_multiturn.verl_bridge.startup import verl_keys
+    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, SETTINGS
+    from verl_multiturn.verl_bridge.startup.table import Row
+
+    checks = (check for section in BEFORE_PLATFORM + SETTINGS for check in section.checks)
+    rows = [row.key for row in checks if isinstance(row, Row)]
+    named = {key for keys in rows for key in ([keys] if isinstance(keys, str) else keys)}
+    unread = {key for key in verl_keys.all_keys() if (entry := verl_keys.entry_of(key)) and entry.kind == "unread"}
+    assert sorted(unread - named) == []
+
+
+def test_one_message_lists_all_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    from verl_multiturn import ConfigError
+
+    several = {
+        f"{ACTOR}.clip_ratio": "0.3",
+        f"{ACTOR}.grad_clip": "0.5",
+        f"{ROLLOUT}.enable_prefix_caching": "False",
+        f"{ACTOR}.tau_pos": "2.0",
+    }
+    with pytest.raises(ConfigError) as refused:
+        prepare(**several)
+    said = str(refused.value)
+    assert re.search(r"\n  - \S+clip_ratio=0.3: .*\n  - \S+grad_clip=0.5: .*optim.clip_grad\nand, of less", said)
+    assert re.search(r"prefix_caching=False: .*disable_radix_cache.*\n  - \S+tau_pos=2.0 has no effect without", said)
+    assert said.endswith("silent_settings=warn)")
+    assert "do nothing here" not in capsys.readouterr().err
+
+
+def test_with_warn_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(**{f"{ACTOR}.clip_ratio": "0.3", f"{ROLLOUT}.seed": "7", MODE: "warn"})
+    told = capsys.readouterr().err
+    assert told.count("verl-multiturn: settings of verl that do nothing here") == 1
+    assert f"{ACTOR}.clip_ratio=0.3: " in told
+    assert f"{ROLLOUT}.seed=7: " in told
+
+
+def test_what_costs_only_speed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(**{f"{ACTOR}.use_torch_compile": "False"})
+    told = capsys.readouterr().err
+    assert f"{ACTOR}.use_torch_compile=False: nothing reads it; set fsdp_config.use_torch_compile" in told
+    assert "ref.use_torch_compile" not in told  # it follows the actor's, and is no setting of the user's
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {f"{ACTOR}.clip_ratio": "0.3", f"{ACTOR}.clip_ratio_low": "0.3", f"{ACTOR}.clip_ratio_high": "0.3"},
+        {f"{ACTOR}.clip_ratio": "0.3", f"{ACTOR}.clip_ratio_high": "0.3"},
+        {f"{ROLLOUT}.val_kwargs.do_sample": "True", f"{ROLLOUT}.val_kwargs.temperature": "0.6"},
+        {"actor_rollout_ref.model.use_remove_padding": "False"},
+        {f"{ACTOR}.strategy": "fsdp2", "critic.strategy": "fsdp2"},
+        {f"+{ROLLOUT}.repetition_penalty": "1.0"},
+        {f"{ACTOR}.grad_clip": "0.5", "trainer.use_v1": "False"},
+        {f"{ACTOR}.grad_clip": "0.5", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"},
+    ],
+    ids=["none", "clip_agrees", "clip_used", "sampled", "follows", "as_the_actors", "default", "old_trainer", "verls"],
+)
+def test_what_is_not_told(capsys: pytest.CaptureFixture[str], changes: dict[str, str]) -> None:
+    prepare(**changes)
+    assert "do nothing here" not in capsys.readouterr().err
+
+
+def test_defaults_of_an_engine_are_those_of_its_flat_file() -> None:
+    from tests.trainer_config import compose_config
+    from verl_multiturn.verl_bridge.startup.refusals.silent import SILENT
+    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    given = ["model_engine=megatron", f"{ROLLOUT}.name=sglang_async", "algorithm.adv_estimator=grpo"]
+    run = RunView(compose_config(given))
+    assert [message for row in SILENT if isinstance(row, Row) and (message := row.message(run))] == []
+    assert run.is_changed("data.train_batch_size") is False
+    adapted = RunView(compose_config([*given, "actor_rollout_ref.model.lora_rank=16"]))
+    told = [message for row in SILENT if isinstance(row, Row) and (message := row.message(adapted))]
+    assert ["only Megatron" in message or "only FSDP reads it" in message for message in told] == [True]
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], Any]]:
+    """Give a function that puts a table beside a verl with a flat file and a `reader.py`, and returns the module."""
+    from verl_multiturn.verl_bridge.startup import verl_keys
+
+    cached = (verl_keys.entries, verl_keys.defaults, verl_keys._text, verl_keys._names_in_scope)
+
+    def forget() -> None:
+        for function in cached:
+            function.cache_clear()
+
+    def put(flat: str, table: str, reader: str) -> Any:
+        configs = tmp_path / "trainer" / "config"
+        configs.mkdir(parents=True)
+        for name in verl_keys.ENGINES.values():
+            (configs / name).write_text(flat)
+        (tmp_path / "reader.py").write_text(reader)
+        (tmp_path / "table.tsv").write_text(table)
+        monkeypatch.setattr(verl_keys, "TABLE", tmp_path / "table.tsv")
+        monkeypatch.setattr(verl_keys, "verl_root", lambda: tmp_path)
+        forget()
+        return verl_keys
+
+    yield put
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("flat", "table", "reader", "fault"),
+    [
+        ("lr: 1\ngone: 2\n", "lr\tread\treader.py\ngone\tunread\n", "config.lr", ""),
+        ("lr: 1\nnew: 2\n", "lr\tread\treader.py\n", "config.lr", "new: no line of the table fits it"),
+        ("lr: 1\n", "lr\tread\treader.py\nold\tread\treader.py\n", "config.lr", "old: the line holds for no setting"),
+        ("lr: 1\n", "lr\tread\treader.py\n", "config.rate", "lr: its name stands in none of its places (reader.py)"),
+        ("lr: 1\n", "lr\tread\tmoved.py\n", "config.lr", "lr: its name stands in none of its places (moved.py)"),
+        ("lr: 1\n", "lr\tread\treader.py other.py\n", "config.lr", "lr: nothing that it holds for stands in other.py"),
+        ("lr: 1\n", "lr\tunread\n", "x.get('lr')", "lr: said to be unread, and reader.py now names it"),
+        ("lr: 1\n", "lr\tunread\treader.py\n", "x", "lr: reader.py does not name it any more"),
+        ("s: {lr: 1}\n", "s.*\tread\treader.py:open(config.s)\n", "open(config.s)", ""),
+        ("s: {lr: 1}\n", "s.*\tread\treader.py:s.\n", "'${s.lr}'", ""),
+        ("s: {lr: 1}\n", "s.*\tread\treader.py:s.\n", "'${s.other}'", "s.lr: its name stands in none of its places"),
+        ("lr: 1\n", "*\tread\treader.py\nlr\tunread\n", "x", "*: the line holds for no setting"),
+        ("s: {a: 1, b: 2}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", ""),
+        ("s: {a: 1}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", "s.b: the line holds for no setting"),
+        ("lr: 1\n", "lr\tperhaps\treader.py\n", "config.lr", "lr: unknown kind 'perhaps'"),
+    ],
+)
+def test_what_a_new_verl_changes_is_told_by_name(
+    beside: Callable[[str, str, str], Any], flat: str, table: str, reader: str, fault: str
+) -> None:
+    faults = beside(flat, table, reader).faults()
+    assert (faults == []) if not fault else any(told.startswith(fault) for told in faults), faults
+
+
+def test_a_trace_that_disagrees_is_told_by_name(beside: Callable[[str, str, str], Any]) -> None:
+    flat = "s: {_target_: verl.Section, used: 1, field: 2, dead: 3}"
+    keys = beside(flat, "s.*\talways\treader.py\ns.dead\tunread\tchecks.py\n", "s.used + s.field")
+    reads = [("s.used", "reader.py"), ("~Section.field", "reader.py"), ("s.dead", "checks.py"), ("other", "any.py")]
+    assert keys.trace_faults(reads) == []
+    assert keys.trace_faults(reads[1:]) == ["s.used: said to be read always, and nothing read it"]
+    assert keys.trace_faults(reads[:1]) == ["s.field: said to be read always, and nothing read it"]
+    assert keys.trace_faults([*reads, ("s.dead", "new.py")]) == ["s.dead: said to be unread, and new.py read it"]
+    for of_no_use in ("verl_multiturn/verl_bridge/startup/view.py", "workers/config/actor.py"):
+        assert keys.trace_faults([*reads, ("s.dead", of_no_use)]) == []

@@ -1,0 +1,365 @@
+"""Settings of verl 0.9.1 that do nothing, or not what they say, with its V1 trainer and SGLang.
+
+All that apply to a run are told in one message. Which code reads each of verl's settings is in `verl_keys.tsv`; a test
+compares the two, so that each setting that the table calls unread has a row here or among the other refusals.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.config import PATH
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup.refusals.parts_off import PARTS_OFF
+from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
+_UNREAD = "nothing reads it"
+_SWITCH = f"{PATH}.silent_settings"
+
+When = Callable[[RunView], Any]
+
+
+def _always(run: RunView) -> bool:
+    return True
+
+
+def _rows(keys: str | Iterable[str], why: str, remedy: str, refused: bool = False, when: When = _always) -> list[Row]:
+    """Return a row for each setting that must keep verl's default where `when` one reason holds for a run."""
+
+    def row(key: str) -> Row:
+        return Row(key, lambda run: when(run) and run.is_changed(key), why, remedy, is_refusal=refused)
+
+    return [row(key) for key in ([keys] if isinstance(keys, str) else keys)]
+
+
+def _with_critic(run: RunView) -> bool:
+    return run.has_critic
+
+
+# What would change what is learnt.
+
+
+def _ignored_clip_ratio(run: RunView) -> bool:
+    ratio, *used = (run.value(f"{_ACTOR}.clip_ratio{end}") for end in ("", "_low", "_high"))
+    return run.is_changed(f"{_ACTOR}.clip_ratio") and ratio not in used and None not in used
+
+
+_CLIP_LENGTHS = ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu")
+
+
+def _ignored_lengths(key: str) -> When:
+    taken = "critic.ppo_infer_max_token_len_per_gpu"
+    return lambda run: run.has_critic and run.is_changed(key) and run.value(key) != (run.value(taken) or 32768)
+
+
+_TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
+_MEGATRON_LORA = (
+    "type", "rank", "alpha", "dropout", "target_modules", "exclude_modules", "dropout_position", "lora_A_init_method",
+    "lora_B_init_method", "a2a_experimental", "dtype", "adapter_path", "freeze_vision_model",
+    "freeze_vision_projection", "freeze_language_model",
+)  # fmt: skip
+_FSDP_LORA = ("lora_rank", "lora_alpha", "exclude_modules", "lora_adapter_path")
+
+_LEARNING = [
+    Row(
+        f"{_ACTOR}.clip_ratio",
+        when=_ignored_clip_ratio,
+        why="actor.clip_ratio_low and actor.clip_ratio_high hold, each with a default of its own",
+        remedy="set those two",
+    ),
+    *_rows(f"{_ACTOR}.grad_clip", _UNREAD, "set actor.optim.clip_grad", refused=True),
+    *_rows("critic.grad_clip", _UNREAD, "set critic.optim.clip_grad", refused=True, when=_with_critic),
+    *_rows(
+        f"{_ACTOR}.freeze_vision_tower",
+        "nothing reads it, and the vision tower is trained",
+        "leave it out: no setting of verl's freezes the tower",
+        refused=True,
+    ),
+    *_rows(
+        ["algorithm.use_pf_ppo", "algorithm.pf_ppo.reweight_method", "algorithm.pf_ppo.weight_pow"],
+        "only verl's old trainer reads it, and plain PPO runs",
+        "leave it out",
+        refused=True,
+    ),
+    *_rows(
+        "data.reward_fn_key",
+        "the reward managers of verl's V1 trainer take the column data_source",
+        "rename the column, and leave it out",
+        refused=True,
+    ),
+    *_rows(f"{_ROLLOUT}.do_sample", "nothing reads it", "set rollout.temperature", refused=True),
+    *_rows(
+        f"{_ROLLOUT}.repetition_penalty",
+        "each request is sent with 1.0",
+        "leave it out: no setting changes it",
+        refused=True,
+    ),
+    *_rows(f"{_ROLLOUT}.ignore_eos", "only vLLM reads it", "leave it out", refused=True),
+    *_rows(
+        f"{_ACTOR}.calculate_sum_pi_squared",
+        "verl's V1 trainer never asks the engine for it",
+        "leave it out, with the estimators that need it",
+        refused=True,
+    ),
+    Row(
+        "algorithm.adv_estimator",
+        when=lambda run: run.estimator in _TOKEN_BASELINES,
+        why="it needs the sum of squared probabilities, which verl's V1 trainer never asks the engine for",
+        remedy="choose another estimator",
+    ),
+    *_rows(
+        [f"{_MODEL}.lora.{name}" for name in _MEGATRON_LORA],
+        "only Megatron reads it; with FSDP the whole model is trained, and SGLang waits for adapters",
+        "set model.lora_rank, lora_alpha, target_modules, exclude_modules and lora_adapter_path",
+        refused=True,
+        when=lambda run: run.is_fsdp,
+    ),
+    *_rows(
+        [f"{_MODEL}.{name}" for name in _FSDP_LORA],
+        "only FSDP reads it; with Megatron the whole model is trained, and SGLang waits for adapters",
+        "set model.lora.rank and what stands beside it",
+        refused=True,
+        when=lambda run: run.is_megatron,
+    ),
+    *(
+        Row(
+            f"critic.{name}",
+            when=_ignored_lengths(f"critic.{name}"),
+            why="the V1 trainer takes critic.ppo_infer_max_token_len_per_gpu, which verl's YAML does not have",
+            remedy="set that one, with a + before it",
+        )
+        for name in _CLIP_LENGTHS
+    ),
+    *_rows(
+        "trainer.balance_batch",
+        "the V1 trainer always sorts a batch's rows among the ranks, and so among the mini-batches",
+        "leave it out",
+        refused=True,
+    ),
+    *_rows(
+        [f"{_ACTOR}.qat.{name}" for name in ("enable", "mode", "group_size", "ignore_patterns", "activation_observer")]
+        + [f"{_ACTOR}.qat.quantization_config_path"],
+        _UNREAD,
+        "set actor.fsdp_config.qat, or actor.megatron.qat",
+        refused=True,
+    ),
+]
+
+# What would change speed, memory or what is kept.
+
+
+def _has_sglang(run: RunView, section: str, engine: str) -> bool:
+    is_on = run.value(f"{section}.enable") or run.value(f"{section}.enabled")
+    return bool(is_on) and str(run.value(f"{section}.{engine}.name")).startswith("sglang")
+
+
+_OTHER_SECTIONS: Mapping[str, When] = {
+    "reward.reward_model.rollout": lambda run: _has_sglang(run, "reward.reward_model", "rollout"),
+    "reward_model.rollout": lambda run: _has_sglang(run, "reward_model", "rollout"),
+    "distillation.teacher_models.teacher_model.inference": lambda run: _has_sglang(
+        run, "distillation", "teacher_models.teacher_model.inference"
+    ),
+}
+"""Sections of engines beside that of the rollout, and whether a run has one."""
+
+_OTHER_ENGINES: Mapping[str, str] = {
+    "enable_prefix_caching": "disable_radix_cache",
+    "enable_chunked_prefill": "chunked_prefill_size (-1: off)",
+    "max_num_batched_tokens": "max_prefill_tokens",
+    "cudagraph_capture_sizes": "cuda_graph_bs",
+    "scheduling_policy": "schedule_policy",
+    "seed": "random_seed",
+    "logprobs_mode": "",
+    "limit_images": "",
+    "quantization_config_file": "",
+    "multi_stage_wake_up": "",
+    "enable_sleep_mode": "",
+    "standalone_gpu_memory_utilization": "",
+    "sglang_engine_mode": "",
+    "layer_name_map": "",
+    "server": "",
+}
+"""Settings of engines that SGLang's server is not started with, and SGLang's own of `engine_kwargs.sglang`."""
+
+_UNUSED_OF_ENGINES = ("do_sample", "n", "temperature", "top_k", "top_p", "layered_summon", "ignore_eos")
+
+
+def _rows_of_engines() -> Iterator[Row]:
+    why = "SGLang is not started with it"
+    for name, own in _OTHER_ENGINES.items():
+        yield from _rows(
+            f"{_ROLLOUT}.{name}", why, f"set rollout.engine_kwargs.sglang.{own}" if own else "leave it out"
+        )
+    for section, is_there in _OTHER_SECTIONS.items():
+        keys = [f"{section}.{name}" for name in _OTHER_ENGINES]
+        yield from _rows(keys, why, "set SGLang's own in engine_kwargs.sglang of that section", when=is_there)
+    for section, is_there in list(_OTHER_SECTIONS.items())[:2]:
+        keys = [f"{section}.{name}" for name in _UNUSED_OF_ENGINES]
+        why = "the requests to a reward model are your compute_score's, and say it themselves"
+        yield from _rows(keys, why, "leave it out", when=is_there)
+
+
+_COST = [
+    Row(
+        (f"{_ROLLOUT}.val_kwargs.do_sample", f"{_ROLLOUT}.val_kwargs.temperature"),
+        when=lambda run: run.rollout.val_kwargs.do_sample != (run.rollout.val_kwargs.temperature > 0),
+        why="nothing reads the first, and validation samples where the temperature is above 0",
+        remedy="let the two agree",
+        is_refusal=False,
+    ),
+    Row(
+        f"{_ROLLOUT}.calculate_log_probs",
+        when=lambda run: run.has_our_loop and not run.rollout.calculate_log_probs,
+        why="our agent loop asks for log-probabilities all the same, and verl only leaves out its comparison of them",
+        remedy="leave it out",
+        is_refusal=False,
+    ),
+    *_rows_of_engines(),
+    *_rows(
+        f"{_ROLLOUT}.full_determinism",
+        "requests go to the same servers, but SGLang's sampling does not become deterministic",
+        "set engine_kwargs.sglang.enable_deterministic_inference and random_seed",
+    ),
+    *_rows([f"{_ROLLOUT}.engine_kwargs.{name}" for name in ("vllm", "trtllm")], "SGLang runs", "leave it out"),
+    *_rows(f"{_ROLLOUT}.qat", "only vLLM reads it", "leave it out"),
+    *_rows(
+        [f"{_ROLLOUT}.agent.custom_async_server.{name}" for name in ("path", "name")],
+        _UNREAD,
+        "leave it out; an engine of your own registers with verl's RolloutReplicaRegistry",
+    ),
+    *_rows(
+        [
+            f"{section}.mtp.{name}"
+            for section in (_MODEL, "critic.model")
+            for name in ("method", "num_speculative_tokens")
+        ],
+        "only vLLM reads it",
+        "set model.mtp.speculative_algorithm and what stands beside it",
+    ),
+    *_rows(
+        [f"{_ACTOR}.use_torch_compile", f"{_REF}.use_torch_compile"],
+        _UNREAD,
+        "set fsdp_config.use_torch_compile in the same section",
+    ),
+    *_rows(
+        [f"{_ACTOR}.{name}" for name in ("use_fused_kernels", "use_remove_padding")],
+        "the model's setting of that name holds",
+        "set it in actor_rollout_ref.model",
+    ),
+    *_rows(f"{_ACTOR}.use_prefix_grouper", "only verl's old trainer reads it", "leave it out"),
+    *_rows([f"{section}.rollout_n" for section in (_ACTOR, _REF, "critic")], _UNREAD, "set rollout.n"),
+    *_rows(
+        [f"{section}.strategy" for section in (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp")],
+        "the strategy of the section above it holds",
+        "set that one",
+    ),
+    *_rows(
+        ["actor_rollout_ref.nccl_timeout", "critic.nccl_timeout"],
+        "process groups are made with PyTorch's default",
+        "leave it out",
+    ),
+    *_rows(
+        ["critic.forward_micro_batch_size", "critic.forward_micro_batch_size_per_gpu"],
+        _UNREAD,
+        "set critic.ppo_micro_batch_size_per_gpu",
+        when=_with_critic,
+    ),
+    *_rows(
+        "critic.ulysses_sequence_parallel_size",
+        "verl checks it alone",
+        "set critic.fsdp.ulysses_sequence_parallel_size",
+        when=_with_critic,
+    ),
+    *_rows(
+        f"{_ACTOR}.checkpoint.strict", "only Megatron reads it", "leave it out", when=lambda run: not run.is_megatron
+    ),
+    *_rows(
+        [
+            f"{section}.megatron.{name}"
+            for section in (_ACTOR, _REF, "critic")
+            for name in ("dist_checkpointing_prefix", "router_replay.record_file", "router_replay.replay_file")
+        ],
+        _UNREAD,
+        "leave it out",
+    ),
+    *_rows("data.tokenizer", _UNREAD, "set model.tokenizer_path"),
+    *_rows(
+        "data.trust_remote_code",
+        "the V1 trainer takes the model's setting of that name",
+        "set model.trust_remote_code, too",
+        when=lambda run: not run.value(f"{_MODEL}.trust_remote_code"),
+    ),
+    *_rows(
+        [f"data.{name}" for name in ("return_raw_input_ids", "return_raw_chat", "return_full_prompt")],
+        "nothing uses it",
+        "leave it out",
+    ),
+    *_rows(
+        "data.truncation",
+        "nothing cuts prompts: rows that are too long are left out by data.filter_overlong_prompts, or end the run",
+        "leave it out",
+    ),
+    *_rows(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "the V1 trainer's replay buffer goes on until a batch is full",
+        "leave it out",
+    ),
+    *_rows(
+        ["trainer.esi_redundant_time", "trainer.ray_wait_register_center_timeout"],
+        "only verl's old trainer reads it",
+        "leave it out",
+    ),
+    *_rows([f"reward_model.model.{name}" for name in ("external_lib", "trust_remote_code")], _UNREAD, "leave it out"),
+    *_rows(
+        [
+            f"skip.{part}.{name}"
+            for part in ("rollout", "async_rollout")
+            for name in ("enable", "dump_dir", "steps", "action")
+        ],
+        "the V1 trainer skips by skip.rollout_tq alone",
+        "set that one",
+    ),
+    *_rows(
+        [f"global_profiler.global_tool_config.torch_memory.{name}" for name in ("context", "stacks", "kw_args")]
+        + ["global_profiler.global_tool_config.precision_debugger.steps"],
+        _UNREAD,
+        "leave it out",
+    ),
+]
+
+SILENT: list[Check] = [*_LEARNING, *_COST, *PARTS_OFF]
+
+
+def applies(run: RunView) -> bool:
+    """Tell whether the rows are true of a run: verl's V1 trainer, SGLang, and conversations or servers of ours."""
+    return run.is_v1 and run.is_sglang and (run.runs_our_server or run.has_our_loop)
+
+
+def tell_all(run: RunView, rows: Sequence[Check]) -> None:
+    """Tell all silent settings of a run in one message.
+
+    Args:
+        run: a view of the configuration.
+        rows: the rows of the settings.
+
+    Raises:
+        ConfigError: a setting would change what is learnt, and `silent_settings` is `refuse`.
+    """
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for row in rows:
+        if isinstance(row, Row) and (message := row.message(run)) is not None:
+            found[row.is_refusal].append(f"\n  - {message}")
+    refused, told = map("".join, (found[True], found[False]))
+    begin = "settings of verl that do nothing here, or not what they say"
+    if refused and run.settings.silent_settings == "refuse":
+        others = f"\nand, of less weight:{told}" if told else ""
+        raise ConfigError(f"{begin}:{refused}{others}\n(to go on all the same: {_SWITCH}=warn)")
+    if refused or told:
+        print(f"verl-multiturn: {begin}:{refused}{told}", file=sys.stderr)

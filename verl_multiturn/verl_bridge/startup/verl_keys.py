@@ -1,0 +1,214 @@
+"""Who reads each setting of verl: the table `verl_keys.tsv`, and what is wrong with it beside the installed verl.
+
+A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too, and `{a,b}`,
+once, for one of several. The last line that fits a setting holds, so that what is general stands first. KIND is one of
+
+- `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
+  name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
+  a text that ends with a dot is completed by the name.
+- `read`: a run reads it whose settings ask for it. Places as above.
+- `unread`: with verl's V1 trainer and SGLang nothing reads it, so that a row of the start-up check has to name it. The
+  places are the files in which its name stands all the same and means something else; `*`: a common word.
+
+Nothing here needs more of verl than its files, so that the answer takes no second.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ENGINES = {"dp": "_generated_ppo_trainer.yaml", "megatron": "_generated_ppo_megatron_trainer.yaml"}
+"""By `model_engine`: the flat file of all settings and their defaults that verl ships."""
+
+TABLE = Path(__file__).with_name("verl_keys.tsv")
+_OURS = Path(__file__).resolve().parents[3]
+# Files that no run with the V1 trainer and SGLang comes through: other trainers, other engines, definitions.
+_ELSEWHERE = (
+    "experimental/fully_async_policy/*", "experimental/one_step_off_policy/*", "experimental/separation/*",
+    "model_merger/*", "models/*", "third_party/*", "tools/*", "trainer/config/*", "trainer/main_eval.py",
+    "trainer/main_generation_server.py", "trainer/main_ppo_v0.py", "trainer/ppo/ray_trainer.py", "trainer/sft_*",
+    "utils/reward_score/*", "utils/trtllm/*", "utils/veomni/*", "utils/vllm/*", "workers/config/*",
+    "workers/engine/automodel/*", "workers/engine/mindspeed/*", "workers/engine/torchtitan/*",
+    "workers/engine/veomni/*", "workers/engine_workers_tinker.py", "workers/reward_manager/*",
+    "workers/rollout/hf_rollout.py", "workers/rollout/naive/*", "workers/rollout/schemas.py",
+    "workers/rollout/trtllm_rollout/*", "workers/rollout/vllm_rollout/*",
+)  # fmt: skip
+_NAMED = re.compile(r"\.([A-Za-z_]\w*)|[\"']([A-Za-z_][\w.-]*)[\"']")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table."""
+
+    pattern: str
+    kind: str
+    places: tuple[str, ...]
+
+    def fits(self, key: str) -> bool:
+        """Tell whether the pattern fits a setting."""
+        return _expression(self.pattern).fullmatch(key) is not None
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    written = {"*": ".*", "{": "(?:", "}": ")", ",": "|"}
+    return re.compile("".join(written.get(character) or re.escape(character) for character in pattern))
+
+
+@functools.cache
+def entries() -> tuple[Entry, ...]:
+    """Return the lines of the table in their order."""
+    lines = (line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if line)
+    return tuple(Entry(pattern, kind, tuple(" ".join(places).split())) for pattern, kind, *places in lines)
+
+
+def entry_of(key: str) -> Entry | None:
+    """Return the line that holds for a setting; None without one."""
+    return next((entry for entry in reversed(entries()) if entry.fits(key)), None)
+
+
+def verl_root() -> Path:
+    """Return the folder of the installed verl, which is not imported."""
+    found = importlib.util.find_spec("verl")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+@functools.cache
+def defaults(engine: str) -> dict[str, Any]:
+    """Return all settings of verl with their defaults, interpolations as they are written.
+
+    Args:
+        engine: a value of `model_engine`; one without a flat file of its own has that of `dp`.
+    """
+    file = verl_root() / "trainer" / "config" / ENGINES.get(engine, ENGINES["dp"])
+    return dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of every setting below a node; an empty section is a setting."""
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node
+
+
+def all_keys() -> list[str]:
+    """Return the settings of all flat files, sorted; not the class names (`_target_`), which are no settings."""
+    keys = set().union(*map(defaults, ENGINES))
+    return sorted(key for key in keys if not key.endswith("._target_"))
+
+
+def without_entry() -> list[str]:
+    """Return the settings that no line of the table fits."""
+    return [key for key in all_keys() if entry_of(key) is None]
+
+
+def faults() -> list[str]:
+    """Return what is wrong with the table beside the installed verl, a sentence each; empty where all is well."""
+    used: dict[Entry, list[str]] = {entry: [] for entry in entries()}
+    told = [f"{key}: no line of the table fits it" for key in without_entry()]
+    for key in all_keys():
+        if (entry := entry_of(key)) is not None:
+            used[entry].append(key)
+    for entry, keys in used.items():
+        told += [f"{pattern}: the line holds for no setting" for pattern in _unused(entry.pattern, keys)]
+        told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
+    return told
+
+
+def _unused(pattern: str, keys: list[str]) -> Iterator[str]:
+    """Yield the patterns that one with `{a,b}` stands for, and that fit none of the settings."""
+    begin, brace, rest = pattern.partition("{")
+    names, _, end = rest.partition("}")
+    for each in (f"{begin}{name}{end}" for name in names.split(",")) if brace else (pattern,):
+        if not any(_expression(each).fullmatch(key) for key in keys):
+            yield each
+
+
+def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
+    """Return where a traced run read other settings than the table says, a sentence each.
+
+    Args:
+        reads: setting and reading file, as `tests/support/config_trace.py` notes them; the setting of a dataclass is
+            `~CLASS.FIELD`. What the start-up check reads counts as unread.
+    """
+    readers: dict[str, set[str]] = {}
+    for setting, file in reads:
+        if not file.startswith("verl_multiturn/verl_bridge/startup/"):
+            readers.setdefault(setting, set()).add(file)
+    flat, told = defaults("dp"), []
+    for key in (key for key in all_keys() if key in flat):
+        entry, (section, _, name) = entry_of(key), key.rpartition(".")
+        as_field = f"~{str(flat.get(f'{section}._target_')).rpartition('.')[2]}.{name}"
+        found = readers.get(key, set()) | readers.get(as_field, set())
+        if entry is not None and entry.kind == "always" and not found:
+            told.append(f"{key}: said to be read always, and nothing read it")
+        if entry is not None and entry.kind == "unread":
+            # A definition reads its own fields when it is built, and a class may be that of a section that is read.
+            users = {file for file in readers.get(key, set()) if not file.startswith("workers/config/")}
+            told += [f"{key}: said to be unread, and {file} read it" for file in sorted(users - set(entry.places))]
+    return told
+
+
+def _reader_faults(entry: Entry, keys: list[str]) -> Iterator[str]:
+    if entry.kind not in ("always", "read"):
+        yield f"{entry.pattern}: unknown kind {entry.kind!r}"
+    needed = set()
+    for key in keys:
+        name = key.rpartition(".")[2]
+        reader = {place for place in entry.places if _stands(place, name)}
+        needed |= reader
+        if not reader:
+            yield f"{key}: its name stands in none of its places ({', '.join(entry.places)})"
+    for place in set(entry.places) - needed if keys else ():
+        yield f"{entry.pattern}: nothing that it holds for stands in {place}"
+
+
+def _unread_faults(entry: Entry, keys: list[str]) -> Iterator[str]:
+    if entry.places == ("*",):
+        return
+    for key in keys:
+        name = key.rpartition(".")[2]
+        named = {file for file, names in _names_in_scope().items() if name in names}
+        for file in sorted(named - set(entry.places)):
+            yield f"{key}: said to be unread, and {file} now names it"
+        for file in sorted(set(entry.places) - named):
+            yield f"{key}: {file} does not name it any more"
+
+
+def _stands(place: str, name: str) -> bool:
+    file, _, text = place.partition(":")
+    content = _text(file)
+    if not text:
+        return name in _names(content)
+    return (f"{text}{name}" if text.endswith(".") else text) in content
+
+
+@functools.cache
+def _text(file: str) -> str:
+    path = (_OURS if file.startswith("verl_multiturn/") else verl_root()) / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+@functools.cache
+def _names(content: str) -> frozenset[str]:
+    quoted = [(attribute or text) for attribute, text in _NAMED.findall(content)]
+    return frozenset(part for text in quoted for part in (text, *text.split(".")))
+
+
+@functools.cache
+def _names_in_scope() -> dict[str, frozenset[str]]:
+    files = (path.relative_to(verl_root()).as_posix() for path in verl_root().rglob("*.py"))
+    return {file: _names(_text(file)) for file in files if not any(fnmatchcase(file, out) for out in _ELSEWHERE)}
