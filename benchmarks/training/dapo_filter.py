@@ -37,7 +37,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_multiturn.verl_bridge.trainer import batch as batch_module
+from verl_multiturn.verl_bridge.trainer import replay_buffer as our_module
 from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+
+Kind = Literal["ours", "failed session", "other loop"]
 
 BATCH, N = 4, 8
 TENTHS = 10
@@ -48,7 +51,7 @@ MOST_POLLS = 400
 class Conversation(NamedTuple):
     """A conversation as it was drawn."""
 
-    kind: Literal["ours", "failed session", "other loop"]
+    kind: Kind
     valid: bool
     right: int
     """Tenths of its reward: 0 or 10."""
@@ -58,12 +61,14 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of groups: its shares of right, invalid, foreign and failed conversations."""
+    """A kind of groups: the shares of right and of invalid conversations that a group may have."""
 
     name: str
     right: Sequence[float] = (0.0, 0.5, 1.0)
     invalid: Sequence[float] = (0.0, 0.0, 0.3, 1.0)
     metric: str = "reward"
+    kinds: Sequence[float] = (0.8, 0.1, 0.1)
+    """Shares of our conversations, of sessions whose agent failed, and of conversations of another loop."""
 
 
 CASES = (
@@ -71,7 +76,7 @@ CASES = (
     Case("some invalid"),
     Case("acc", metric="acc"),
     Case("mostly invalid", invalid=(0.6, 0.9, 1.0)),
-    Case("all invalid", invalid=(1.0,)),
+    Case("all invalid", invalid=(1.0,), kinds=(1.0, 0.0, 0.0)),
 )
 
 
@@ -86,15 +91,16 @@ class Figures(Counter[str]):
 def drawn(case: Case, rng: random.Random) -> list[Conversation]:
     """Draw the conversations of a group."""
     right, invalid = rng.choice(case.right), rng.choice(case.invalid)
-    return [_conversation(rng.random() < right, rng.random() >= invalid, rng) for _ in range(N)]
+    return [_conversation(case, rng.random() < right, rng.random() >= invalid, rng) for _ in range(N)]
 
 
-def _conversation(is_right: bool, valid: bool, rng: random.Random) -> Conversation:
-    kind = rng.choices(["ours", "failed session", "other loop"], [0.8, 0.1, 0.1])[0]
+def _conversation(case: Case, is_right: bool, valid: bool, rng: random.Random) -> Conversation:
+    kinds: list[Kind] = ["ours", "failed session", "other loop"]
+    kind = rng.choices(kinds, case.kinds)[0]
     if kind == "other loop":
-        return Conversation("other loop", True, TENTHS * is_right, [TENTHS * is_right])
-    if kind == "failed session":
-        return Conversation("failed session", valid, 0, [0] * rng.randint(1, 4))
+        return Conversation(kind, True, TENTHS * is_right, [TENTHS * is_right])
+    if kind == "failed session" or not valid:  # a reward function finds no answer there
+        return Conversation(kind, valid, 0, [0] * rng.randint(1, 4))
     parts = [0] * rng.randint(1, 4)
     for _ in range(TENTHS * is_right):
         parts[rng.randrange(len(parts))] += 1
@@ -236,6 +242,7 @@ def in_place(queue: Queue) -> Iterator[None]:
     with (
         mock.patch.object(verls_module, "tq", queue),
         mock.patch.object(verls_module, "time", queue),
+        mock.patch.object(our_module, "time", queue),
         mock.patch.object(batch_module, "transfer_queue", queue),
     ):
         yield
