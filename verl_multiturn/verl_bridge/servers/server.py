@@ -42,8 +42,10 @@ _ENDING_S = 1.0
 class AsyncSGLangServer(SGLangHttpServer):
     """The server of `rollout.name=sglang_async`, which runs in a Ray actor."""
 
+    tokenizer_manager: Any
+    """SGLang's manager of requests; verl's `launch_server` makes it."""
     _hits: CacheHits | None = None
-    """SGLang's tokenizer manager, as this server asks it; None before the launch."""
+    """The same, which also knows what was cached; None before the launch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,7 +58,8 @@ class AsyncSGLangServer(SGLangHttpServer):
         """Start SGLang as verl does, and end this process soon after one of SGLang's has died."""
         await super().launch_server(*args, **kwargs)
         if self.node_rank == 0:
-            self.tokenizer_manager = self._hits = CacheHits(self.tokenizer_manager)
+            self._hits = CacheHits(self.tokenizer_manager)
+            self.tokenizer_manager = self._hits
         loop = asyncio.get_running_loop()
         for process in multiprocessing.active_children():
             loop.add_reader(process.sentinel, _ended, process, loop)
