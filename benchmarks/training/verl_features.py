@@ -18,7 +18,7 @@ The last line is a JSON object:
   the certificate), `hybrid_beyond` (by how much the oldest trained token is beyond the bound), `hybrid_servers` (the
   servers that the router named), `hybrid_routed` (requests for which it did) and `hybrid_cached` (the mean share of
   prompts that was in the engine's cache);
-- the fields of `trace_cost`.
+- `trace`: the fields of `trace_cost`.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ def _metrics(run: Path) -> list[dict[str, float]]:
 def _traced() -> dict[str, Any]:
     from benchmarks.trace_cost import measure
 
-    found: dict[str, Any] = measure()
-    return found
+    return {"trace": measure()}
 
 
 def main() -> None:
