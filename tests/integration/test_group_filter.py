@@ -91,6 +91,16 @@ def test_the_rows_of_a_conversation_are_one(store: Store) -> None:
     assert judged(store) == {"u": 1.0}
 
 
+def test_what_the_trainer_will_leave_out_does_not_count(store: Store) -> None:
+    from verl_multiturn.verl_bridge.trainer.group_filter import verdicts
+
+    for session, score in enumerate([1.0, 1.0, 0.0]):
+        (output,) = output_of(session, score)
+        store.add("u", session, output)
+    assert verdicts({"u"}, store.tags, "train", "reward") == {"u": None}
+    assert verdicts({"u"}, store.tags, "train", "reward", lambda rows: {"u_2": "outage"}) == {"u": 1.0}
+
+
 def test_a_metric_of_the_reward_function(store: Store) -> None:
     for session, (score, acc) in enumerate([(0.9, 1.0), (0.4, 1.0)]):
         (output,) = output_of(session, score, acc=acc)

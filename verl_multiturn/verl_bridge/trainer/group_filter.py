@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +40,14 @@ TOO_FEW = math.nan
 _REWARD = "reward"
 # Largest difference of two numbers, relative to the larger one or 1, that comes of adding up float32 rewards.
 _ROUNDING = 1e-5
+
+
+LeftOut = Callable[[BatchRows], Collection[str]]
+"""Returns the names of conversations that the trainer will leave out of a batch with these rows."""
+
+
+def _nobody(rows: BatchRows) -> Collection[str]:
+    return ()
 
 
 def verdict(numbers: Sequence[float | None]) -> float | None:
@@ -61,7 +69,11 @@ def verdict(numbers: Sequence[float | None]) -> float | None:
 
 
 def verdicts(
-    uids: Collection[str], partition: Mapping[str, Mapping[str, Any]], partition_id: str, metric: str
+    uids: Collection[str],
+    partition: Mapping[str, Mapping[str, Any]],
+    partition_id: str,
+    metric: str,
+    left_out: LeftOut = _nobody,
 ) -> dict[str, float | None]:
     """Judge finished groups; see `verdict`.
 
@@ -70,6 +82,7 @@ def verdicts(
         partition: the tags of all rows of the partition, by name.
         partition_id: TransferQueue's partition.
         metric: `algorithm.filter_groups.metric`.
+        left_out: says which conversations count as invalid ones, too.
 
     Raises:
         ConfigError: the reward function does not report the metric.
@@ -78,7 +91,8 @@ def verdicts(
     tags = [partition[name] for name in names]
     rows = BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
     last = {key.conversation: key for key in sorted(rows.real, key=lambda key: key.number)}
-    valid = [key for key in last.values() if rows.stats.get(key, {"valid": True})["valid"]]
+    broken = {key.conversation for key, own in rows.stats.items() if not own["valid"]} | set(left_out(rows))
+    valid = [key for name, key in last.items() if name not in broken]
     numbers = _numbers(valid, rows.stats, partition_id, metric)
     groups = {uid: [numbers.get(last[name]) for name in group] for uid, group in rows.groups.items()}
     return {uid: verdict(groups.get(uid, [])) for uid in uids}
@@ -129,6 +143,9 @@ class GroupFilter:
     prompt_global_steps: dict[str, dict[str, int]]
     _dapo_classification_cache: dict[str, dict[str, float | None]]
 
+    left_out: LeftOut = staticmethod(_nobody)
+    """The trainer's word on conversations that it will leave out, such as those that an outage has touched."""
+
     def __init__(self, batch_size: int, **arguments: Any) -> None:
         self._batch_size = batch_size
         super().__init__(**arguments)
@@ -152,7 +169,8 @@ class GroupFilter:
         for uid in known.keys() - finished:
             del known[uid]
         if new := finished - known.keys():
-            known.update(verdicts(new, self.partitions[partition_id], partition_id, self.filter_groups_metric))
+            rows = self.partitions[partition_id]
+            known.update(verdicts(new, rows, partition_id, self.filter_groups_metric, self.left_out))
         steps = self.prompt_global_steps[partition_id]
         too_few = sorted(self._too_few(partition_id), key=lambda uid: (steps[uid], uid))
         replaced = too_few[: max(0, self._batch_size - self._replaced)]
