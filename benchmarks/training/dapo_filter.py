@@ -1,6 +1,6 @@
 """DAPO's filter in our replay buffers: random groups with invalid conversations and conversations of several rows.
 
-    python -m benchmarks.dapo_filter [--steps 400] [--seed 0]
+    python -m benchmarks.dapo_filter [--steps 200] [--seed 0]
 
 The real replay buffers, sync and asynchronous, train on random groups in a TransferQueue within this process. Each
 group has its own share of right answers and of invalid conversations; a conversation has one to four rows, whose
@@ -298,7 +298,7 @@ def figures_of(steps: int, seed: int, is_ours: bool) -> Figures:
 def main() -> None:
     """Play, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="steps of each world")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each world")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     ours, verls = (figures_of(given.steps, given.seed, is_ours) for is_ours in (True, False))
