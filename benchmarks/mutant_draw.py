@@ -86,6 +86,7 @@ COVERED: dict[str, list[str]] = {
     ],
     "verl_bridge/compat/stored_rows": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
+    "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],
     "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
     "verl_bridge/model/chat_setup": [

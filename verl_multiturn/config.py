@@ -274,7 +274,8 @@ class MultiTurnSettings(BaseModel):
     """The largest age of a trained token, in weight versions; null: verl's own settings hold.
 
     A token that the newest weights sampled has the age 0. The start-up check derives verl's settings from this one:
-    `num_warmup_batches` and `max_off_policy_threshold`. In the trainer `sync` only 0 is possible.
+    `num_warmup_batches`, unless you set it to a number up to this one, and `max_off_policy_threshold`. In the trainer
+    `sync` only 0 is possible.
     """
 
     staleness_strategy: Literal["drop", "wait", "mask", "reroll"] = "reroll"

@@ -111,6 +111,39 @@ async def test_a_paused_server_samples_nothing(server: Any) -> None:
     assert output.extra_fields == {"global_steps": 4, "paused": True}
 
 
+async def test_a_generation_tells_how_much_of_its_prompt_was_cached(server: Any) -> None:
+    from verl_multiturn.verl_bridge.servers.cache_hits import CacheHits
+
+    class Engine(Manager):
+        """SGLang's manager, as far as it says what was cached; verl asks for the first output alone."""
+
+        async def generate_request(self, asked: Any, request: Any) -> Any:
+            yield {"output_ids": [7], "meta_info": {} if asked.rid == "old" else {"cached_tokens": 5}}
+
+        async def sample(self, ids: list[int]) -> list[int]:
+            raise AssertionError
+
+    async def generate(prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        outputs = server.tokenizer_manager.generate_request(SimpleNamespace(rid=request_id), None)
+        output = await outputs.__anext__()
+        ids = [] if request_id == "stopped" else output["output_ids"]
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="stop", extra_fields={})
+
+    manager = Engine()
+    server.tokenizer_manager = server._hits = CacheHits(manager)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(server).__mro__[1], "generate", lambda self, *asked, **named: generate(*asked, **named))
+        assert (await server.generate([1, 2], {}, "r")).extra_fields["num_cached_tokens"] == 5
+        for name in ("old", "stopped"):  # an engine that does not say it; a generation without a token
+            assert "num_cached_tokens" not in (await server.generate([1, 2], {}, name)).extra_fields
+    assert server._hits.take("r") is None  # nothing is remembered
+    server.tokenizer_manager.is_pause = True  # all else is the manager's own
+    assert manager.is_pause
+    assert server.tokenizer_manager.is_pause
+
+
 async def test_a_version_that_changes_without_a_pause_is_not_known(server: Any) -> None:
     asking = await begun(server, [7])
     server.global_steps = 5

@@ -283,6 +283,15 @@ async def test_validation_has_the_same_metrics(store: Store) -> None:
     assert trainer.replay_buffer.sample is sample
 
 
+async def test_a_validation_with_several_samples_has_pass_at_k(store: Store) -> None:
+    await roll_out(EchoTool(), returned=1.0)
+    await roll_out(EchoTool(), returned=0.0, session_id=1)
+    metrics = make_trainer(store.batch())._validate()
+    passed = {key: value for key, value in metrics.items() if "pass@" in key}
+    assert passed == {"val/rollout/pass@1": 0.5, "val/rollout/pass@2": 1.0}
+    assert not any("pass@" in key for key in step(store.batch()))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

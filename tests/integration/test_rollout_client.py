@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,10 +91,14 @@ class Balancer:
 
 
 def client(*servers: Server) -> Any:
+    return client_of(Balancer(*servers))
+
+
+def client_of(balancer: Any) -> Any:
     from verl_multiturn.verl_bridge.servers.client import RolloutClient
 
     rollout = {"name": "sglang_async", "response_length": 64}
-    return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), Balancer(*servers))
+    return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), balancer)
 
 
 async def sample(of: Any, most: int = 20) -> Any:
@@ -126,6 +132,24 @@ async def test_every_token_has_the_version_of_its_attempt() -> None:
     server.open.set()
     generation = await VerlEngine(client(server).generate).generate(Ask("r1", [10], {}, 20))
     assert generation.versions == [4, 4, 4, 5, 5, -1]
+
+
+async def test_what_the_first_prefill_found_in_the_cache() -> None:
+    from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
+
+    class Caching(Server):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            output = await super().generate(*args, **kwargs)
+            if output.token_ids:
+                output.extra_fields["num_cached_tokens"] = 10 * len(self.script)
+            return output
+
+    # The first attempt met a paused server, which has read nothing.
+    server = Caching([(0, "abort", 4, True), (3, "abort", 4, True), (2, "stop", 5, False)])
+    server.open.set()
+    assert (await VerlEngine(client(server).generate).generate(Ask("r1", [10], {}, 20))).cached == 10
+    silent = client(Server([(1, "stop", 5, False)]))
+    assert (await VerlEngine(silent.generate).generate(Ask("r1", [10], {}, 20))).cached is None
 
 
 async def test_the_budget_ends_an_interrupted_generation() -> None:
@@ -195,3 +219,72 @@ async def test_nothing_is_remembered_of_a_generation() -> None:
     ours = client(server)
     await sample(ours)
     assert (ours._servers, ours._attempts, ours._load_balancer.released) == ({}, {}, ["server"])
+
+
+class Router:
+    """A router of a user's, as `rollout.router_config_path` names it: it looks at the prompts."""
+
+    def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
+        self.servers, self.config = dict(servers), config
+        self.asked: list[tuple[str, list[int]]] = []
+        self.released: list[tuple[str, str]] = []
+
+    async def require_acquire_fields(self) -> list[str]:
+        return ["prompt_ids"]
+
+    async def require_release_fields(self) -> list[str]:
+        return ["request_id"]
+
+    async def acquire_server(self, request_id: str, prompt_ids: list[int]) -> tuple[str, Any]:
+        if not self.servers:
+            raise RuntimeError("No available servers in load balancer")
+        self.asked.append((request_id, list(prompt_ids)))
+        return next(iter(self.servers.items()))
+
+    async def release_server(self, server_id: str, request_id: str) -> None:
+        self.released.append((server_id, request_id))
+
+    async def remove_servers(self, server_ids: list[str]) -> None:
+        for server_id in server_ids:
+            del self.servers[server_id]
+
+
+async def test_a_router_of_the_users_is_asked_with_each_attempts_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verl makes the router from its YAML; attempts behind a pause and a server's death ask it again."""
+    from ray.exceptions import ActorDiedError
+    from verl.workers.rollout import router as verls
+
+    class Actor:
+        """Ray's actor of a class, within this process."""
+
+        def __init__(self, made: type) -> None:
+            self.made = made
+
+        def remote(self, *args: Any) -> Any:
+            inside = self.made(*args)
+            names = [name for name in dir(inside) if not name.startswith("_")]
+            methods = {name: getattr(inside, name) for name in names if callable(getattr(inside, name))}
+            return SimpleNamespace(inside=inside, **{name: Remote(method) for name, method in methods.items()})
+
+    class Dying(Server):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.script:
+                raise ActorDiedError
+            return await super().generate(*args, **kwargs)
+
+    first, second = Dying([(2, "abort", 3, True)]), Server([(2, "stop", 4, False)])
+    first.open.set()
+    monkeypatch.setattr(verls.ray, "remote", Actor)
+    path = tmp_path / "router.yaml"
+    path.write_text(f"router_class: {__name__}.Router\nkind: mine\n")
+    handle = verls.get_router_handle(servers={"a": first, "b": second}, router_config_path=str(path))
+    assert handle.inside.config == {"router_class": f"{__name__}.Router", "kind": "mine"}
+    asking = client_of(handle)
+    output = await sample(asking)
+    assert output.extra_fields["segments"] == [(3, 2), (4, 2)]
+    given = [prompt for _, prompt in handle.inside.asked]
+    assert [len(prompt) - len(given[0]) for prompt in given] == [0, 2, 2]
+    assert [server for server, _ in handle.inside.released] == ["a", "a", "b"]
+    assert list(handle.inside.servers) == ["b"]

@@ -307,9 +307,10 @@ def test_the_trainer_asks_for_rows_by_prompts(store: WritableStore) -> None:
         ({"critic.enable": "True"}, "critic.enable=True: mt_grpo uses no critic"),
         ({"actor_rollout_ref.rollout.n": "1"}, "rollout.n=1: it compares conversations of one prompt"),
         ({"algorithm.gamma": "0.9"}, "algorithm.gamma=0.9: .* discounts turns, not tokens"),
+        ({"algorithm.filter_groups.enable": "True"}, ""),
         (
-            {"algorithm.filter_groups.enable": "True"},
-            "algorithm.filter_groups.metric='reward': verl compares the rewards of rows",
+            {"distillation.enabled": "True"},
+            "distillation.enabled=True: conversations have several rows here, and verl 0.9.1 asks its teacher about",
         ),
         ({"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.metric": "acc"}, ""),
         ({}, ""),

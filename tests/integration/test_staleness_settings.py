@@ -61,13 +61,23 @@ def test_the_derived_values_may_be_written_out() -> None:
     assert derived(checked(**COLOCATED, **written, **{ETA: "3"}), "colocate_async") == (3, 4, "wait")
 
 
+@pytest.mark.parametrize(("written", "number"), [("0", 0), ("0.5", 0.5), ("1.0", 1.0), ("2", 2), ("3", 3), ("1", 3)])
+def test_any_number_of_warm_up_batches_within_the_bound_is_kept(written: str, number: float) -> None:
+    """Verl's default, the integer 1, cannot be told from what a user writes: it becomes the bound."""
+    config = checked(**COLOCATED, **{ETA: "3", "trainer.v1.colocate_async.num_warmup_batches": written})
+    assert derived(config, "colocate_async") == (number, 4, "wait")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {**COLOCATED, ETA: "3", "trainer.v1.colocate_async.num_warmup_batches": "2"},
-            "trainer.v1.colocate_async.num_warmup_batches=2: actor_rollout_ref.rollout.custom.multiturn."
-            "max_staleness=3 makes it 3; leave it out, or leave out max_staleness",
+        *(
+            (
+                {**COLOCATED, ETA: eta, "trainer.v1.colocate_async.num_warmup_batches": written},
+                f"trainer.v1.colocate_async.num_warmup_batches={shown}: expected a number of batches from 0 to "
+                f"actor_rollout_ref.rollout.custom.multiturn.max_staleness={eta}, for example 0.5; leave it out",
+            )
+            for eta, written, shown in [("3", "3.5", "3.5"), ("3", "-1", "-1"), ("0", "1.0", "1.0"), ("3", "a", "'a'")]
         ),
         (
             {**COLOCATED, ETA: "3", "trainer.v1.sampler.max_off_policy_threshold": "3"},

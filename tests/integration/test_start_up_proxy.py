@@ -44,7 +44,10 @@ def test_a_run_of_an_agent() -> None:
 
 def test_with_one_row_verls_estimators_serve() -> None:
     prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"})
-    prepared(**{"algorithm.filter_groups.enable": "True", f"{OURS}.proxy.max_rows": "1"})
+    filtered = {"algorithm.filter_groups.enable": "True", f"{OURS}.proxy.max_rows": "1"}
+    prepared(**filtered)
+    prepared(**filtered, **{"algorithm.filter_groups.metric": "acc"})
+    prepared(**{"distillation.enabled": "True", f"{OURS}.proxy.max_rows": "1"})
     prepared(**{f"{OURS}.proxy.credit": "completion", f"{OURS}.proxy.gamma": "0.9"})
 
 
@@ -79,10 +82,16 @@ def test_with_one_row_verls_estimators_serve() -> None:
             "reward_model without a resource pool .* replace what the agent gives",
         ),
         (
-            {"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.metric": "acc"},
+            {
+                "algorithm.adv_estimator": "grpo",
+                "algorithm.filter_groups.enable": "True",
+                "algorithm.filter_groups.metric": "acc",
+                f"{OURS}.proxy.max_rows": "1",
+                "trainer.use_v1": "False",
+            },
             "metric='acc': a session whose agent failed has no such number",
         ),
-        ({"algorithm.filter_groups.enable": "True"}, "metric='reward': verl compares the rewards of rows"),
+        ({"distillation.enabled": "True"}, "asks its teacher about the last one alone"),
         ({f"{ROLLOUT}.multi_turn.format": "tir"}, "in text mode a conversation is one text"),
         ({f"{OURS}.otc.form": "ppo"}, "otc.form='ppo' with the agent loop proxy_agent"),
         ({f"{OURS}.void_turn_pattern": "x"}, "void_turn_pattern='x' with the agent loop proxy_agent"),

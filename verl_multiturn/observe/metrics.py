@@ -63,6 +63,7 @@ def stats_of(outcome: Outcome) -> Stats:
         "user_turns": outcome.user_turns,
         "differs": bool(outcome.differences),
         "generate_s": outcome.generate_s,
+        "cache": (outcome.cache.given, outcome.cache.cached),
         "tools_s": outcome.tools_s,
         "interaction_s": outcome.interaction_s,
         "opening": outcome.opening,
@@ -160,7 +161,14 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
         **{f"stop/{reason}": stopped[reason] / len(stats) for reason in StopReason},
         **_percentiles("generate_s", [each["generate_s"] for each in stats]),
         **_percentiles("tools_s", [each["tools_s"] for each in stats]),
+        **_of_cache([each["cache"] for each in stats if "cache" in each]),
     }
+
+
+def _of_cache(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Return the share of prompt tokens that engines had in their cache; nothing where none says so."""
+    given = sum(given for given, _ in uses)
+    return {"cache/hit_share": sum(cached for _, cached in uses) / given} if given else {}
 
 
 def _of_rows(rows: Sequence[int]) -> dict[str, float]:

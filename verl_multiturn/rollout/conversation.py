@@ -338,6 +338,7 @@ class Conversation:
         if sampled.fault:  # also of a cancelled generation, whose tokens would be kept
             raise EngineError(sampled.fault)
         made = sampled.generation
+        outcome.cache.add(ask, made)
         trajectory.append_sampled(made.ids, made.logprobs, made.versions)
         turn.end = trajectory.response_length
         return sampled.whole()

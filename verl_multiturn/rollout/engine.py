@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 Finish = Literal["stop", "length", "abort"]
@@ -22,6 +22,19 @@ class Generation:
     finish: Finish
     """Reason of the end. `stop`: an end token or a stop text; `length`: the budget; `abort`: the turn was cut off.
     """
+    cached: int | None = None
+    """How many of the given ids the engine had in its prefix cache; None where it does not say."""
+
+
+def cut(generation: Generation, end: int, finish: Finish) -> Generation:
+    """Return the first `end` tokens of a generation, with another reason of the end."""
+    return replace(
+        generation,
+        ids=generation.ids[:end],
+        logprobs=generation.logprobs[:end],
+        versions=generation.versions[:end],
+        finish=finish,
+    )
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,22 @@ class Ask:
     """The most tokens that may be sampled."""
     images: Sequence[Any] = ()
     """PIL images, one for each group of image placeholders in `ids`."""
+
+
+@dataclass
+class CacheUse:
+    """How much of what an engine was given it had in its prefix cache, summed over generations that say so."""
+
+    given: int = 0
+    """Token ids that the engine was given."""
+    cached: int = 0
+    """Of these, the ids that it did not have to read again."""
+
+    def add(self, ask: Ask, generation: Generation) -> None:
+        """Add a generation, unless the engine does not say how much it had."""
+        if generation.cached is not None:
+            self.given += len(ask.ids)
+            self.cached += generation.cached
 
 
 class Engine(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.interactions.running.replies import CheckedReply
+from verl_multiturn.rollout.engine import CacheUse
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.rollout.turn import Turn
@@ -92,6 +93,8 @@ class Outcome:
     """Error after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0
     """Seconds spent waiting for the engine."""
+    cache: CacheUse = field(default_factory=CacheUse)
+    """How much of the generations' prompts the engine had in its cache."""
     tools_s: float = 0.0
     """Seconds spent executing tool calls."""
     interaction_s: float = 0.0

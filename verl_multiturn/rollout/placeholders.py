@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation, cut
 
 
 class PlaceholderGuard:
@@ -33,4 +33,4 @@ class PlaceholderGuard:
             return generation
         if not end:
             raise EngineError("the model's turn begins with an image placeholder")
-        return Generation(generation.ids[:end], generation.logprobs[:end], generation.versions[:end], "abort")
+        return cut(generation, end, "abort")

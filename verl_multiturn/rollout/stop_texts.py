@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from verl_multiturn.chat.parsing.turns import Tokenizer
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation, cut
 
 STOP_REGEX = "stop_regex"
 """The engine's name for a list of regular expressions at which it stops."""
@@ -47,7 +47,7 @@ class StopTexts:
             raise EngineError(f"the engine returned what is not a generation: {error}") from error
         if end is None:
             return generation
-        return Generation(generation.ids[:end], generation.logprobs[:end], generation.versions[:end], "stop")
+        return cut(generation, end, "stop")
 
     def _end(self, ids: Sequence[int], stop: re.Pattern[str]) -> int | None:
         """Return the number of tokens up to the one that completes the first match; None without a match."""

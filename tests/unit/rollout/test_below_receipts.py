@@ -38,7 +38,7 @@ class Given:
     def __init__(self, ids: Sequence[int], finish: Any = "length") -> None:
         count = len(ids)
         self.generation = Generation(
-            list(ids), [-0.5 - i for i in range(count)], [100 + i for i in range(count)], finish
+            list(ids), [-0.5 - i for i in range(count)], [100 + i for i in range(count)], finish, cached=1
         )
         self.asked: list[Ask] = []
 
@@ -53,6 +53,7 @@ def check_beginning(made: Generation, whole: Generation, count: int) -> None:
         whole.logprobs[:count],
         whole.versions[:count],
     )
+    assert made.cached == whole.cached
 
 
 def first(ids: Sequence[int], condition: Any) -> int | None:

@@ -23,6 +23,7 @@ from verl_multiturn.observe.metrics import (
     numbers_of,
     stats_of,
 )
+from verl_multiturn.rollout.engine import CacheUse
 from verl_multiturn.rollout.outcome import ConversationRow, SessionReport
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
@@ -107,6 +108,12 @@ def test_one_conversation_without_tools() -> None:
         "calls/truncated_rate": 0,
         "calls/altered_rate": 0,
     }
+
+
+def test_the_share_of_prompts_that_was_cached() -> None:
+    said = [outcome(cache=CacheUse(given=30, cached=10)), outcome(cache=CacheUse(given=10, cached=10)), outcome()]
+    assert metrics_of(*said)["cache/hit_share"] == 0.5
+    assert "cache/hit_share" not in metrics_of(outcome())  # an engine that does not say it
 
 
 def test_conversations() -> None:

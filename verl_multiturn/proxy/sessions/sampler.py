@@ -18,7 +18,7 @@ from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Lane, PromptNode
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds, as_message
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engine import Ask, CacheUse, Generation
 from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.stop_texts import STOP_REGEX
 
@@ -45,6 +45,8 @@ class Sampler:
         """Error of the engine when it failed for good; "" while it did not."""
         self.seconds = 0.0
         """Time that completions waited for the engine, summed."""
+        self.cache = CacheUse()
+        """How much of the completions' prompts the engine had in its cache."""
         self._name = name
         self._run = run
         self._forest = forest
@@ -96,9 +98,10 @@ class Sampler:
         if request.max_tokens is not None:
             budget = max(1, min(budget, request.max_tokens))
         ids = prompt.ids
+        ask = Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images)
         started = time.perf_counter()
         try:
-            sampled = await sample(run.engine, Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images))
+            sampled = await sample(run.engine, ask)
         finally:
             self.seconds += time.perf_counter() - started
         entry = Entry(lane, lane.generations, prompt.parent)
@@ -108,6 +111,7 @@ class Sampler:
         if sampled.cancelled is not None:
             entry.cause = "undelivered"
         generation = sampled.whole()
+        self.cache.add(ask, generation)
         entry.cause = "undelivered"
         said = await run.reader.read(generation.ids, ids, request)
         calls = self._call_ids.named(said.calls)

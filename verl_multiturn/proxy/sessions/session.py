@@ -224,6 +224,7 @@ class AgentSession:
             chosen=set(self.forest.delivered) if self._selected is None else self._selected,
         )
         outcome.generate_s = self._sampler.seconds
+        outcome.cache = self._sampler.cache
         return outcome
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ What it adds:
   behind the end token;
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
 - a single generation can be stopped;
+- a generation says how much of its prompt was in SGLang's prefix cache;
 - a server dies soon after any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every
   process of a script's background job ignores (`run.sh &`); the server would never answer again.
 """
@@ -26,6 +27,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 from verl_multiturn.verl_bridge.servers.admission import PAUSED, Admission
+from verl_multiturn.verl_bridge.servers.cache_hits import CACHED, CacheHits
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ _ENDING_S = 1.0
 class AsyncSGLangServer(SGLangHttpServer):
     """The server of `rollout.name=sglang_async`, which runs in a Ray actor."""
 
+    tokenizer_manager: Any
+    """SGLang's manager of requests; verl's `launch_server` makes it."""
+    _hits: CacheHits | None = None
+    """The same, which also knows what was cached; None before the launch."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._admission = Admission()
@@ -50,6 +57,9 @@ class AsyncSGLangServer(SGLangHttpServer):
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Start SGLang as verl does, and end this process soon after one of SGLang's has died."""
         await super().launch_server(*args, **kwargs)
+        if self.node_rank == 0:
+            self._hits = CacheHits(self.tokenizer_manager)
+            self.tokenizer_manager = self._hits
         loop = asyncio.get_running_loop()
         for process in multiprocessing.active_children():
             loop.add_reader(process.sentinel, _ended, process, loop)
@@ -60,7 +70,8 @@ class AsyncSGLangServer(SGLangHttpServer):
         """Sample as verl's server does; return without a token where the server is paused.
 
         `extra_fields["global_steps"]` of the output is the version of the weights that sampled all its tokens; None
-        where it changed meanwhile, without a pause. `extra_fields["paused"]` tells whether the server is paused.
+        where it changed meanwhile, without a pause. `extra_fields["paused"]` tells whether the server is paused,
+        `extra_fields["num_cached_tokens"]` how many of the prompt's ids were in the cache, where SGLang says it.
         """
         version = self.global_steps
         ends = self._end_ids(sampling_params)
@@ -72,6 +83,9 @@ class AsyncSGLangServer(SGLangHttpServer):
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
             self._admission.leave()
+            cached = None if self._hits is None else self._hits.take(request_id)
+        if cached is not None and output.token_ids:  # one that was stopped before its first token has read no prompt
+            output.extra_fields[CACHED] = cached
         if output.stop_reason == "abort" and output.token_ids and output.token_ids[-1] in ends:
             output.stop_reason = "stop"
         output.extra_fields["global_steps"] = version if self.global_steps == version else None

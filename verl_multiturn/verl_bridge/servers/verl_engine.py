@@ -11,6 +11,7 @@ from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Ask, Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.tasks import ended
+from verl_multiturn.verl_bridge.servers.cache_hits import CACHED
 from verl_multiturn.verl_bridge.servers.client import SEGMENTS, RolloutClient
 
 _FINISH: dict[str | None, Finish] = {"stop": "stop", "completed": "stop", "length": "length"}
@@ -62,6 +63,7 @@ class VerlEngine:
             logprobs=logprobs,
             versions=_versions(output.extra_fields, len(sampled)),
             finish=_FINISH.get(output.stop_reason, "abort"),
+            cached=output.extra_fields.get(CACHED),
         )
 
 

@@ -192,13 +192,19 @@ def importance_needs(run: RunView) -> Needs:
     return {**WITHOUT_WEIGHT, **{key: EXACT[key] for key in filled}}
 
 
+def is_default_warmup(given: Any) -> bool:
+    """Tell whether a number of warm-up batches is verl's default, the integer 1; 1.0 is the user's."""
+    return type(given) is int and given == 1
+
+
 def staleness_needs(run: RunView) -> Needs:
     """Return what `max_staleness` needs; empty without it, and in `sync`, whose tokens all have the age 0."""
     eta, strategy = run.settings.max_staleness, run.settings.staleness_strategy
     if eta is None or run.our_trainer in (None, "sync"):
         return {}
+    warmup = f"trainer.v1.{run.our_trainer}.num_warmup_batches"
     return {
-        f"trainer.v1.{run.our_trainer}.num_warmup_batches": (1, eta),
+        warmup: (1, eta if is_default_warmup(run.value(warmup)) else run.value(warmup)),
         f"{_SAMPLER}.max_off_policy_threshold": (8, eta + 1),
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),

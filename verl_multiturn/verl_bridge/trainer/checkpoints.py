@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import describe
-from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder
+from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
 from verl_multiturn.verl_bridge.compat.stored_rows import clear_groups, list_prompts
 
 _VALIDATION = "val"
@@ -38,15 +38,23 @@ def save_last(trainer: Any, step: int | None) -> str:
     if step == 0:
         return "no step was trained yet, so nothing was saved"
     checkpoints = Path(trainer.config.trainer.default_local_dir)
-    tracker = checkpoints / TRACKER  # verl writes it last; an earlier run may have left it
-    if trainer.saved_step != step or not tracker.exists() or tracker.read_text().strip() != str(step):
+    folder, after = checkpoint_folder(checkpoints, step), ""
+    if trainer.saved_step != step or not _names(checkpoints, step):
         try:
             _forget_validation(trainer.agent_loop_manager)
             trainer.global_steps = step
             trainer._save_checkpoint()
-        except Exception as error:  # of the disk, of Ray, of a training worker
-            return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
-    return f"the weights of step {step} are saved in {str(checkpoint_folder(checkpoints, step))!r}; {again} them"
+        except Exception as error:  # of the disk, of Ray, of a training worker, or of a callback of the user's
+            if not (_names(checkpoints, step) and is_complete(folder)):
+                return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
+            after = f", after which trainer.checkpoint_callback_class failed ({describe(error)})"
+    return f"the weights of step {step} are saved in {str(folder)!r}{after}; {again} them"
+
+
+def _names(checkpoints: Path, step: int) -> bool:
+    """Tell whether the tracker file, which verl writes last, names a step; an earlier run may have left it."""
+    tracker = checkpoints / TRACKER
+    return tracker.exists() and tracker.read_text().strip() == str(step)
 
 
 def _forget_validation(agent_loop_manager: Any) -> None:

@@ -60,10 +60,10 @@ from verl_multiturn.verl_bridge.trainer.replay_buffer import (
 )
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
-    VALIDATION_PREFIX,
     cut_metrics,
     observe_samples,
     prefixed,
+    validated,
 )
 from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.row_weights import weigh_conversations
@@ -324,7 +324,7 @@ class MultiTurnHooks:
         stats: list[Stats] = []
         with observe_samples(self.replay_buffer, stats):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
-        return metrics | prefixed(VALIDATION_PREFIX, stats)
+        return metrics | validated(stats)
 
 
 def _bound_of(settings: MultiTurnSettings, mode: str) -> Bound | None:

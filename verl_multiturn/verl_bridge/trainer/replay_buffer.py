@@ -8,7 +8,7 @@ strategy takes the finished groups with the earliest deadlines first; `rollout/s
     mask      nothing is evicted; the trainer leaves old tokens out of the loss        token_ages.py
     reroll    as `mask`; besides, the trainer begins late groups anew                  rerolls.py
 
-Without the setting verl's own rules hold.
+Without the setting verl's own rules hold. Groups that teach nothing are filtered by conversations: `group_filter.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
+from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 
 logger = logging.getLogger(__name__)
@@ -154,12 +155,12 @@ class Waking:
         return f"the trainer waits for {len(shown)} groups of {partition_id!r}: {', '.join(shown[:_SHOWN])}{more}"
 
 
-class MultiTurnReplayBuffer(Waking, ReplayBuffer):
-    """verl's synchronous replay buffer, which waits with a `Waiter`."""
+class MultiTurnReplayBuffer(GroupFilter, Waking, ReplayBuffer):
+    """verl's synchronous replay buffer, which waits with a `Waiter` and filters groups by conversations."""
 
 
-class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
-    """verl's asynchronous replay buffer, which waits with a `Waiter` and keeps the bound of the ages.
+class MultiTurnReplayBufferAsync(GroupFilter, Waking, ReplayBufferAsync):
+    """verl's asynchronous replay buffer: as `MultiTurnReplayBuffer`, and it keeps the bound of the ages.
 
     Its metrics of a step are `evicted` (groups that were beyond the bound) and `prompts_lost` (prompts that leave
     untrained, because their group was evicted or failed).
@@ -170,14 +171,9 @@ class MultiTurnReplayBufferAsync(Waking, ReplayBufferAsync):
         arguments: those of verl's class.
     """
 
-    # Attributes of verl's class.
-    finished_keys: dict[str, set[str]]
-    partitions: dict[str, dict[str, dict[str, Any]]]
-
     def __init__(self, bound: Bound | None, batch_size: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
+        super().__init__(batch_size, **arguments)
         self._bound = bound
-        self._batch_size = batch_size
         self._taken = (0, 0)
         self._evicted_uids: list[str] = []
         if bound is not None:
@@ -283,7 +279,7 @@ def replay_buffer_from(verls: Any, bound: Bound | None, batch_size: int) -> Any:
     names = [name for name in inspect.signature(ReplayBuffer.__init__).parameters if name != "self"]
     arguments = {name: getattr(verls, name) for name in names}
     if type(verls) is ReplayBuffer:
-        return MultiTurnReplayBuffer(**arguments)
+        return MultiTurnReplayBuffer(batch_size, **arguments)
     return MultiTurnReplayBufferAsync(bound, batch_size, **arguments)
 
 

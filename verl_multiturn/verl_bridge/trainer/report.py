@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from verl_multiturn.observe.metrics import Stats, aggregate, conversations
+from verl_multiturn.observe.pass_at_k import passed_shares
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,12 @@ def prefixed(prefix: str, stats: list[Stats]) -> dict[str, float]:
     if metrics.get("interaction/openings_differ"):
         _warn_of_openings()
     return {prefix + key: value for key, value in metrics.items()}
+
+
+def validated(stats: list[Stats]) -> dict[str, float]:
+    """Return the metrics of a validation's conversations: those of `prefixed`, and pass@k."""
+    passed = {VALIDATION_PREFIX + key: value for key, value in passed_shares(stats).items()}
+    return prefixed(VALIDATION_PREFIX, stats) | passed
 
 
 @functools.cache

@@ -97,9 +97,10 @@ AGENTS: list[Check] = [
     ),
     Row(
         "algorithm.filter_groups.metric",
-        when=lambda run: run.filter_metric not in (None, "reward"),
-        why="a session whose agent failed has no such number, at which verl would end the run",
-        remedy=f"set enable to False, or the metric to reward and {_KEY}.max_rows to 1",
+        when=lambda run: run.our_trainer is None and run.filter_metric not in (None, "reward"),
+        why="a session whose agent failed has no such number, at which the trainer "
+        "trainer.v1.trainer_mode={run.trainer_mode!r} would end the run",
+        remedy="use one of verl's own V1 trainers, or set the metric to reward",
     ),
     Row(
         f"{_MULTI_TURN}.format",

@@ -83,11 +83,12 @@ ESTIMATOR = [
         remedy="set the estimator to one of {ESTIMATORS}, or leave it out",
     ),
     Row(
-        "algorithm.filter_groups.metric",
-        when=lambda run: run.filter_metric == "reward" and may_have_several_rows(run.config, run.settings),
-        why="verl compares the rewards of rows, and conversations have several here, so that groups with different "
-        "conversations would be left out",
-        remedy="set enable to False, or the metric to a number that compute_score returns, such as acc",
+        "distillation.enabled",
+        when=lambda run: run.value("distillation.enabled") and may_have_several_rows(run.config, run.settings),
+        why="conversations have several rows here, and verl 0.9.1 asks its teacher about the last one alone, so that "
+        "the others would have no teacher's probabilities",
+        remedy="set {PATH}.context.mode=append and, with the agent loop {PROXY_LOOP}, {PATH}.proxy.max_rows=1, or "
+        "leave distillation out",
     ),
     Row(
         (f"{_CONTEXT}.mode", "critic.enable"),

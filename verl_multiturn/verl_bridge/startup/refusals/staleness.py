@@ -11,7 +11,13 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import ROLLOUT
-from verl_multiturn.verl_bridge.startup.derive import EXACT, WITHOUT_WEIGHT, importance_needs, staleness_needs
+from verl_multiturn.verl_bridge.startup.derive import (
+    EXACT,
+    WITHOUT_WEIGHT,
+    importance_needs,
+    is_default_warmup,
+    staleness_needs,
+)
 from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
@@ -64,6 +70,25 @@ def _against_staleness(key: str) -> Row:
         when=found,
         why="{PATH}.max_staleness={run.settings.max_staleness} makes it {found[0]!r}",
         remedy="leave it out, or leave out max_staleness",
+    )
+
+
+def _row_of_warmup(mode: str) -> Row:
+    """Return the row of a number of warm-up batches with which groups would be beyond the bound from the start."""
+    key = f"trainer.v1.{mode}.num_warmup_batches"
+
+    def found(run: RunView) -> bool:
+        given = run.value(key)
+        if run.our_trainer != mode or not staleness_needs(run) or is_default_warmup(given):
+            return False
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        return not is_number or not 0 <= given <= run.settings.max_staleness
+
+    return Row(
+        key,
+        when=found,
+        why="expected a number of batches from 0 to {PATH}.max_staleness={run.settings.max_staleness}, for example 0.5",
+        remedy="leave it out: then it is max_staleness",
     )
 
 
@@ -125,7 +150,7 @@ STALENESS = [
         why=f"it cancels groups, which {_ROLLOUT}.agent.agent_loop_manager_class={{found!r}} need not be able to",
         remedy="leave the manager out, or set staleness_strategy=mask",
     ),
-    *(_against_staleness(f"trainer.v1.{mode}.num_warmup_batches") for mode in TRAINERS if mode != "sync"),
+    *(_row_of_warmup(mode) for mode in TRAINERS if mode != "sync"),
     _against_staleness(f"{_SAMPLER}.max_off_policy_threshold"),
     _against_staleness(f"{_SAMPLER}.max_off_policy_strategy"),
 ]

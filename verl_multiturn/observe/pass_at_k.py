@@ -1,0 +1,66 @@
+"""pass@k: the share of prompts that k samples would solve, as Chen et al. (arXiv 2107.03374) estimate it.
+
+Of n samples of a prompt c pass. The estimate of pass@k is 1 - C(n-c, k) / C(n, k), the share of all choices of k
+samples in which one passes. Its expectation is pass@k for every n that is at least k; that of 1 - (1 - c/n)^k is less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from verl_multiturn.observe.metrics import Stats
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k of a prompt.
+
+    Args:
+        samples: number of its samples, at least `k`.
+        passed: number of those that pass.
+        k: number of samples of which one should pass, at least 1.
+
+    Raises:
+        ValueError: the numbers do not fit.
+    """
+    if not (1 <= k <= samples and 0 <= passed <= samples):
+        raise ValueError(
+            f"{passed} of {samples} samples and k={k}: expected 0 <= passed <= samples and 1 <= k <= samples"
+        )
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def passes(stats: Stats) -> bool:
+    """Tell whether a valid conversation solved its task.
+
+    Its score must be more than 0, and so must the `acc` that its reward reported, if any. The score is that of
+    `compute_score`; where the rewards of tools, of an interaction or of an agent take its place, it is what the
+    conversation earned in all.
+    """
+    score = stats.get("score")
+    if score is None:
+        score = stats.get("conversation", {}).get("score", 0.0)
+    return bool(score > 0 and stats.get("reported", {}).get("acc", 1.0) > 0)
+
+
+def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
+    """Return pass@k of a validation by name: `pass@1`, `pass@2`, `pass@4`, … and that of all samples of a prompt.
+
+    Each is a mean over the prompts that have k valid conversations; an invalid one is no sample. Where no prompt has
+    more than one sample there is nothing.
+
+    Args:
+        stats: a dictionary for each conversation, with its `group`, as `observe.metrics.conversations` returns it.
+    """
+    groups: dict[str, list[bool | None]] = {}
+    for each in stats:
+        groups.setdefault(each["group"], []).append(passes(each) if each["valid"] else None)
+    most = max(map(len, groups.values()), default=0)
+    if most < 2:
+        return {}
+    valid = [[passed for passed in group if passed is not None] for group in groups.values()]
+    shares = {}
+    for k in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+        if k <= most and (known := [pass_at_k(len(group), sum(group), k) for group in valid if len(group) >= k]):
+            shares[f"pass@{k}"] = math.fsum(known) / len(known)
+    return shares

@@ -1,0 +1,187 @@
+"""DAPO's filter of groups (`algorithm.filter_groups`), which compares conversations here.
+
+verl leaves out a group whose rows all have the same number, since nothing can be learnt from it, and a fresh prompt
+takes its place. A row is not what is compared: one conversation may have several, and an invalid one has a score of 0
+that says nothing. So each valid conversation counts once, with one number:
+
+    metric `reward`     what the conversation earned in all its rows (stats, `conversation.score`)
+    any other metric    what the reward function reported under this name; 0 for a session whose agent failed, which
+                        has none, as verl's validation counts it
+
+A conversation of another agent loop than ours counts with its last row, the one that verl's GRPO compares.
+
+Invariants:
+- a group is left out if all its valid conversations have one number, or if fewer than two are valid: then there is
+  nothing to compare. A group that is a single, valid conversation stays, as `rollout.n=1` is meant to have them;
+- of groups with fewer than two valid conversations a step replaces at most as many as it trains. What is more is
+  trained, which changes nothing, so that a run in which every conversation fails goes on from step to step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, get_columns
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.trainer.report import PREFIX
+
+TOO_FEW = math.nan
+"""Verdict on a group with fewer than two valid conversations."""
+
+_REWARD = "reward"
+# Largest difference of two numbers, relative to the larger one or 1, that comes of adding up float32 rewards.
+_ROUNDING = 1e-5
+
+
+LeftOut = Callable[[BatchRows], Collection[str]]
+"""Returns the names of conversations that the trainer will leave out of a batch with these rows."""
+
+
+def _nobody(rows: BatchRows) -> Collection[str]:
+    return ()
+
+
+def verdict(numbers: Sequence[float | None]) -> float | None:
+    """Judge a group by the numbers of its conversations, None for an invalid one.
+
+    Numbers are the same if they differ by rounding alone (`_ROUNDING`).
+
+    Returns:
+        The number that all valid conversations share, so that the group is left out; None: they differ, or the group
+        is meant to be a single conversation; NaN (`TOO_FEW`): fewer than two are valid.
+
+    Example: [1, 1, None] gives 1, [1, 0] and [1] None, [1, None] and [None, None] `TOO_FEW`.
+    """
+    valid = [number for number in numbers if number is not None]
+    if len(valid) < 2:
+        return None if len(valid) == len(numbers) == 1 else TOO_FEW
+    least, most = min(valid), max(valid)
+    return float(np.float32(most)) if most - least <= _ROUNDING * max(1.0, abs(most)) else None
+
+
+def verdicts(
+    uids: Collection[str],
+    partition: Mapping[str, Mapping[str, Any]],
+    partition_id: str,
+    metric: str,
+    left_out: LeftOut = _nobody,
+) -> dict[str, float | None]:
+    """Judge finished groups; see `verdict`.
+
+    Args:
+        uids: the groups.
+        partition: the tags of all rows of the partition, by name.
+        partition_id: TransferQueue's partition.
+        metric: `algorithm.filter_groups.metric`.
+        left_out: says which conversations count as invalid ones, too.
+
+    Raises:
+        ConfigError: the reward function does not report the metric.
+    """
+    names = [name for name in partition if RowKey.parse(name).uid in uids]
+    tags = [partition[name] for name in names]
+    rows = BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
+    last = {key.conversation: key for key in sorted(rows.real, key=lambda key: key.number)}
+    broken = {key.conversation for key, own in rows.stats.items() if not own["valid"]} | set(left_out(rows))
+    valid = [key for name, key in last.items() if name not in broken]
+    numbers = _numbers(valid, rows.stats, partition_id, metric)
+    groups = {uid: [numbers.get(last[name]) for name in group] for uid, group in rows.groups.items()}
+    return {uid: verdict(groups.get(uid, [])) for uid in uids}
+
+
+def _numbers(
+    keys: Sequence[RowKey], stats: Mapping[RowKey, Stats], partition_id: str, metric: str
+) -> dict[RowKey, float]:
+    """Return the number of each conversation, by its last row."""
+    if metric == _REWARD:
+        known = {key: float(stats[key]["conversation"]["score"]) for key in keys if key in stats}
+        others = [key for key in keys if key not in stats]
+        scores = get_columns(others, partition_id, ["rm_scores"])["rm_scores"].unbind() if others else []
+        return known | {key: float(row.sum()) for key, row in zip(others, scores, strict=True)}
+    fields = list(get_columns(keys, partition_id, ["extra_fields"])["extra_fields"]) if keys else []
+    return {key: _reported(key, found, stats, metric) for key, found in zip(keys, fields, strict=True)}
+
+
+def _reported(key: RowKey, field: Any, stats: Mapping[RowKey, Stats], metric: str) -> float:
+    """Return what a reward function reported of a conversation under the metric's name."""
+    extra = getattr(field, "data", field)
+    reported = (extra.get("reward_extra_info") if isinstance(extra, dict) else None) or {}
+    if metric in reported:
+        return float(reported[metric])
+    if "session" in stats.get(key, {}):
+        return 0.0
+    raise ConfigError(
+        f"algorithm.filter_groups.metric={metric!r}: the reward of conversation {key.conversation} does not report it, "
+        f"but only {sorted(reported)}; set the metric to one of these, or to reward"
+    )
+
+
+class GroupFilter:
+    """Mixin for a replay buffer of verl, listed before it: its filter compares conversations.
+
+    Its metric of a step is `rollout/filter_groups/too_few_valid`: groups that were replaced because fewer than two of
+    their conversations are valid. verl's `training/filter_groups/evicted_samples` counts them, too.
+
+    Args:
+        batch_size: number of groups that a training step takes in all its samples.
+        arguments: those of verl's class.
+    """
+
+    # Attributes of verl's replay buffer.
+    filter_groups_metric: str | None
+    finished_keys: dict[str, set[str]]
+    partitions: dict[str, dict[str, dict[str, Any]]]
+    prompt_global_steps: dict[str, dict[str, int]]
+    _dapo_classification_cache: dict[str, dict[str, float | None]]
+
+    left_out: LeftOut = staticmethod(_nobody)
+    """The trainer's word on conversations that it will leave out, such as those that an outage has touched."""
+
+    def __init__(self, batch_size: int, **arguments: Any) -> None:
+        self._batch_size = batch_size
+        super().__init__(**arguments)
+
+    def begin_step(self) -> None:
+        """Forget the counts of the step before."""
+        super().begin_step()  # type: ignore[misc]
+        self._replaced = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metrics."""
+        metrics: dict[str, float] = super().metrics()  # type: ignore[misc]
+        if self.filter_groups_metric is not None:
+            metrics[f"{PREFIX}filter_groups/too_few_valid"] = self._replaced
+        return metrics
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        if partition_id != TRAIN or self.filter_groups_metric is None:
+            return set(), Counter()
+        finished, known = self.finished_keys[partition_id], self._dapo_classification_cache[partition_id]
+        for uid in known.keys() - finished:
+            del known[uid]
+        if new := finished - known.keys():
+            rows = self.partitions[partition_id]
+            known.update(verdicts(new, rows, partition_id, self.filter_groups_metric, self.left_out))
+        steps = self.prompt_global_steps[partition_id]
+        too_few = sorted(self._too_few(partition_id), key=lambda uid: (steps[uid], uid))
+        replaced = too_few[: max(0, self._batch_size - self._replaced)]
+        shared = {uid: number for uid, number in known.items() if number is not None and not math.isnan(number)}
+        return {*shared, *replaced}, Counter(shared.values())
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        self._replaced += len(eviction_reasons[1] & self._too_few(partition_id))
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+
+    def _too_few(self, partition_id: str) -> set[str]:
+        """Return the finished groups with fewer than two valid conversations."""
+        known = self._dapo_classification_cache[partition_id]
+        return {uid for uid, number in known.items() if number is not None and math.isnan(number)}
