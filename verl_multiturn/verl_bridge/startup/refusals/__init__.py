@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, staleness, trainer
+from verl_multiturn.verl_bridge.startup.refusals import agents, files, loops, rewards, rows, staleness, traces, trainer
 from verl_multiturn.verl_bridge.startup.table import Section
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -35,6 +35,7 @@ SETTINGS = [
     Section("Batch sizes", trainer.BATCH_SIZES, lambda run: run.has_our_loop and run.our_trainer is not None),
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
+    Section("Traces", traces.TRACES, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
     Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.is_our_rollout),
 ]
