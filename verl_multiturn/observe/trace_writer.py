@@ -67,12 +67,15 @@ class TraceWriter:
         self._queue: queue.Queue[Traced | Callable[[], object]] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lost = 0
-        self.cpu_s = 0.0
-        """Seconds of CPU that the thread has taken to write traces; opening the backends is not counted."""
+
+    @property
+    def waiting(self) -> int:
+        """Return how many conversations wait for the thread."""
+        return self._queue.qsize()
 
     def put(self, traced: Traced) -> None:
         """Take a conversation that is over and whose outcome nobody changes any more."""
-        if self._queue.qsize() >= _MOST:
+        if self.waiting >= _MOST:
             self._lost += 1
             if self._lost == 1:
                 logger.warning(
@@ -95,14 +98,13 @@ class TraceWriter:
         try:
             await ended.wait()
         except asyncio.CancelledError:
-            logger.warning("the last traces are lost: some %d were not written in time", self._queue.qsize())
+            logger.warning("the last traces are lost: some %d were not written in time", self.waiting)
             raise
 
     def _run(self) -> None:
         while isinstance(traced := self._queue.get(), Traced):
             for outlet in self._outlets:
                 outlet.open()
-            started = time.thread_time()
             try:
                 trace = trace_of(traced, self._decode)
             except Exception as error:  # a bug of ours must not end the thread
@@ -110,7 +112,6 @@ class TraceWriter:
                 continue
             for outlet in self._outlets:
                 outlet.write(traced, trace)
-            self.cpu_s += time.thread_time() - started
         for outlet in self._outlets:
             outlet.close()
         with contextlib.suppress(RuntimeError):  # the loop may be closed by now

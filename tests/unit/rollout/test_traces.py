@@ -131,7 +131,7 @@ async def test_a_session_that_is_cancelled_or_wrong_tells_what_it_did(agent: str
     async with serving(agent, "a") as endpoint:
         task = asyncio.ensure_future(endpoint.run("r", ROW, {}, told.append))
         if agent == "slow":
-            await until(lambda: any(session.forest.delivered for session in endpoint._server._sessions.values()))
+            await until(lambda: any(each.session.forest.delivered for each in endpoint._server._open.values()))
             task.cancel()
         with pytest.raises((asyncio.CancelledError, Exception)):
             await task
