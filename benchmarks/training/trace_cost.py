@@ -12,11 +12,12 @@ of each batch is traced with its 11 samples, 3 of which are cut; and then all 16
   the script has for this conversation (of one that was cut, some at its end may lack); `others`: those of conversations
   that were not sampled. They are read back from the backend's files.
 - `share`: CPU time of the whole process for a batch with traces minus that of one without, in medians, as a share of
-  the time that a batch takes. It counts the backend's own threads, and the first opening of its files does not count.
+  the CPU time that two cores have in a batch: by so much a step gets longer where nothing is idle. It counts the
+  backend's own threads, and the first opening of its files does not count.
 - `share_all`: the same with all conversations traced, which is verl's default; `ms`: CPU time of one trace.
 
-The backends are MLflow with an SQLite file, and Trackio; both are in requirements/traces.lock. The last line is one JSON
-object.
+The backends are MLflow with an SQLite file, and Trackio; both are in requirements/traces.lock. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from verl_multiturn.rollout.oversampling import samples_to_start
 
 BACKENDS = ("mlflow", "trackio")
 SCALE = 0.2
+CORES = 2
 SHARE = 0.02
 """The largest share of a step that the traces of sampled conversations may cost."""
 _ROOT, _TURN, _GENERATION, _TOOL = "agent_loop", "turn", "generation", "tool wait"
@@ -59,7 +61,7 @@ async def _roll(worker: ScriptedWorker, batch: int) -> tuple[float, float]:
     await worker.run_groups(range(batch * PROMPTS, (batch + 1) * PROMPTS), global_steps=batch)
     seconds = time.perf_counter() - started
     if (tracer := worker._tracer) is not None:
-        while tracer.writer.waiting:  # what is left for the thread is part of the batch's cost
+        while tracer.writer.waiting:  # noqa: ASYNC110 - what is left for the thread is part of the batch's cost
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.0)  # and so is what the backend does in threads of its own
     return seconds, time.process_time() - cpu
@@ -96,8 +98,8 @@ async def _played(backend: str, batches: int, folder: Path, world: World) -> dic
     step_s = statistics.median(seconds)
     everything = PROMPTS * samples_to_start(SAMPLES, RATE)
     return {
-        "share": round((medians["one"] - medians["none"]) / step_s, 4),
-        "share_all": round((medians["all"] - medians["none"]) / step_s, 4),
+        "share": round((medians["one"] - medians["none"]) / (CORES * step_s), 4),
+        "share_all": round((medians["all"] - medians["none"]) / (CORES * step_s), 4),
         "ms": round(1000 * (medians["all"] - medians["none"]) / everything, 2),
         "step_s": round(step_s, 2),
         **_checked(_read(backend), batches + 1, world),

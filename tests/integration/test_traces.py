@@ -203,7 +203,7 @@ async def test_a_conversation_that_raises_has_a_trace_with_the_error(folder: Pat
 
 
 async def test_agents_are_traced_and_verls_own_loops_are_not(folder: Path) -> None:
-    custom = {"multiturn": {"proxy": {"agent": "tests.endpoint_agents:chat"}}}
+    custom = {"multiturn": {"proxy": {"agent": "tests.endpoint_agents:chat"}, "request_timeout_s": 60}}
     worker = make_worker(folder, custom=custom, n=1)
     traces = keep(worker)
     await worker.run_groups([0], agent_name="proxy_agent", extra_info={})

@@ -87,7 +87,7 @@ async def test_a_call_that_fails_and_one_that_cannot_be_read() -> None:
     (unknown,), (malformed,) = (turn.children[1:] for turn in trace.children[:2])
     assert (unknown.name, unknown.outputs["status"]) == ("tool", "unknown_tool")
     assert unknown.error.startswith("Error: there is no tool")
-    assert malformed.inputs == {"id": outcome.calls[1].call_id, "malformed": "{"}
+    assert malformed.inputs == {"id": outcome.calls[1].call_id, "malformed": "<tool_call>{</tool_call>"}
 
 
 async def test_a_conversation_that_was_cancelled_has_a_trace_of_what_it_did() -> None:

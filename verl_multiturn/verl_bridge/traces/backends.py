@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,11 @@ class _Backend:
 
 class Mlflow(_Backend):
     """MLflow: one trace for each conversation, with a span for each of its spans."""
+
+    def open(self) -> None:
+        """Let verl open it; spans go out in larger batches than MLflow's five, in half of the CPU time."""
+        os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", "200")
+        super().open()
 
     def write(self, traced: Traced, trace: Span) -> None:
         """Write a trace; MLflow sends it in threads of its own."""
@@ -231,7 +237,7 @@ def open_rl_insight(config: Any) -> None:
         config: verl's whole configuration.
     """
     # Only its own settings: with the whole configuration verl would register the metrics of TransferQueue once more.
-    settings = config.trainer.get("rl_insight") or {}
+    settings = (config.get("trainer") or {}).get("rl_insight") or {}
     trace = config.actor_rollout_ref.rollout.trace
     RLInsightLogger.init(trace.project_name, trace.experiment_name, {"trainer": {"rl_insight": settings}})
 
