@@ -4,17 +4,18 @@
 
 The real agent-loop worker rolls batches out, with a scripted model and a slow tool (`oversample_world.py`): 16 prompts
 with 8 samples each, over-sampled, in the world `coupled` of `benchmarks.oversample`, whose times are scaled so that a
-batch takes some 8 s, as a step of the quickstart on two cores does. So a step is as short as one of ours ever is.
-Batches without traces and with them take turns. With them, `max_samples_per_step_per_worker` is 1, so that one prompt
-of each batch is traced with its 11 samples, 3 of which are cut; and then all 16 prompts.
+batch takes some 13 s, as a step of the quickstart on two cores does. Steps of other recipes are longer.
+`max_samples_per_step_per_worker` is 1, so that one prompt of each batch is traced with its 11 samples, 3 of which are
+cut.
 
 - `traces`: what was written, and `expected`; `complete`: those with one span for each generation, call and turn that
   the script has for this conversation (of one that was cut, some at its end may lack); `others`: those of conversations
   that were not sampled. They are read back from the backend's files.
-- `share`: CPU time of the whole process for a batch with traces minus that of one without, in medians, as a share of
-  the CPU time that two cores have in a batch: by so much a step gets longer where nothing is idle. It counts the
-  backend's own threads, and the first opening of its files does not count.
-- `share_all`: the same with all conversations traced, which is verl's default; `ms`: CPU time of one trace.
+- `share`: CPU time of the traces of a batch, as a share of the CPU time that two cores have in it: by so much a step
+  gets longer where nothing is idle. It is that of all threads but the event loop's, those of the backend among them,
+  minus that of a batch without traces, plus `loop_ms` for each trace. The first opening of the backend's files does
+  not count.
+- `ms`: CPU time of one trace; `loop_ms`: what it takes on the event loop, where conversations could wait for it.
 
 The backends are MLflow with an SQLite file, and Trackio; both are in requirements/traces.lock. The last line is one
 JSON object.
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import importlib
 import json
 import logging
@@ -44,63 +44,84 @@ from transformers import AutoTokenizer
 from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
+from verl_multiturn.observe.traces import Span, Traced
+from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.oversampling import samples_to_start
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
+from verl_multiturn.verl_bridge.traces.tracer import Tracer, note
 
 BACKENDS = ("mlflow", "trackio")
-SCALE = 0.2
+SCALE = 0.33
 CORES = 2
 SHARE = 0.02
 """The largest share of a step that the traces of sampled conversations may cost."""
 _ROOT, _TURN, _GENERATION, _TOOL = "agent_loop", "turn", "generation", "tool wait"
 
 
-async def _roll(worker: ScriptedWorker, batch: int) -> tuple[float, float]:
-    """Roll a batch out; return the seconds that it took, and those of CPU of all threads."""
-    gc.collect()
-    cpu, started = time.process_time(), time.perf_counter()
-    await worker.run_groups(range(batch * PROMPTS, (batch + 1) * PROMPTS), global_steps=batch)
-    seconds = time.perf_counter() - started
-    if (tracer := worker._tracer) is not None:
-        while tracer.writer.waiting:  # noqa: ASYNC110 - what is left for the thread is part of the batch's cost
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1.0)  # and so is what the backend does in threads of its own
-    return seconds, time.process_time() - cpu
+def _worker(world: World, folder: Path, backend: str | None) -> ScriptedWorker:
+    trace = {"project_name": "cost", "experiment_name": backend, "backend": backend}
+    settings = {"n": SAMPLES, "over_sample_rate": RATE, "trace": {**trace, "max_samples_per_step_per_worker": 1}}
+    return ScriptedWorker(world, AutoTokenizer.from_pretrained(MODEL), folder, **settings)
 
 
-def _worker(world: World, tokenizer: Any, folder: Path, backend: str | None, most: int | None) -> ScriptedWorker:
-    trace = {"project_name": "cost", "experiment_name": f"{backend}-{most}", "backend": backend}
-    settings = {"n": SAMPLES, "over_sample_rate": RATE, "trace": {**trace, "max_samples_per_step_per_worker": most}}
-    return ScriptedWorker(world, tokenizer, folder, **settings)
+async def _roll(world: World, folder: Path, backend: str | None, batches: range) -> tuple[float, float]:
+    """Roll batches out until their traces are written.
+
+    Returns:
+        The seconds of a batch in the median, and the CPU seconds of all threads but the event loop's.
+    """
+    worker = _worker(world, folder, backend)
+    others, seconds = time.process_time() - time.thread_time(), []
+    for batch in batches:
+        started = time.perf_counter()
+        await worker.run_groups(range(batch * PROMPTS, (batch + 1) * PROMPTS), global_steps=batch)
+        seconds.append(time.perf_counter() - started)
+    if worker._tracer is not None:
+        await worker._tracer.writer.aclose()
+    return statistics.median(seconds), time.process_time() - time.thread_time() - others
+
+
+async def _loop_s() -> float:
+    """Return the CPU seconds that a traced conversation takes on the event loop."""
+    tracer, count = Tracer([_Nowhere()], None, None, None), 200
+    row = {"uid": "u", "session_id": 0, "index": 0, "global_steps": 1, "agent_name": AGENT_LOOP}
+    tracer.choose(row, validate=False)
+    started = time.thread_time()
+    for _ in range(count):
+        with tracer.conversation(row, validate=False):
+            note(Outcome.begun("r"))
+    used = time.thread_time() - started
+    await tracer.writer.aclose()
+    return used / count
+
+
+class _Nowhere:
+    """A backend that drops what it gets."""
+
+    name = "nowhere"
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def write(self, traced: Traced, trace: Span) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 async def _played(backend: str, batches: int, folder: Path, world: World) -> dict[str, Any]:
-    """Roll batches out without traces, with those of one prompt, and with all."""
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    workers = {
-        "none": _worker(world, tokenizer, folder, None, None),
-        "one": _worker(world, tokenizer, folder, backend, 1),
-        "all": _worker(world, tokenizer, folder, backend, None),
-    }
-    for worker in workers.values():  # builds what conversations share, and opens the backend
-        await _roll(worker, 0)
-    cpu: dict[str, list[float]] = {name: [] for name in workers}
-    seconds: list[float] = []
-    for batch in range(1, batches + 1):
-        for name, worker in workers.items():
-            took, used = await _roll(worker, batch)
-            cpu[name].append(used)
-            seconds.append(took)
-    for name in ("one", "all"):
-        tracer = workers[name]._tracer
-        assert tracer is not None
-        await tracer.writer.aclose()
-    medians = {name: statistics.median(used) for name, used in cpu.items()}
-    step_s = statistics.median(seconds)
-    everything = PROMPTS * samples_to_start(SAMPLES, RATE)
+    """Roll batches out with and without traces."""
+    await _roll(world, folder, backend, range(1))  # imports the backend, and makes its files
+    step_s, used = await _roll(world, folder, backend, range(1, batches + 1))
+    _, without = await _roll(world, folder, None, range(1, 2))
+    traces = samples_to_start(SAMPLES, RATE)
+    loop_s = await _loop_s()
+    of_batch = used / batches - without + traces * loop_s
     return {
-        "share": round((medians["one"] - medians["none"]) / (CORES * step_s), 4),
-        "share_all": round((medians["all"] - medians["none"]) / (CORES * step_s), 4),
-        "ms": round(1000 * (medians["all"] - medians["none"]) / everything, 2),
+        "share": round(of_batch / (CORES * step_s), 4),
+        "ms": round(1000 * of_batch / traces, 2),
+        "loop_ms": round(1000 * loop_s, 3),
         "step_s": round(step_s, 2),
         **_checked(_read(backend), batches + 1, world),
     }
@@ -115,10 +136,9 @@ def _read(backend: str) -> list[tuple[dict[str, Any], list[str]]]:
             (root.attributes, [span.name for span in trace.data.spans])
             for trace in found
             for root in [next(span for span in trace.data.spans if span.parent_id is None)]
-            if root.attributes["experiment_name"] == f"{backend}-1"
         ]
     storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-    traces = storage.get_traces("cost", f"{backend}-1")
+    traces = storage.get_traces("cost")  # of all runs: each worker is one
     return [(trace["metadata"], [span["name"] for span in trace["spans"]]) for trace in traces]
 
 
