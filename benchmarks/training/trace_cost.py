@@ -25,10 +25,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import json
 import logging
 import os
+import sqlite3
 import statistics
 import tempfile
 import time
@@ -137,9 +139,10 @@ def _read(backend: str) -> list[tuple[dict[str, Any], list[str]]]:
             for trace in found
             for root in [next(span for span in trace.data.spans if span.parent_id is None)]
         ]
-    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-    traces = storage.get_traces("cost")  # of all runs: each worker is one
-    return [(trace["metadata"], [span["name"] for span in trace["spans"]]) for trace in traces]
+    # Trackio's own functions read one run, and each worker is one.
+    with contextlib.closing(sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "cost.db")) as file:
+        rows = file.execute("SELECT metadata, spans FROM traces").fetchall()
+    return [(json.loads(told), [span["name"] for span in json.loads(spans)]) for told, spans in rows]
 
 
 def _checked(traces: list[tuple[dict[str, Any], list[str]]], batches: int, world: World) -> dict[str, int]:
