@@ -13,9 +13,12 @@ from tests.conftest import CharTokenizer, EchoTool
 from tests.proxy_clients import until
 from tests.scripted import CALL, run
 from tests.unit.proxy.test_proxy_endpoint import ROW, serving
+from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Outcome
 from verl_multiturn.observe.trace_writer import TraceWriter
 from verl_multiturn.observe.traces import Span, Traced, chat_of, plain, trace_of
+from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.trajectory import Trajectory
 
 
@@ -88,6 +91,23 @@ async def test_a_call_that_fails_and_one_that_cannot_be_read() -> None:
     assert (unknown.name, unknown.outputs["status"]) == ("tool", "unknown_tool")
     assert unknown.error.startswith("Error: there is no tool")
     assert malformed.inputs == {"id": outcome.calls[1].call_id, "malformed": "<tool_call>{</tool_call>"}
+
+
+async def test_a_conversation_of_several_rows_with_an_interaction_is_one_trace() -> None:
+    outcome, _ = await play(["a", "b", "c"], Counting(), Context(mode="window", turns=1))
+    assert len(outcome.rows) == 3
+    trace = trace_of(traced(outcome), tiny_tokenizer().decode)
+    each = ["generation", "interaction"]
+    assert names(trace) == ["agent_loop", "turn 0", *each, "turn 1", *each, "turn 2", *each]
+    assert [turn.attributes["row"] for turn in trace.children] == [0, 1, 2]
+    assert [turn.children[0].outputs["response_text"] for turn in trace.children] == [
+        "a<|im_end|>",
+        "b<|im_end|>",
+        "c<|im_end|>",
+    ]
+    assert [turn.children[1].outputs["text"] for turn in trace.children] == ["n1", "n2", "n3"]
+    assert [turn.outputs["reward"] for turn in trace.children] == [1.0, 1.0, 1.0]
+    assert len(trace.outputs["rows"]) == 3
 
 
 async def test_a_conversation_that_was_cancelled_has_a_trace_of_what_it_did() -> None:
