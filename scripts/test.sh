@@ -5,11 +5,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
-if ! cmp -s requirements/docs.lock .venv/.docs; then # the tests build the documentation
-    source scripts/install.sh
-    install .venv -r requirements/docs.lock
-    cp requirements/docs.lock .venv/.docs
-fi
+for extra in docs traces; do # the tests build the documentation, and write traces to real backends
+    if ! cmp -s "requirements/$extra.lock" ".venv/.$extra"; then
+        source scripts/install.sh
+        install .venv -r "requirements/$extra.lock"
+        cp "requirements/$extra.lock" ".venv/.$extra"
+    fi
+done
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
 export RAY_worker_niceness=0 # Ray's default, 15, lets its workers starve beside the other lanes
 fast=""

@@ -115,9 +115,10 @@ class ScriptedWorker(MultiTurnWorker):
     """
 
     def __init__(self, script: Script, tokenizer: Any, folder: Path, **settings: Any) -> None:
+        config = make_config(20_000)
         with mock.patch.object(_VerlWorker, "__init__", return_value=None):
-            super().__init__()
-        self.config = make_config(20_000)
+            super().__init__(config)
+        self.config = config
         custom = {"multiturn": {"tool_config_path": str(write_tool_yaml(folder))}}
         settings = {"val_kwargs": {"n": 1}, "custom": custom, **settings}
         OmegaConf.update(self.config, "actor_rollout_ref.rollout", settings)

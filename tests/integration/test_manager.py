@@ -34,9 +34,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             finally:
                 await asyncio.sleep(0.01)  # tools are released
                 self.released += 1
-            await self._agent_loop_postprocess(uid=uid, session_id=session_id)
+            await self._agent_loop_postprocess([], uid=uid, session_id=session_id)
 
-    async def write(self: Any, uid: str, session_id: int) -> None:
+    async def write(self: Any, output: Any, uid: str, session_id: int) -> None:
         await self._compute_score([], kwargs={})
         await self._compute_teacher_logprobs()
         self.writing.set()

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt
-from verl_multiturn.describe import show
+from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
@@ -72,7 +72,11 @@ class Endpoint:
         self._run.renderer.close()
 
     async def run(
-        self, name: str, row: Mapping[str, Any], sampling: Mapping[str, Any]
+        self,
+        name: str,
+        row: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+        unfinished: Callable[[Outcome], None] | None = None,
     ) -> tuple[Outcome, list[Receipt]]:
         """Run the agent for a data row.
 
@@ -80,6 +84,7 @@ class Endpoint:
             name: Request id of the row.
             row: The row.
             sampling: Sampling parameters, under the engine's own names.
+            unfinished: Called with what the session was so far where this raises, for its trace; None: nobody asks.
 
         Returns:
             What becomes of the session, and the receipts of its generations in the order of
@@ -108,16 +113,20 @@ class Endpoint:
             time_up.set()
         except asyncio.CancelledError:
             await self._closed(agent, session, address)
+            _tell(unfinished, session)
             raise
         try:
-            await asyncio.wait({agent})
-        finally:
-            receipts = await self._closed(agent, session, address)
-        end = agent.result()
-        # An agent may print its environment, or an error may name its address.
-        end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
-        try:
+            try:
+                await asyncio.wait({agent})
+            finally:
+                receipts = await self._closed(agent, session, address)
+            end = agent.result()
+            # An agent may print its environment, or an error may name its address.
+            end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
             return await self._outcome(session, end), receipts
+        except BaseException:
+            _tell(unfinished, session)
+            raise
         finally:
             session.forget()
 
@@ -182,6 +191,16 @@ class Endpoint:
         """Tell whether the session's first prompt was too long."""
         first = next(iter(session.forest.roots), None)
         return first is not None and len(first.ids) > self._run.limits.prompt_length
+
+
+def _tell(unfinished: Callable[[Outcome], None] | None, session: AgentSession) -> None:
+    """Tell what a session was until it was cancelled or its author's mistake was found."""
+    if unfinished is None:
+        return
+    try:
+        unfinished(session.outcome(StopReason.AGENT_FAILED))
+    except Exception as error:  # a bug of ours must not hide why the session ends
+        logger.warning("session %s: it has no trace: %s", session.id, describe(error), exc_info=True)
 
 
 def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bool = False) -> StopReason:

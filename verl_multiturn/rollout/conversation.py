@@ -30,9 +30,9 @@ from verl_multiturn.rollout.clock import running, stood_still_s
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engine import Ask, Engine, Generation
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
-from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request
+from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.sample import sample
-from verl_multiturn.rollout.trajectory import Source, Trajectory
+from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import EXECUTED, CallResult
@@ -80,11 +80,13 @@ class Conversation:
         self._read_images = read_images
         self._warned: set[Difference] = set()
 
-    async def run(self, request: Request) -> Outcome:
+    async def run(self, request: Request, outcome: Outcome | None = None) -> Outcome:
         """Roll a request out.
 
         Args:
             request: The request.
+            outcome: What `Outcome.begun` returned; it is filled in as the conversation goes on, so that its trace can
+                be written whatever ends it.
 
         Returns:
             The outcome, with a sealed trajectory.
@@ -95,7 +97,7 @@ class Conversation:
             InteractionContractError: An interaction broke the contract of `Interaction`.
             asyncio.CancelledError: The caller cancelled. Every tool has been released, and the interaction closed.
         """
-        outcome = Outcome(request.request_id, [ConversationRow(Trajectory(), [])], [])
+        outcome = outcome or Outcome.begun(request.request_id)
         user: InteractionSession | None = None
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
@@ -323,7 +325,8 @@ class Conversation:
         try:
             sampled = await sample(self._engine, ask)
         finally:
-            outcome.generate_s += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            outcome.generate_s += seconds
         turn = Turn(
             number := len(outcome.turns),
             parent=number - 1 if number else None,
@@ -331,6 +334,7 @@ class Conversation:
             start=trajectory.response_length,
             end=trajectory.response_length,
             summary=summary,
+            seconds=seconds,
         )
         if not summary:  # the turn after a summary acts in the state that came before it
             turn.state, outcome.state = outcome.state, None

@@ -100,6 +100,11 @@ class Outcome:
     interaction_s: float = 0.0
     """Seconds spent waiting for the interaction."""
 
+    @classmethod
+    def begun(cls, request_id: str) -> Outcome:
+        """Return the outcome of a conversation that begins, for `Conversation.run`."""
+        return cls(request_id, [ConversationRow(Trajectory(), [])], [])
+
     @property
     def stop_reason(self) -> StopReason:
         """Return why the conversation ended.

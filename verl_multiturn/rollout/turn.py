@@ -6,10 +6,12 @@ makes its turns at its end: each generation is one, also those that nobody got.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.tools.calls.results import CallResult
@@ -43,6 +45,12 @@ class Turn:
     """Results of its calls, in order."""
     reply: CheckedReply | None = None
     """The interaction's answer. That to the last turn may not have been shown to the model."""
+    given: Sequence[Message] = ()
+    """Messages that a session's agent sent for it, after those of its parent; empty in a conversation."""
+    at: float = field(default_factory=time.time, compare=False)
+    """Time (`time.time`) at which the engine had answered; for traces alone."""
+    seconds: float = 0.0
+    """Seconds for which the engine was waited for."""
 
     @property
     def sampled(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,8 @@ class CheckedReply:
     state: str | None = None
     """Digest of the reply's state, equal for equal states in all processes; None without a state."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    at: float = field(default_factory=time.time, compare=False)
+    """Time (`time.time`) at which it was there; for traces alone."""
 
 
 def read_reply(name: str, method: str, returned: Any, most_characters: int) -> CheckedReply:

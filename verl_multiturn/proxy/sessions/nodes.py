@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,12 @@ class Entry:
     """The completion; None if it did not become one."""
     cause: str = "invalid"
     """Why it is in no row, if it did not become one."""
+    given: Sequence[Message] = ()
+    """The messages of its prompt that follow its parent's."""
+    at: float = field(default_factory=time.time)
+    """Time (`time.time`) at which the engine had answered."""
+    seconds: float = 0.0
+    """Seconds for which the engine was waited for."""
 
 
 @dataclass(eq=False, repr=False, slots=True)

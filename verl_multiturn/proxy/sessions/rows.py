@@ -217,12 +217,15 @@ def _turn(
     number: int, entry: Entry, chosen: Collection[CompletionNode], trained_in: Mapping[CompletionNode, int]
 ) -> Turn:
     """Return the turn of a generation, without the place of its tokens."""
-    node, parent = entry.node, None if entry.parent is None else entry.parent.number
+    node = entry.node
+    turn = Turn(number, parent=None if entry.parent is None else entry.parent.number, place=entry.cause)
+    turn.given, turn.at, turn.seconds = entry.given, entry.at, entry.seconds
     if node is None:
-        return Turn(number, parent=parent, place=entry.cause)
+        return turn
     if not node.delivered:
-        return Turn(number, parent=parent, place="undelivered")
-    place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
-    given = node.completion
-    said = AssistantTurn(given.content, [ToolCall(call.name, call.arguments, call.id) for call in given.calls])
-    return Turn(number, node.reward, parent=parent, place=place, said=said)
+        turn.place = "undelivered"
+        return turn
+    turn.place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
+    turn.reward, given = node.reward, node.completion
+    turn.said = AssistantTurn(given.content, [ToolCall(call.name, call.arguments, call.id) for call in given.calls])
+    return turn

@@ -103,8 +103,9 @@ class Sampler:
         try:
             sampled = await sample(run.engine, ask)
         finally:
-            self.seconds += time.perf_counter() - started
-        entry = Entry(lane, lane.generations, prompt.parent)
+            seconds = time.perf_counter() - started
+            self.seconds += seconds
+        entry = Entry(lane, lane.generations, prompt.parent, given=prompt.messages, seconds=seconds)
         lane.generations += 1
         number = len(self._forest.ledger)
         self._forest.ledger.append(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -56,6 +57,8 @@ class CallResult:
     """True if the model reads less than the tool answered."""
     altered: bool = False
     """True if zero-width spaces part control tokens in the text; a model that copies the text writes them, too."""
+    at: float = field(default_factory=time.time, compare=False)
+    """Time (`time.time`) at which the answer was there; for traces alone."""
 
 
 class Run:

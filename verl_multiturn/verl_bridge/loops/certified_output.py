@@ -71,7 +71,7 @@ class CertifiedOutput(AgentLoopOutput):
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
         for position, reward in self.turn_rewards:
             output["rm_scores"][position] += reward
-        conversation = {**place, "score": self._total()}
+        conversation = {**place, "score": self.total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
@@ -89,14 +89,14 @@ class CertifiedOutput(AgentLoopOutput):
         try:
             if self.reward_score is not None:
                 self.reward_score = as_reward(self.reward_score)
-            as_reward(self._total(), LARGEST_SCORE)
+            as_reward(self.total(), LARGEST_SCORE)
         except NoNumberError as error:
             raise ConfigError(f"the reward function must return a number as score, {error}") from None
         except UnusableNumberError as error:
             raise ConfigError(f"the reward of a conversation: {error}; let rewards be smaller") from None
 
-    def _total(self) -> float:
-        """Return what the conversation earned in all."""
+    def total(self) -> float:
+        """Return what the conversation earned in all, once its reward is computed."""
         added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score", "completion_score"))
         return float((self.reward_score or 0.0) + added)
 

@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -33,10 +33,12 @@ from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.describe import describe
+from verl_multiturn.observe.traces import Traced
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
+from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing, note_end, note_score
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)
@@ -64,8 +66,9 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 class MultiTurnWorker(_VerlWorker):
     """verl's agent-loop worker, whose groups can be waited for and cancelled, and whose prompts are over-sampled."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        hold_verls_tracing(config)
+        super().__init__(config, *args, **kwargs)
         self._groups: dict[str, asyncio.Task[Any]] = {}
         self._conversation_ends: dict[str, float] = {}
         """Time (`time.time`) at which the last conversation of each running group ended, before its row was written."""
@@ -81,6 +84,10 @@ class MultiTurnWorker(_VerlWorker):
         self._cut = (0, 0.0)
         self._writing: set[asyncio.Task[Any] | None] = set()
         """Tasks that have begun to write a row."""
+
+    @cached_property
+    def _tracer(self) -> Tracer | None:
+        return Tracer.of(self)
 
     async def finished(self, seen: int) -> list[tuple[str, End]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
@@ -117,11 +124,15 @@ class MultiTurnWorker(_VerlWorker):
             wanted = int(prompt.get("__rollout_n__", rollout.n))
             prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
             self._oversampled[uid] = FirstValid(wanted, started)
+        if self._tracer is not None:
+            self._tracer.choose(prompt, trajectory["validate"])
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         finally:
             if (samples := self._oversampled.pop(uid, None)) is not None:
                 self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
+            if self._tracer is not None:
+                self._tracer.over(uid)
             del self._groups[uid]
             rows = self._row_ends.pop(uid, time.time())
             end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
@@ -132,13 +143,21 @@ class MultiTurnWorker(_VerlWorker):
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
         run = partial(super()._run_agent_loop, *args, **kwargs)
         samples = self._oversampled.get(kwargs["uid"])
-        try:
-            await (run() if samples is None else samples.run(kwargs["session_id"], run))
-        except Exception:  # verl logs it, and marks the group as failed
-            self._raised[kwargs["uid"]] = self._raised.get(kwargs["uid"], 0) + 1
-            raise
+        followed: contextlib.AbstractContextManager[Traced | None] = contextlib.nullcontext()
+        if self._tracer is not None:
+            followed = self._tracer.conversation(kwargs, kwargs["trajectory"]["validate"])
+        with followed as traced:
+            try:
+                await (run() if samples is None else samples.run(kwargs["session_id"], run))
+            except Exception:  # verl logs it, and marks the group as failed
+                self._raised[kwargs["uid"]] = self._raised.get(kwargs["uid"], 0) + 1
+                raise
+            finally:
+                if traced is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
+                    traced.status = "cut"
 
     async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        note_end()
         samples = self._oversampled.get(uid)
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return
@@ -157,6 +176,7 @@ class MultiTurnWorker(_VerlWorker):
             raise
         await row
         self._row_ends[uid] = time.time()
+        note_score(args[0])
 
     async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
         await super()._compute_teacher_logprobs(*args, **kwargs)

@@ -24,6 +24,7 @@ from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import PROXY_LOOP
 from verl_multiturn.verl_bridge.settings import settings_of, wall_clock_s
+from verl_multiturn.verl_bridge.traces.tracer import is_traced, note
 
 
 class ProxyAgentLoop(AgentLoopBase):
@@ -62,7 +63,8 @@ class ProxyAgentLoop(AgentLoopBase):
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
-        outcome, receipts = await self._endpoint.run(uuid4().hex, row, sampling)
+        outcome, receipts = await self._endpoint.run(uuid4().hex, row, sampling, note if is_traced() else None)
+        note(outcome)
         outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
         return outputs[0] if len(outputs) == 1 else list(outputs)
 

@@ -35,6 +35,7 @@ from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
+from verl_multiturn.verl_bridge.traces.tracer import note
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,10 @@ class Runner:
             ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
                 the configuration made a mistake.
         """
+        outcome = Outcome.begun(request.request_id)
+        note(outcome)  # before it runs, for the trace of one that is cancelled
         try:
-            outcome = await self.conversation.run(request)
+            await self.conversation.run(request, outcome)
         finally:
             generations = self.engine.take(request.request_id)
         return outcome, generations

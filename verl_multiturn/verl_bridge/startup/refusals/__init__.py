@@ -12,6 +12,7 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     servers,
     silent,
     staleness,
+    traces,
     trainer,
 )
 from verl_multiturn.verl_bridge.startup.table import Section
@@ -47,6 +48,7 @@ SETTINGS = [
     Section("Batch sizes", trainer.BATCH_SIZES, lambda run: run.has_our_loop and run.our_trainer is not None),
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
+    Section("Traces", traces.TRACES, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
     Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.runs_our_server),
 ]

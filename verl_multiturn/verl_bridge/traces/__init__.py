@@ -1,0 +1,1 @@
+"""Traces of conversations: `rollout.trace.backend`, and RL-Insight."""
