@@ -178,6 +178,15 @@ class ProxySettings(BaseModel):
     """Address at which the endpoint listens. Agents need the session's secret, also on other machines."""
 
 
+class OutageSettings(BaseModel):
+    """Settings for outages of what tools, users, agents and rewards need."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stop_s: float = Field(default=1800.0, gt=0)
+    """Seconds after which an outage ends the run, with a checkpoint."""
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
@@ -252,6 +261,9 @@ class MultiTurnSettings(BaseModel):
 
     proxy: ProxySettings = ProxySettings()
     """Settings of the agent loop `proxy_agent`."""
+
+    outage: OutageSettings = OutageSettings()
+    """Settings for outages of what tools, users, agents and rewards need."""
 
     void_turn_pattern: str | None = None
     """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.

@@ -9,6 +9,7 @@ agent or a network does never raises out of a conversation: it ends the conversa
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is no reward
     ├── EngineError          the generation engine failed, or returned something that is not a generation
+    ├── OutageError          what a tool, a user, an agent or a reward needs is not there
     ├── SandboxError         the sandbox itself failed, not the code in it (in `sandbox/launch.py`)
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
     └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
@@ -39,6 +40,10 @@ class AgentContractError(MultiTurnError, TypeError):
 
 class EngineError(MultiTurnError, RuntimeError):
     """The generation engine failed, or returned something that is not a generation."""
+
+
+class OutageError(MultiTurnError):
+    """What a tool, a user, an agent or a reward needs is not there; nobody's mistake."""
 
 
 class TrajectoryError(MultiTurnError, ValueError):

@@ -82,6 +82,8 @@ class Score:
         answered: 1.0 when there is an answer, else 0.0.
         timed_out: 1.0 when the time for scoring the answer ran out, else 0.0.
         failed: 1.0 when the reward itself broke, else 0.0.
+        outage: 1.0 when it broke for a cause of ours, which no answer can bring about, else 0.0. Such a row is not
+            trained.
     """
 
     value: float = 0.0
@@ -90,6 +92,7 @@ class Score:
     answered: float = 0.0
     timed_out: float = 0.0
     failed: float = 0.0
+    outage: float = 0.0
 
     @classmethod
     def of(cls, right: bool, formatted: bool = True) -> Score:
@@ -148,6 +151,7 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
         "answered": float(score.answered),
         "timed_out": float(score.timed_out),
         "failed": float(score.failed),
+        "outage": float(score.outage),
     }
 
 

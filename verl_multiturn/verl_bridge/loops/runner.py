@@ -129,6 +129,7 @@ class Runner:
             session_id,
             outputs[-1].void,
             not outcome.valid,
+            outputs[-1].stats.get("outages", []),
         )
         if self.records is not None:
             temperature = sampling.get("temperature")
