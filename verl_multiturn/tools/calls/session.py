@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.calls import Calls
-from verl_multiturn.calls.invocation import TimedOutError
-from verl_multiturn.calls.slots import BusyError, Gates
+from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
