@@ -90,6 +90,10 @@ class Slots:
         """
         return Watched(self._watch, conversation, may_wait_again)
 
+    def is_judged(self, conversation: str) -> bool:
+        """Tell whether a conversation met an outage that is known to be one."""
+        return self._watch is not None and self._watch.outages.is_judged(conversation)
+
     async def admit(self) -> None:
         """Let a new conversation wait while there is an outage.
 
