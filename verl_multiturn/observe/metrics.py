@@ -57,6 +57,8 @@ def stats_of(outcome: Outcome) -> Stats:
     session = {} if outcome.session is None else {"session": _stats_of_session(outcome, outcome.session)}
     return {
         **session,
+        "request_id": outcome.request_id,
+        "outages": list(outcome.outages),
         "stop": str(outcome.stop_reason),
         "valid": outcome.valid,
         "assistant_turns": outcome.sampled_turns,
