@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.integration.trainer_rows import (
     put_in_place,
     step,
 )
+from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageState
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -27,21 +28,14 @@ SEARCH = "tool search"
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 
 
-@dataclass
-class State:
-    is_open: bool = True
-    open_s: float = 0.0
-    trips: int = 0
-    calls: int = 0
-    waiting: int = 0
-    error: str = "ConnectionError: refused"
+STATE = OutageState(True, 0.0, 0.0, 0, 0, 0, 0, 0, "ConnectionError: refused")
 
 
 class FakeKeeper:
-    """A keeper that has judged these conversations, and knows these outages; with `dead` it knows nothing."""
+    """A keeper that has judged these conversations, and knows these outages; a `lost` one knows nothing."""
 
-    def __init__(self, *touched: str, dead: bool = False, **states: State) -> None:
-        self._touched, self.dead = set(touched), dead
+    def __init__(self, *touched: str, lost: bool = False, **states: OutageState) -> None:
+        self._touched, self.lost = set(touched), lost
         self.states = {name.replace("_", " "): state for name, state in states.items()}
         self.asked: list[list[str]] = []
 
@@ -50,15 +44,13 @@ class FakeKeeper:
         self._require_alive()
         return self._touched  # also others than were asked for
 
-    def outages(self) -> dict[str, State]:
+    def outages(self) -> dict[str, OutageState]:
         self._require_alive()
         return self.states
 
     def _require_alive(self) -> None:
-        from verl_multiturn.verl_bridge.trainer.outages import KeeperDied
-
-        if self.dead:
-            raise KeeperDied("the keeper does not answer")
+        if self.lost:
+            raise KeeperLostError("the keeper does not answer")
 
 
 @pytest.fixture
@@ -97,7 +89,11 @@ def add(
             outages=[SEARCH] if str(session) in met else [],
         )
         for row, (output, own) in enumerate(zip(outputs, receipts, strict=True)):
-            output.stats |= {"outages": list(own.outages), "conversation": {"rows": rows, "row": row}}
+            output.stats |= {
+                "outages": list(own.outages),
+                "request_id": f"{uid}_{session}",
+                "conversation": {"rows": rows, "row": row},
+            }
             output.receipts = own.to_bytes()
             output.reward_score = score
             output.extra_fields["reward_extra_info"] = {"acc": score, "outage": float(str(session) in unrewarded)}
@@ -295,14 +291,14 @@ def test_rows_that_do_not_agree_on_their_outages_are_a_violation(store: Writable
 def test_a_keeper_that_has_died_can_absolve_nobody(store: WritableStore, caplog: pytest.LogCaptureFixture) -> None:
     add(store, [1.0, 0.0, 0.0, 0.5], met="12")
     store.kv_list = lambda partition_id: {"train": {"u": {"is_prompt": True}, "v": {"is_prompt": True}}}  # type: ignore[attr-defined]
-    keeper = FakeKeeper(dead=True)
+    keeper = FakeKeeper(lost=True)
     trainer = trainer_of(keeper)
     metrics = step(trainer, store.batch())
     assert masked(store) == ["u_1_0", "u_2_0"]
     assert metrics["rollout/certificate/violations"] == 0
     assert "the keeper does not answer; conversations that have begun and met a failure are left out" in caplog.text
     # Another keeper does not know what was before it.
-    keeper.dead = False
+    keeper.lost = False
     add(store, [1.0, 0.0, 0.0, 0.5], met="0", uid="v")
     add(store, [1.0, 0.0, 0.0, 0.5], met="0", uid="later")
     step(trainer, store.batch([key for key in store.rows if not key.startswith("u")]))
@@ -319,7 +315,8 @@ def test_a_checkpoints_conversations_are_doubted(store: WritableStore) -> None:
 
 def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
     add(store, [1.0, 0.0, 0.0, 0.5])
-    keeper = FakeKeeper(tool_search=State(open_s=12.0, trips=1, calls=9, waiting=5), judge=State(is_open=False))
+    search = replace(STATE, open_s=12.0, open_total_s=12.0, trips=1, calls=11, outages=9, waiting=5)
+    keeper = FakeKeeper(tool_search=search, judge=replace(STATE, is_open=False))
     trainer = trainer_of(keeper)
 
     def outage_metrics() -> dict[str, float]:
@@ -335,16 +332,17 @@ def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
         "open_s": 12.0, "trips": 1, "calls": 9, "waiting": 5, "rows_left_out": 0, "conversations": 0,
         "tool_search/open": 1, "tool_search/trips": 1, "judge/open": 0, "judge/trips": 0,
     }  # fmt: skip
-    keeper.states[SEARCH] = State(is_open=False, trips=3, calls=10)
-    assert outage_metrics() | {"conversations": 0} == {
-        **dict.fromkeys(first, 0), "trips": 2, "calls": 1, "tool_search/trips": 2,
+    keeper.states[SEARCH] = replace(search, is_open=False, open_total_s=20.0, trips=3, outages=10, waiting=0)
+    assert outage_metrics() == {
+        **dict.fromkeys(first, 0), "open_s": 8.0, "trips": 2, "calls": 1, "tool_search/open": 1, "tool_search/trips": 2,
     }  # fmt: skip
+    assert set(outage_metrics().values()) == {0}
 
 
 def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pytest.LogCaptureFixture) -> None:
     from verl_multiturn.verl_bridge.trainer.outages import OutageLasts
 
-    keeper = FakeKeeper(tool_search=State(open_s=59.0, waiting=7))
+    keeper = FakeKeeper(tool_search=replace(STATE, open_s=59.0, waiting=7))
     trainer = trainer_of(keeper, stop_s=100.0)
     freed: list[str] = []
     trainer.checkpoint_manager = SimpleNamespace(
@@ -353,7 +351,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     trainer.look_after_servers = lambda: None
     trainer.look_after()
     assert not caplog.records
-    keeper.states[SEARCH].open_s = 60.0
+    keeper.states[SEARCH] = replace(STATE, open_s=60.0, waiting=7)
     trainer.look_after()
     trainer.look_after()
     (record,) = caplog.records
@@ -362,7 +360,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
         "with a checkpoint after 100 s (custom.multiturn.outage.stop_s) (said once)"
     )
     assert freed == []
-    keeper.states[SEARCH].open_s = 101.0
+    keeper.states[SEARCH] = replace(STATE, open_s=101.0)
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
     assert freed == ["abort", "sleep"], "the servers make room for the workers that save"

@@ -38,7 +38,7 @@ from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.rewards.answers import last_block
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
-from verl_multiturn.sandbox.launch import SandboxError, check
+from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -122,10 +122,7 @@ class _TestJudge:
 
     async def sandbox(self, *first: str) -> Sandbox:
         """Return a new sandbox in which the cell `_CELLS` and the given cells have run."""
-        try:
-            sandbox = await self.pool.acquire()
-        except SandboxError as error:
-            raise OutageError(f"no sandbox could be started: {error}") from error
+        sandbox = await self.pool.acquire()
         try:
             _expect(await sandbox.run(_CELLS))
             for cell in first:
@@ -154,7 +151,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
         ConfigError: the ground truth holds no tests, or the sandbox does not work on this machine.
         TimeoutError: all tests together took longer than `total_timeout_s`.
         OutageError: a test passes the program a value that cannot be sent to another sandbox, or cannot be judged; or a
-            sandbox could not be started or prepared.
+            sandbox could not be started (`SandboxError`) or prepared.
     """
     tests = _read(ground_truth, solution.data_source)
     program = last_block(solution.answer, ("python", "py", "python3"))

@@ -12,13 +12,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.outages.causes import is_outage_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
-from verl_multiturn.errors import ConfigError, OutageError
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.reward_numbers import NoNumberError, as_reward
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, sql, tool_n1
 from verl_multiturn.rewards import programs as code
@@ -136,11 +136,8 @@ async def compute_score(
         raise
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
-    except (OutageError, ConnectionError, httpx.TransportError) as error:  # nothing that a model wrote is to blame
-        score = Score(answered=1.0, failed=1.0, outage=1.0)
-        _warn_once(name, f"could not judge for a cause of ours ({type(error).__name__})", f": {message_of(error)}")
     except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
-        score = Score(answered=1.0, failed=1.0)
+        score = Score(answered=1.0, failed=1.0, outage=float(is_outage_of(error)))
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")

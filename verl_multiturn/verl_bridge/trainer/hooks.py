@@ -55,7 +55,7 @@ from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, sav
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.outages import OutageLasts, Outages, RayKeeper, Scored
+from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     MultiTurnReplayBufferAsync,
     Sleep,
@@ -117,7 +117,7 @@ class MultiTurnHooks:
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
         self._rows = StepRows()
-        self._outages = Outages(RayKeeper(), settings.outage.stop_s)
+        self._outages = Outages(AskedKeeper(), settings.outage.stop_s)
         self._scored = Scored(self._outages.causes)
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)

@@ -1,7 +1,7 @@
 """Outages, on the trainer's side: what they have touched is never trained.
 
 A tool, a user, an agent or a judge that is not there says nothing about the model. The keeper of the run
-(`loops/slots.py`) knows which calls met an outage that a breaker has judged to be one. Conversations that were still
+(`calls/outages/keeper.py`) knows which conversations met an outage that was judged to be one. Those that were still
 running then have ended with the stop reason `outage`, and are invalid. Those that had ended are left out here:
 
     the keeper says that a call of it met an outage          cause `outage`
@@ -19,21 +19,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageState
 from verl_multiturn.certificate.conversations import OUTAGE, REWARD_OUTAGE
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.loops.slots import _ACTOR
+from verl_multiturn.verl_bridge.loops.slots import KEEPER
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, list_prompts, put_zeros
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OUTAGE_PREFIX = f"{PREFIX}outage/"
 # Limits of the alarms. Each is told once in a run.
@@ -48,92 +52,56 @@ class OutageLasts(OutageError):
     """An outage has lasted for so long that the run ends."""
 
 
-class OutageState(Protocol):
-    """The outage of one name, as the keeper counts it since the run began."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its breaker is open, so that calls wait."""
-
-    @property
-    def open_s(self) -> float:
-        """Seconds for which it has been open; 0 while it is closed."""
-
-    @property
-    def trips(self) -> int:
-        """How often it has opened."""
-
-    @property
-    def calls(self) -> int:
-        """Number of calls that met an outage."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of calls and conversations that wait for it."""
-
-    @property
-    def error(self) -> str:
-        """Text of the last error."""
-
-
 class Keeper(Protocol):
-    """The keeper of the run, as the trainer asks it."""
+    """The keeper of the run's outages, as the trainer asks it.
+
+    Each method raises `KeeperLostError` where it cannot say it any more.
+    """
 
     def touched(self, ids: list[str]) -> set[str]:
-        """Return which of these conversations met an outage that a breaker has judged to be one.
-
-        Raises:
-            KeeperDied: it cannot say it any more.
-        """
+        """Return which of these conversations met an outage that was judged to be one; the ids are request ids."""
 
     def outages(self) -> Mapping[str, OutageState]:
-        """Return the outages of the run by name, such as `tool search`.
-
-        Raises:
-            KeeperDied: it cannot say it any more.
-        """
+        """Return the state of each name, such as `tool search`."""
 
 
-class KeeperDied(OutageError):
-    """The keeper of the run has died, and what it knew is lost."""
-
-
-class RayKeeper:
-    """A `Keeper` that asks the actor of the run; where no worker has needed one yet, there was no outage."""
+class AskedKeeper:
+    """A `Keeper` that asks the actor of the run. Where no worker has needed one yet, there was no outage."""
 
     def __init__(self) -> None:
         self._actor: Any = None
 
     def touched(self, ids: list[str]) -> set[str]:
         """See `Keeper.touched`."""
-        answer = self._ask("touched", ids)
-        return set() if answer is None else set(answer)
+        return self._ask("touched", set(), ids)
 
     def outages(self) -> Mapping[str, OutageState]:
         """See `Keeper.outages`."""
-        answer: Mapping[str, OutageState] | None = self._ask("outages")
-        return {} if answer is None else answer
+        return self._ask("outages", {})
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, nothing: T, *arguments: Any) -> T:
         if self._actor is None:
+            if not ray.is_initialized():
+                return nothing
             try:
-                self._actor = ray.get_actor(_ACTOR)
+                self._actor = ray.get_actor(KEEPER)
             except ValueError:  # there is none
-                return None
+                return nothing
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
+            answer: T = ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
         except (RayError, GetTimeoutError) as error:
             self._actor = None  # a worker that needs it starts another
-            raise KeeperDied(f"the keeper of slots and outages does not answer: {error}") from None
+            raise KeeperLostError(f"the keeper of slots and outages does not answer: {describe(error)}") from None
+        return answer
 
 
 class Outages:
     """The outages that a trainer meets.
 
     Metrics of a step, under `rollout/outage/`:
-    - `open_s`: the longest time for which a breaker was seen open;
+    - `open_s`: seconds for which a breaker was open, of the name whose breaker was open longest;
     - `trips`, `calls`: how often breakers opened, and calls that met an outage;
-    - `waiting`: the most calls and conversations that were seen waiting;
+    - `waiting`: the most calls and new conversations that were seen waiting;
     - `rows_left_out`: rows of conversations that had ended well and are left out;
     - `NAME/open`, `NAME/trips`: whether the breaker of a name was seen open, and how often it opened.
 
@@ -149,14 +117,14 @@ class Outages:
         """Groups of whose conversations the keeper does not know everything."""
         self._told: set[str] = set()
         """Alarms that were told."""
-        self._before: dict[str, tuple[int, int]] = {}
-        """Trips and calls of each name up to the last step."""
+        self._before: dict[str, tuple[float, int, int]] = {}
+        """Seconds, trips and calls of each name up to the last step."""
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the step before."""
         self._rows = 0
-        self._open_s, self._waiting = 0.0, 0
+        self._waiting = 0
         self._were_open: set[str] = set()
 
     def doubt(self, uids: Collection[str]) -> None:
@@ -191,61 +159,67 @@ class Outages:
         Args:
             rows: those of verl's batch, before anything is computed of it.
         """
+        were_valid = {key for key, stats in rows.stats.items() if stats["valid"]}
         keys = rows.leave_out(self.causes(rows))
         if keys:
             put_zeros(keys, rows.partition_id, ["response_mask", "loss_mask"])
-        self._rows += len(keys)
+        self._rows += len(were_valid & set(keys))
 
     def causes(self, rows: BatchRows) -> dict[str, str]:
         """Return the cause of each conversation that is to be left out, by its name."""
-        met = {key.conversation: key.uid for key, stats in rows.stats.items() if stats.get("outages")}
-        causes = dict.fromkeys(sorted(self._touched(met)), OUTAGE)
-        unrewarded = [key.conversation for key, stats in rows.stats.items() if stats.get("unrewarded")]
+        stats_of = rows.stats.items()
+        met = {key.conversation: own["request_id"] for key, own in stats_of if own["valid"] and own.get("outages")}
+        causes = dict.fromkeys(self._touched(met), OUTAGE)
+        unrewarded = [key.conversation for key, own in stats_of if own.get("unrewarded")]
         return causes | dict.fromkeys(unrewarded, REWARD_OUTAGE)
 
-    def _touched(self, met: Mapping[str, str]) -> set[str]:
-        """Return which of the conversations that met a failure are left out; `met` has the uid of each."""
+    def _touched(self, met: Mapping[str, str]) -> list[str]:
+        """Return which of the conversations that met a failure are left out; `met` has their request ids by name."""
         if not met:
-            return set()
+            return []
         try:
-            touched = self._keeper.touched(sorted(met)) & met.keys()
-        except KeeperDied as error:
-            self._keeper_died(error)
-            touched = set(met)
-        return touched | {name for name, uid in met.items() if uid in self._doubtful}
+            touched = self._keeper.touched(sorted(met.values()))
+        except KeeperLostError as error:
+            self._keeper_lost(error)
+            touched = set(met.values())
+        return [
+            name
+            for name, request_id in met.items()
+            if request_id in touched or name.rpartition("_")[0] in self._doubtful
+        ]
 
     def _states(self) -> Mapping[str, OutageState]:
         try:
             states = self._keeper.outages()
-        except KeeperDied as error:
-            self._keeper_died(error)
+        except KeeperLostError as error:
+            self._keeper_lost(error)
             return {}
-        for name, state in states.items():
-            self._waiting = max(self._waiting, state.waiting)
-            if state.is_open:
-                self._were_open.add(name)
-                self._open_s = max(self._open_s, state.open_s)
+        self._waiting = max([self._waiting, *(state.waiting for state in states.values())])
+        self._were_open.update(name for name, state in states.items() if state.is_open)
         return states
 
-    def _keeper_died(self, error: KeeperDied) -> None:
+    def _keeper_lost(self, error: KeeperLostError) -> None:
         logger.error("%s; conversations that have begun and met a failure are left out", error)
-        self._before.clear()  # another keeper counts from 0
+        self._before.clear()
         self.doubt(list_prompts(TRAIN))
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
         states = self._states()
-        found = {"open_s": self._open_s, "waiting": float(self._waiting), "rows_left_out": float(self._rows)}
-        found |= {"trips": 0.0, "calls": 0.0}
+        found = {"waiting": float(self._waiting), "rows_left_out": float(self._rows)}
+        found |= {"open_s": 0.0, "trips": 0.0, "calls": 0.0}
         for name, state in states.items():
-            trips, calls = self._before.get(name, (0, 0))
-            self._before[name] = state.trips, state.calls
-            trips, calls = max(0, state.trips - trips), max(0, state.calls - calls)
+            counts = state.open_total_s, state.trips, state.outages
+            before = self._before.get(name, (0.0, 0, 0))
+            self._before[name] = counts
+            # A new keeper counts from 0.
+            open_s, trips, calls = (max(0.0, now - then) for now, then in zip(counts, before, strict=True))
+            found["open_s"] = max(found["open_s"], open_s)
             found["trips"] += trips
             found["calls"] += calls
             place = name.replace(" ", "_")
-            found[f"{place}/open"] = float(name in self._were_open)
-            found[f"{place}/trips"] = float(trips)
+            found[f"{place}/open"] = float(name in self._were_open or open_s > 0)
+            found[f"{place}/trips"] = trips
         return {OUTAGE_PREFIX + name: value for name, value in found.items()}
 
     def watch(self, stats: Sequence[Stats], group_size: int) -> None:
