@@ -3,12 +3,14 @@
 Importing this package needs neither torch nor verl.
 """
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.errors import (
     CertificateError,
     ConfigError,
     EngineError,
     InteractionContractError,
     MultiTurnError,
+    OutageError,
     ToolContractError,
     TrajectoryError,
 )
@@ -41,6 +43,8 @@ __all__ = [
     "InteractionContractError",
     "Limits",
     "MultiTurnError",
+    "OutageError",
+    "OutageLimits",
     "Outcome",
     "Reply",
     "Request",
