@@ -3,7 +3,6 @@
 Importing this package needs neither torch nor verl.
 """
 
-from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.errors import (
     CertificateError,
     ConfigError,
@@ -44,7 +43,6 @@ __all__ = [
     "Limits",
     "MultiTurnError",
     "OutageError",
-    "OutageLimits",
     "Outcome",
     "Reply",
     "Request",
