@@ -114,13 +114,15 @@ def outage_rules(made: Any, limits: CallLimits, where: str) -> OutageLimits:
     """Return what holds for outages of an author's object: its entry's `limits.outage`, and beyond that its class.
 
     Args:
-        made: The object. Its class may have `outage_limits`, a mapping with the fields of `OutageLimits`.
+        made: The object. Its class may have `outage_limits`.
         limits: The limits of its entry.
         where: The object, for errors.
 
     Raises:
-        ConfigError: The class says something that cannot be.
+        ConfigError: `outage_limits` of the class is something else.
     """
-    own = limits.outage.model_dump(exclude_unset=True)
-    own = {key: value for key, value in own.items() if value is not None}
-    return read_model(OutageLimits, {**getattr(made, "outage_limits", {}), **own}, f"{where}: outage_limits")
+    of_class = getattr(made, "outage_limits", OutageLimits())
+    if not isinstance(of_class, OutageLimits):
+        raise ConfigError(f"{where}: its outage_limits are {of_class!r:.200}; give OutageLimits(…)")
+    own = {key: value for key, value in limits.outage.model_dump().items() if value}
+    return of_class.model_copy(update=own)

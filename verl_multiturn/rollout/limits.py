@@ -13,8 +13,8 @@ After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all 
 waits for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit.
 
 A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
-it. In this order: `ENGINE_ERROR`; `OUTAGE`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was delivered); `WALL_CLOCK`;
-`AGENT_ERROR`; `FINISHED`.
+it. In this order: `ENGINE_ERROR`; `OUTAGE`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was delivered);
+`WALL_CLOCK`; `AGENT_ERROR`; `FINISHED`.
 """
 
 from __future__ import annotations

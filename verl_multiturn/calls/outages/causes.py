@@ -55,9 +55,12 @@ def cause_of(error: BaseException, timeouts: Timeouts, named: Sequence[type[Base
     return "model" if isinstance(error, ValueError) else "bug"
 
 
-def is_outage_of(error: BaseException) -> bool:
-    """Tell whether an agent's error says that what it needs is not there."""
-    return cause_of(error, "model") == "outage"
+def is_agents_outage(error: BaseException) -> bool:
+    """Tell whether an agent's error says that what it needs is not there.
+
+    An error of a connection does not: the connection may be that to our own endpoint.
+    """
+    return isinstance(error, OutageError) or (isinstance(error, SystemExit) and error.code == EXIT_OUTAGE)
 
 
 def _is_named(error: BaseException, *names: str) -> bool:

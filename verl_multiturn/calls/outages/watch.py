@@ -294,6 +294,12 @@ class Watched:
         """Tell whether there is an outage, and the call is no probe."""
         return self._watch is not None and self._watch.is_open and not self._probe
 
+    def begin(self) -> None:
+        """Note that the call begins, where nothing is waited for."""
+        if (watch := self._watch) is not None:
+            watch.outages.begin()
+            self._epoch = watch.epoch
+
     async def wait(self) -> bool:
         """Wait while there is an outage; return whether that took time.
 
@@ -315,16 +321,24 @@ class Watched:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._watch is None:
-            return
         if error is None:
-            self._answered(self._watch)
+            self.answered()
         elif isinstance(error, Exception) and not isinstance(error, _NO_CAUSE):
             await self.failed(error)
-        elif self._probe:
-            self._watch.leave(self._probe)
+        else:
+            self.dropped()
 
-    def _answered(self, watch: Watch) -> None:
+    def dropped(self) -> None:
+        """Note that the call was cancelled, or says nothing."""
+        if self._watch is not None and self._probe:
+            self._watch.leave(self._probe)
+            self._probe = ""
+
+    def answered(self) -> None:
+        """Tell that the call was answered, in whatever way."""
+        watch = self._watch
+        if watch is None:
+            return
         if not self._probe:
             watch.answered()
             return
@@ -347,7 +361,7 @@ class Watched:
         if cause != "outage":
             if cause == "bug":
                 watch.bug(error)
-            self._answered(watch)
+            self.answered()
             return
         text = describe(error)
         if not watch.pauses:

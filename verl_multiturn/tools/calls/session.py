@@ -185,14 +185,14 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]
+        watched = gate.watched(self._request_id)
+        watched.begin()
         calls.begin()
         try:
             created = await calls.call("create")
         except Exception as error:  # a tool's own code: the model is told at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
-            watched = gate.watched(self._request_id)
-            await watched.wait()
             await watched.failed(error, always=True)
             self._note(gate, watched, error)
             return
