@@ -37,7 +37,7 @@ async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> 
 
     Raises:
         ConfigError: the ground truth has no answer, or there is no such data set or package.
-        TimeoutError, WorkerError, OutageError: see `verify`.
+        TimeoutError, WorkerError, TruthError, OutageError: see `verify`.
     """
     entry = _entry(ground_truth)
     metadata = entry.setdefault("metadata", {})

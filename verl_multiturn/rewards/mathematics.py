@@ -41,8 +41,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
 
     Raises:
         ConfigError: the ground truth is empty, or neither text nor a number; or the package is not installed.
-        TimeoutError, WorkerError, OutageError: see `verify`. OutageError also when the ground truth cannot be read as
-            mathematics.
+        TimeoutError, WorkerError, TruthError, OutageError: see `verify`.
     """
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     gold = last_boxed(gold) or gold

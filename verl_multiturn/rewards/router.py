@@ -28,7 +28,7 @@ from verl_multiturn.rewards.judge import JudgeOptions
 from verl_multiturn.rewards.mathematics import MathOptions
 from verl_multiturn.rewards.programs import CodeOptions
 from verl_multiturn.rewards.qa import QaOptions
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, TruthError, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
 
@@ -113,7 +113,8 @@ async def compute_score(
         reward_kwargs: options, as in `RewardKwargs`.
 
     Returns:
-        `score`, `acc`, `format`, `answered`, `timed_out`, `failed` and `outage`; every row has all these keys.
+        `score`, `acc`, `format`, `answered`, `timed_out`, `failed`, `outage` and `unjudgeable`; every row has
+        all these keys.
 
     Raises:
         ConfigError: the author of the data or the configuration made a mistake: there is no reward for the data source,
@@ -137,7 +138,8 @@ async def compute_score(
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
     except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
-        score = Score(answered=1.0, failed=1.0, outage=float(is_outage_of(error)))
+        unjudgeable = isinstance(error, TruthError)
+        score = Score(answered=1.0, failed=1.0, outage=float(is_outage_of(error)), unjudgeable=float(unjudgeable))
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")

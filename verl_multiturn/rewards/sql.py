@@ -18,11 +18,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.chat.model_text import last_tag
-from verl_multiturn.errors import ConfigError, OutageError
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.pool import WorkerPool
 from verl_multiturn.rewards.answers import THINK, has_one, last_block
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, TruthError
 from verl_multiturn.rewards.verifiers import judge_or_blame
 from verl_multiturn.tools.sql import SqlSettings, find_database, open_workers
 
@@ -87,7 +87,8 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
         ConfigError: `root` is missing, the ground truth has another form, or there is no such database.
         TimeoutError: the query took too long.
         WorkerError: the query ended the process.
-        OutageError: the gold query itself fails or is late, or the process ends whatever the query is.
+        TruthError: the gold query itself fails or is late.
+        OutageError: the process ends whatever the query is.
     """
     gold, database = _read(ground_truth, solution.data_source, options)
     if options.format == "skyrl":
@@ -108,7 +109,7 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
     if "late" in answer:
         raise TimeoutError
     if "gold_error" in answer:
-        raise OutageError(f"the gold query {gold.sql!r} fails: {answer['gold_error']}")
+        raise TruthError(f"the gold query {gold.sql!r} fails: {answer['gold_error']}")
     counts = options.reward_empty_gold or answer.get("gold_rows") != 0
     return Score.of(answer.get("match") is True and counts, formatted)
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerEndedError, WorkerError, WorkerPool, WorkerStartError
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.score import RewardOptions
+from verl_multiturn.rewards.score import RewardOptions, TruthError
 
 T = TypeVar("T")
 
@@ -51,7 +51,8 @@ async def verify(
         ConfigError: the package is not installed, or does not know the data set in the request.
         TimeoutError: the verifier took too long.
         WorkerError: the verifier raised an error or could not judge, or its process ended, with this answer alone.
-        OutageError: no answer can be judged.
+        TruthError: it cannot judge the right answer either.
+        OutageError: its process does not live, whatever the answer is.
     """
     pool = shared((package, options), lambda: _open(package, options))
     return await judge_or_blame(lambda: _ask(pool, request), None if control is None else lambda: _ask(pool, control))
@@ -68,7 +69,8 @@ async def judge_or_blame(judge: Callable[[], Awaitable[T]], control: Callable[[]
 
     Raises:
         WorkerError: there is no verdict on this answer alone.
-        OutageError: there is none on the right answer either.
+        TruthError: there is none on the right answer either.
+        OutageError: the process does not live, whatever the answer is.
         TimeoutError: the verdict is late.
     """
     try:
@@ -83,8 +85,10 @@ async def judge_or_blame(judge: Callable[[], Awaitable[T]], control: Callable[[]
             raise
         try:
             await control()
-        except (WorkerError, TimeoutError) as other:
+        except WorkerEndedError as other:
             raise OutageError(f"no answer can be judged, not even the right one: {other}") from error
+        except (WorkerError, TimeoutError) as other:
+            raise TruthError(f"the right answer cannot be judged either: {other or 'it is late'}") from error
         raise
 
 

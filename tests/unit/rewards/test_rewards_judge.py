@@ -115,7 +115,7 @@ async def test_looking_closer_pays_for_a_sentence_too() -> None:
     with judging("Judgement: 1", format_weight=0.25, tool_use_bonus=1.5) as (_, options):
         extra = {**QUESTION, "call_statuses": ["ok"]}
         found = await score("deepeyes/vstar", "<answer>It is a red one.</answer>", GOLD, extra, **options)
-        assert found == (2.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+        assert found == (2.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

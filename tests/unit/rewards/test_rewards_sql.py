@@ -18,6 +18,7 @@ from tests.scoring import (
     RIGHT,
     RIGHT_UNFORMATTED,
     TIMED_OUT,
+    UNJUDGEABLE,
     WRONG,
     Numbers,
     children,
@@ -89,7 +90,7 @@ TABLE: list[tuple[str, str, Numbers]] = [
     (wrap("SELECT " + "1+" * 100_000 + "1"), PRICES, WRONG),
     (wrap("SELECT " + "(" * 5_000 + "1" + ")" * 5_000), PRICES, WRONG),
     (wrap("SELECT printf('%.*c', 900000, 'x') FROM item a, item b, item c, item d, item e, item f"), PRICES, WRONG),
-    (wrap(""), PRICES, (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)),
+    (wrap(""), PRICES, (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
     (PRICES, PRICES, NO_ANSWER),
     (f"<solution>{PRICES}", PRICES, NO_ANSWER),
     (f"<think>{wrap(PRICES)}<think>", PRICES, RIGHT),
@@ -121,12 +122,12 @@ async def test_a_query_that_takes_for_ever_is_counted(root: Path, query: str) ->
     assert await score("skyrl_sql", wrap(query), truth(PRICES), **options) == TIMED_OUT
     assert await score("skyrl_sql", wrap(PRICES), truth(PRICES), **options) == RIGHT, "it still works"
     if query == ENDLESS:  # a gold query that is late is no fault of the answer
-        assert await score("skyrl_sql", wrap(PRICES), truth(ENDLESS), **options) == OUTAGE
+        assert await score("skyrl_sql", wrap(PRICES), truth(ENDLESS), **options) == UNJUDGEABLE
 
 
 async def test_a_gold_query_that_fails_is_no_fault_of_the_answer(root: Path) -> None:
     options = {"sql": {"root": str(root)}}
-    assert await score("skyrl_sql", wrap(PRICES), truth("SELECT nme FROM item"), **options) == OUTAGE
+    assert await score("skyrl_sql", wrap(PRICES), truth("SELECT nme FROM item"), **options) == UNJUDGEABLE
 
 
 async def test_a_query_that_ends_its_process_is_a_failure_and_one_without_any_process_an_outage(

@@ -17,7 +17,19 @@ import pytest_asyncio
 import reasoning_gym
 
 from tests.conftest import until
-from tests.scoring import FAILED, NO_ANSWER, OUTAGE, RIGHT, TIMED_OUT, WRONG, Numbers, children, late, score
+from tests.scoring import (
+    FAILED,
+    NO_ANSWER,
+    OUTAGE,
+    RIGHT,
+    TIMED_OUT,
+    UNJUDGEABLE,
+    WRONG,
+    Numbers,
+    children,
+    late,
+    score,
+)
 from verl_multiturn import ConfigError
 from verl_multiturn.processes.pool import WorkerEndedError, WorkerPool
 from verl_multiturn.rewards import aclose
@@ -210,7 +222,7 @@ async def test_a_process_that_is_lost_is_no_fault_of_the_answer(
 
 
 async def test_a_ground_truth_that_cannot_be_read_is_no_fault_of_the_answer() -> None:
-    assert await score("math_dapo", r"\boxed{1}", r"\begin{cases") == OUTAGE
+    assert await score("math_dapo", r"\boxed{1}", r"\begin{cases") == UNJUDGEABLE
 
 
 async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
@@ -315,7 +327,16 @@ async def test_the_wrapper_says_what_reasoning_gym_says() -> None:
 async def test_partial_credit_is_an_option() -> None:
     truth = json.dumps(entry_of("countdown"))
     options = {"reasoning_gym": {"partial_credit": True}}
-    assert await score("reasoning_gym/countdown", "Answer: 1", truth, **options) == (0.05, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    assert await score("reasoning_gym/countdown", "Answer: 1", truth, **options) == (
+        0.05,
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 async def test_the_dataset_is_the_entrys_or_the_data_sources() -> None:

@@ -28,8 +28,9 @@ from verl_multiturn.rollout.void_turns import has_void_turn
 
 logger = logging.getLogger(__name__)
 
-UNREWARDED = "outage"
-"""Key of a reward function's result: more than 0 where the row could not be judged for a cause of ours."""
+OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
+"""Keys of a reward function's result: more than 0 where the row could not be judged for a cause of ours. With the first
+one what the reward needs is not there now; with the second one the row can never be judged."""
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
@@ -78,7 +79,7 @@ class CertifiedOutput(AgentLoopOutput):
         conversation = {**place, "score": self._total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
-        unrewarded = reported.get(UNREWARDED, 0.0) > 0
+        unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
         if "session" in self.stats:

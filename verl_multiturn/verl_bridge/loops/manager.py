@@ -32,10 +32,14 @@ import ray
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
+from verl_multiturn.verl_bridge.loops.rewards import Rewards
+from verl_multiturn.verl_bridge.loops.slots import RayKeeper
+from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.trainer.batch import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
@@ -81,6 +85,8 @@ class MultiTurnWorker(_VerlWorker):
         self._cut = (0, 0.0)
         self._writing: set[asyncio.Task[Any] | None] = set()
         """Tasks that have begun to write a row."""
+        settings = settings_of(self.config.actor_rollout_ref.rollout)
+        self._rewards = Rewards(Outages(settings.outage, RayKeeper))
 
     async def finished(self, seen: int) -> list[tuple[str, End]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
@@ -157,6 +163,9 @@ class MultiTurnWorker(_VerlWorker):
             raise
         await row
         self._row_ends[uid] = time.time()
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
 
     async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
         await super()._compute_teacher_logprobs(*args, **kwargs)
