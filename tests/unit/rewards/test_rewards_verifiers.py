@@ -327,16 +327,8 @@ async def test_the_wrapper_says_what_reasoning_gym_says() -> None:
 async def test_partial_credit_is_an_option() -> None:
     truth = json.dumps(entry_of("countdown"))
     options = {"reasoning_gym": {"partial_credit": True}}
-    assert await score("reasoning_gym/countdown", "Answer: 1", truth, **options) == (
-        0.05,
-        0.0,
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    )
+    found = await score("reasoning_gym/countdown", "Answer: 1", truth, **options)
+    assert found == (0.05, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 async def test_the_dataset_is_the_entrys_or_the_data_sources() -> None:
