@@ -221,8 +221,15 @@ async def test_a_process_that_is_lost_is_no_fault_of_the_answer(
     assert [request["answer"] for request in asked] == ["0.5", "0.5", *[r"\frac{1}{2}"] * (len(deaths) > 1)]
 
 
-async def test_a_ground_truth_that_cannot_be_read_is_no_fault_of_the_answer() -> None:
-    assert await score("math_dapo", r"\boxed{1}", r"\begin{cases") == UNJUDGEABLE
+@pytest.mark.parametrize(("fails", "result"), [("1 2", UNJUDGEABLE), ("1", FAILED)], ids=["both", "the answer alone"])
+async def test_a_ground_truth_that_cannot_be_judged_is_no_fault_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, fails: str, result: Numbers
+) -> None:
+    async def ask(self: WorkerPool, request: Any) -> Any:
+        return {"error": "it cannot be read"} if request["answer"] in fails else {"value": 1.0}
+
+    monkeypatch.setattr(WorkerPool, "ask", ask)
+    assert await score("math_dapo", r"\boxed{1}", "2") == result
 
 
 async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
