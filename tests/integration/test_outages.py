@@ -155,7 +155,7 @@ def test_a_single_late_call_in_a_healthy_run_stays_what_it_is(store: WritableSto
     assert metrics["rollout/outage/conversations"] == metrics["rollout/outage/rows_left_out"] == 0
 
 
-@pytest.mark.parametrize("estimator", ["mt_grpo", "mt_turns", "grpo"])
+@pytest.mark.parametrize("estimator", ["mt_grpo", "grpo"])
 def test_all_rows_of_a_conversation_are_left_out(store: WritableStore, estimator: str) -> None:
     add(store, [1.0, 9.0, 0.0], met="1", rows=2)
     settings = {"algorithm__adv_estimator": estimator, f"{SETTINGS}context__mode": "window"}
