@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import CharBuilder, CharTokenizer, EchoTool
+from tests.idle_loop import skip_waits
 from tests.scripted import CALL
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, ScriptedEngine, StopReason
-from verl_multiturn.calls.limits import CallLimits, OutageLimits
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.keeper import OutageKeeper
 from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.calls.slots import Gates
@@ -22,6 +23,7 @@ from verl_multiturn.observe.metrics import stats_of
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.oversampling import FirstValid
 from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.loading.call_limits import ToolLimits
 
 
 class Remote(EchoTool):
@@ -56,6 +58,7 @@ class Run:
     """Conversations of one process that share a tool and an interaction."""
 
     def __init__(self, tool: EchoTool | None = None, user: Interaction | None = None, **settings: Any) -> None:
+        skip_waits()
         self.keeper = OutageKeeper()
         self.outages = Outages(OutageSettings(**settings), lambda: self.keeper, stopped)
         self.gates = Gates(Gate, 5.0, outages=self.outages)
@@ -164,7 +167,8 @@ async def test_a_conversation_that_is_judged_meanwhile_ends_before_its_next_turn
     early = asyncio.create_task(run.play("early", [CALL, CALL, "never"]))
     await asyncio.sleep(0.1)
     assert not run.outages.is_judged("early")  # it was told, and called again
-    await run.break_it()
+    for each in range(7):
+        await run.play(f"other {each}", [CALL, "ok"])
     goes_on.set()
     outcome = await early
     assert (outcome.stop_reason, outcome.outages) == (StopReason.OUTAGE, ["tool echo"])
@@ -213,7 +217,14 @@ async def test_a_create_that_fails_is_an_outage() -> None:
     outcomes = [await run.play(f"c{each}", ["ok"]) for each in range(8)]
     assert [outcome.stop_reason for outcome in outcomes] == [StopReason.FINISHED] * 7 + [StopReason.OUTAGE]
     assert outcomes[-1].trajectory.mask == [0] * len(outcomes[-1].trajectory.ids)  # not a token was sampled
-    assert outcomes[0].outages == ["tool echo"]
+    assert outcomes[0].outages == ["tool echo create"]
+    assert "not available" not in outcomes[-1].error
+    waiting = [asyncio.create_task(run.play(f"w{each}", [CALL, "ok"])) for each in range(20)]
+    await asyncio.sleep(0.9)
+    tool.down = set()
+    done = await asyncio.gather(*waiting)
+    assert {outcome.stop_reason for outcome in done} == {StopReason.FINISHED}
+    assert not any(outcome.outages for outcome in done)
 
 
 async def test_a_calc_reward_that_meets_an_outage_trains_nothing() -> None:
@@ -249,7 +260,7 @@ async def test_the_queue_for_slots_is_no_way_around_the_wait() -> None:
             return await super().execute(instance_id, parameters, **kwargs)
 
     tool = Slow()
-    tool.multiturn_limits = CallLimits(concurrency=2)  # type: ignore[attr-defined]
+    tool.multiturn_limits = ToolLimits(concurrency=2)  # type: ignore[attr-defined]
     run = Run(tool)
     tool.down = {"execute"}
     running = [asyncio.create_task(run.play(f"c{each}", [CALL, "ok"])) for each in range(40)]
