@@ -53,7 +53,6 @@ class Slots:
 
     Attributes:
         alarms: The time limit of its calls.
-        watch_name: Its name where outages are spoken of, for example `tool search`.
     """
 
     def __init__(
@@ -75,20 +74,35 @@ class Slots:
         self._queue_alarms = Alarms(self._queue_s)
         # On a busy event loop a call may last for twice its limit (`Alarms`).
         self._lease_s = 2 * self.timeout_s + 60
-        self.watch_name = f"{owner.kind} {owner.name}"
         self._watch: Watch | None = None
+        self._begin_watch: Watch | None = None
         if outages is not None:
             rules = outage_rules(owner.made, limits, f"{owner.kind} {owner.name!r}")
-            self._watch = outages.of(self.watch_name, rules, self._lease_s + self._queue_s)
+            name, lease_s = f"{owner.kind} {owner.name}", self._lease_s + self._queue_s
+            self._watch = outages.of(name, rules, lease_s)
+            # What begins a conversation may need no service where a call does, or the other way round. So the one says
+            # nothing of the other.
+            if owner.begin not in owner.inherited:
+                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s, is_quiet=True)
 
-    def watched(self, conversation: str, *, may_wait_again: bool = False) -> Watched:
+    def watched(self, conversation: str, *, may_wait_again: bool = False, counts: bool = True) -> Watched:
         """Return what stands beside one call of a conversation.
 
         Args:
             conversation: Id of the conversation.
             may_wait_again: Whether the call may be made once more, where it was a probe that failed.
+            counts: Whether an answer says that the service is there; False for a method that may not ask it.
         """
-        return Watched(self._watch, conversation, may_wait_again)
+        return Watched(self._watch, conversation, may_wait_again, counts)
+
+    def watched_begin(self, conversation: str, *, is_outage: bool = False) -> Watched:
+        """Return what stands beside the call that begins a conversation.
+
+        Args:
+            conversation: Id of the conversation.
+            is_outage: Whether each failure is an outage.
+        """
+        return Watched(self._begin_watch, conversation, is_outage=is_outage)
 
     def is_judged(self, conversation: str) -> bool:
         """Tell whether a conversation met an outage that is known to be one."""

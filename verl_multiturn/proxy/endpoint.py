@@ -149,8 +149,8 @@ class Endpoint:
             if end.kind == "outage" and not watched.met:  # nobody asks for outages
                 end = replace(end, kind="raised")
             outcome = await self._outcome(session, end)
-            if watched.met and self._watch is not None:
-                outcome.outages = [self._watch.name]
+            if watched.met:
+                outcome.outages = [watched.name]
             return outcome, receipts
         finally:
             session.forget()

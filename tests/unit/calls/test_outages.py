@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.idle_loop import hold_up
+from tests.idle_loop import hold_up, skip_waits
 from verl_multiturn import ConfigError, OutageError, ToolContractError
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
@@ -108,6 +108,7 @@ class Service:
 
 def process(keeper: OutageKeeper | None = None, **settings: Any) -> Watch:
     """Return the watch of a process, over a service whose lateness is an outage."""
+    skip_waits()
     connect = None if keeper is None else lambda: keeper
     watch = Outages(OutageSettings(**settings), connect).of(NAME, OutageLimits(timeouts="outage"), 100)
     assert watch is not None
@@ -158,7 +159,7 @@ async def test_a_run_waits_for_the_end_of_an_outage_and_goes_on() -> None:
 async def test_all_whose_outage_belongs_to_the_evidence_are_judged() -> None:
     service, watch = Service(), process()
     await call(watch, "before", service.answer)
-    await asyncio.sleep(40)
+    await asyncio.sleep(400)
     await break_it(watch, service)
     keeper = await watch.outages.ask(_itself)
     first = [f"first {each}" for each in range(8)]
@@ -278,9 +279,8 @@ async def test_waiting_is_bounded_by_stop_s() -> None:
     await break_it(watch, service)
     began = asyncio.get_running_loop().time()
     waiting = [asyncio.create_task(call(watch, each, service.answer, repeat=True)) for each in "abc"]
-    said = await asyncio.gather(*waiting)
-    assert "waited too long" in said
-    assert asyncio.get_running_loop().time() - began < 120
+    assert await asyncio.gather(*waiting) == ["waited too long"] * 3
+    assert asyncio.get_running_loop().time() - began == pytest.approx(50)
     keeper = await watch.outages.ask(_itself)
     await asyncio.sleep(0)
     assert (await keeper.outages())[NAME].waiting == 0
@@ -293,10 +293,10 @@ async def test_a_cancelled_call_leaves_neither_a_place_nor_a_probe_behind() -> N
     waiting = {each: asyncio.create_task(call(watch, each, service.answer)) for each in "abc"}
     await asyncio.sleep(1.5)
     assert service.got["a"] == 1  # the probe
+    service.hangs, service.is_up = False, True
     waiting["a"].cancel()
     waiting["b"].cancel()
     await asyncio.wait([waiting["a"], waiting["b"]])
-    service.hangs, service.is_up = False, True
     began = asyncio.get_running_loop().time()
     assert await waiting["c"] == "fine"  # at once, and not after the lease
     assert asyncio.get_running_loop().time() - began < 0.1
@@ -365,6 +365,7 @@ class Mortal:
 
 
 async def test_a_new_keeper_is_told_what_the_old_one_knew() -> None:
+    skip_waits()
     service, mortal = Service(), Mortal(OutageKeeper)
     watch = Outages(OutageSettings(), mortal.connect).of(NAME, OutageLimits(), 100)
     assert watch is not None
@@ -389,6 +390,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCa
     def connect() -> Any:
         raise KeeperLostError("no actor")
 
+    skip_waits()
     service = Service()
     watch = Outages(OutageSettings(), connect).of(NAME, OutageLimits(), 100)
     assert watch is not None

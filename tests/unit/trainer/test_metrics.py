@@ -66,6 +66,7 @@ def test_one_conversation_without_tools() -> None:
     assert found == {
         "trajectories": 1,
         "invalid_share": 0,
+        "outage/conversations": 0,
         "rendering_differences_share": 0,
         "assistant_turns/mean": 1,
         "assistant_turns/max": 1,
@@ -84,6 +85,7 @@ def test_one_conversation_without_tools() -> None:
         "stop/prompt_too_long": 0,
         "stop/environment_error": 0,
         "stop/engine_error": 0,
+        "stop/outage": 0,
         "stop/agent_error": 0,
         "stop/agent_failed": 0,
         "generate_s/p50": 2,

@@ -80,18 +80,19 @@ class Outages:
         self._timer: asyncio.TimerHandle | None = None
         self._poll: asyncio.Task[None] | None = None
 
-    def of(self, name: str, rules: OutageLimits, lease_s: float) -> Watch | None:
+    def of(self, name: str, rules: OutageLimits, lease_s: float, is_quiet: bool = False) -> Watch | None:
         """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
 
         Args:
             name: The name, for example `tool search`.
             rules: What counts as an outage, and what it does.
             lease_s: Seconds after which a call of it must have ended.
+            is_quiet: Whether answered calls are reported only once one has met an outage.
         """
         mode = rules.mode or self.settings.mode
         if mode == "off":
             return None
-        watch = Watch(self, name, rules, mode == "pause", lease_s)
+        watch = Watch(self, name, rules, mode == "pause", lease_s, is_quiet)
         if name in self._watches:
             watch.epoch = self._watches[name].epoch
         self._watches[name] = watch
@@ -173,15 +174,19 @@ class Watch:
     Attributes:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
+        is_quiet: Whether answered calls are not reported yet.
     """
 
-    def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
+    def __init__(
+        self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float, is_quiet: bool
+    ) -> None:
         self.outages = outages
         self.name = name
         self.rules = rules
         self.pauses = pauses
         self.epoch = 0
         self._lease_s = lease_s
+        self.is_quiet = is_quiet
         self._sums = Sums()
         self._has_told = False
 
@@ -202,6 +207,8 @@ class Watch:
 
     def answered(self) -> None:
         """Count a call that was answered."""
+        if self.is_quiet and not self.epoch:
+            return
         self._sums.answered += 1
         self.outages.report_soon()
 
@@ -224,19 +231,24 @@ class Watch:
                 place_of(error),
             )
 
-    async def enter(self, kind: Waiting) -> tuple[Admitted, str]:
+    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admitted, str]:
         """Wait while the breaker is open, with the conversation's clock standing still.
+
+        Args:
+            kind: Who waits.
+            until: Time of the loop's clock until which it waits; None: for `stop_s`.
 
         Returns:
             Why the wait is over, and the id under which a probe is reported.
 
         Raises:
-            OutageEndError: It took longer than `stop_s`.
+            OutageEndError: It took too long.
         """
         waiter, stop_s = uuid4().hex, self.outages.settings.stop_s
+        until = asyncio.get_running_loop().time() + stop_s if until is None else until
         with self.outages.stopped():
             try:
-                async with asyncio.timeout(stop_s) as limit:
+                async with asyncio.timeout_at(until) as limit:
                     admitted = await self.outages.ask(
                         lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s)
                     )
@@ -272,6 +284,8 @@ class Watched:
         watch: The watch over what is called; None: nobody asks.
         conversation: Id of the conversation.
         may_wait_again: Whether the call may be made once more, where it was a probe that failed.
+        counts: Whether an answer says that the service is there.
+        is_outage: Whether each failure is an outage.
 
     Attributes:
         met: Whether the call ended with an outage.
@@ -279,15 +293,42 @@ class Watched:
         again: Whether the call has to be made once more: nobody has seen its answer.
     """
 
-    __slots__ = ("_conversation", "_epoch", "_may_wait_again", "_probe", "_watch", "again", "ends", "met")
+    __slots__ = (
+        "_conversation",
+        "_counts",
+        "_epoch",
+        "_is_outage",
+        "_may_wait_again",
+        "_probe",
+        "_until",
+        "_watch",
+        "again",
+        "ends",
+        "met",
+    )
 
-    def __init__(self, watch: Watch | None, conversation: str, may_wait_again: bool = False) -> None:
+    def __init__(
+        self,
+        watch: Watch | None,
+        conversation: str,
+        may_wait_again: bool = False,
+        counts: bool = True,
+        is_outage: bool = False,
+    ) -> None:
         self._watch = watch
         self._conversation = conversation
         self._may_wait_again = may_wait_again
+        self._counts = counts
+        self._is_outage = is_outage
         self._probe = ""
         self._epoch = 0
+        self._until: float | None = None
         self.met = self.ends = self.again = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of what is called, where outages are spoken of; "" where nobody asks."""
+        return self._watch.name if self._watch is not None else ""
 
     @property
     def must_wait(self) -> bool:
@@ -311,7 +352,9 @@ class Watched:
             return False
         watch.outages.begin()
         if waits := self.must_wait:
-            admitted, waiter = await watch.enter("call")
+            if self._until is None:  # also a probe that failed waits no longer than this in all
+                self._until = asyncio.get_running_loop().time() + watch.outages.settings.stop_s
+            admitted, waiter = await watch.enter("call", self._until)
             self._probe = waiter if admitted.why == "probe" else ""
         self._epoch = watch.epoch
         return waits
@@ -337,7 +380,7 @@ class Watched:
     def answered(self) -> None:
         """Tell that the call was answered, in whatever way."""
         watch = self._watch
-        if watch is None:
+        if watch is None or not self._counts:
             return
         if not self._probe:
             watch.answered()
@@ -347,23 +390,25 @@ class Watched:
         sums.probe, sums.probe_good, self._probe = self._probe, True, ""
         keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
-    async def failed(self, error: BaseException, always: bool = False) -> None:
+    async def failed(self, error: BaseException) -> None:
         """Tell how the call failed.
 
         Args:
             error: What it raised.
-            always: Whether it is an outage whatever was raised, as with `create`.
         """
         watch = self._watch
         if watch is None:
             return
-        cause = "outage" if always else cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
+        cause = cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
+        if self._is_outage:
+            cause = "outage"
         if cause != "outage":
             if cause == "bug":
                 watch.bug(error)
             self.answered()
             return
         text = describe(error)
+        watch.is_quiet = False
         if not watch.pauses:
             watch.masked(text)
             self.met = self.ends = True

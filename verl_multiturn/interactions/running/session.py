@@ -114,9 +114,9 @@ class InteractionSession:
             InteractionContractError: It returned something that is no `Reply`.
             OutageEndError: There is an outage; `reply` and `score` raise it, too.
         """
+        await self._gate.admit()
         self._calls.begin()
         if "start" in self._gate.owner.inherited:
-            await self._gate.admit()
             return None
         self.owes = "start"
         returned = await self._call("start")
@@ -167,11 +167,14 @@ class InteractionSession:
             OutageEndError: It met an outage that ends the conversation, or waited for its end for too long.
         """
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
-        watched = self._gate.watched(self._calls.instance_id)
+        gate, conversation = self._gate, self._calls.instance_id
+        watched = gate.watched_begin(conversation) if method == "start" else gate.watched(conversation)
+        if method == "score":  # it may ask no service, so its answer says nothing
+            watched = gate.watched(conversation, counts=False)
+            watched.begin()
         try:
             async with watched:
                 if method == "score":
-                    await watched.wait()
                     return await self._calls.call(method)
                 with Slot(self._gate) as slot:
                     await slot.take_unless_out(watched)
@@ -187,7 +190,7 @@ class InteractionSession:
         finally:
             self.seconds += time.perf_counter() - began
         if watched.met:
-            self.outages[self._gate.watch_name] = None
+            self.outages[watched.name] = None
         raise (OutageEndError if watched.ends else InteractionFailedError)(problem) from cause
 
     async def _wait(self, invocation: Invocation, alarms: Alarms) -> None:

@@ -103,9 +103,9 @@ class ToolSession:
 
     async def __aenter__(self) -> ToolSession:
         self._calls = {name: self._calls_of(gate) for name, gate in self._gates.items()}
-        for gate in self._gates.values():
-            await gate.admit()
         try:
+            for gate in self._gates.values():
+                await gate.admit()
             await gather([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # whatever happened, release first
             await Calls.end(self._calls.values())
@@ -168,16 +168,14 @@ class ToolSession:
             if "calc_reward" in gate.owner.inherited:
                 rewards[name] = 0.0
                 continue
-            watched = gate.watched(self._request_id)
+            watched = gate.watched(self._request_id, counts=False)  # it may ask no service
+            watched.begin()
             try:
                 async with watched:
-                    await watched.wait()
                     value = await self._calls[name].call("calc_reward")
-            except OutageEndError:
-                raise
             except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
-                self._note(gate, watched, error)
+                self._note(watched, error)
                 continue
             if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
                 rewards[name] = reward
@@ -185,16 +183,16 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]
-        watched = gate.watched(self._request_id)
-        watched.begin()
+        watched = gate.watched_begin(self._request_id, is_outage=True)
+        await watched.wait()
         calls.begin()
         try:
-            created = await calls.call("create")
+            async with watched:
+                created = await calls.call("create")
         except Exception as error:  # a tool's own code: the model is told at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
-            await watched.failed(error, always=True)
-            self._note(gate, watched, error)
+            self._note(watched, error)
             return
         # verl 0.4's tools return the id, verl 0.9's the id and a response; ours return None.
         given = created[0] if isinstance(created, tuple) and created else created
@@ -270,17 +268,17 @@ class ToolSession:
             except Exception as error:  # a tool's own code, or what stood in its way: tell the model
                 if watched.again:
                     continue
-                self._note(gate, watched, error)
+                self._note(watched, error)
                 return run.failed(*_failure(error, gate.timeout_s))
             gate.remember(key, answer)
             return run.answered(answer)
 
-    def _note(self, gate: Gate, watched: Watched, error: Exception) -> None:
+    def _note(self, watched: Watched, error: Exception) -> None:
         """Note the outage that a call met."""
         if watched.met:
-            self.outages[gate.watch_name] = None
+            self.outages[watched.name] = None
         if watched.ends:
-            self._lost = f"{gate.watch_name}: {describe(error)}"
+            self._lost = f"{watched.name}: {describe(error)}"
 
     async def _execute(self, run: Run, arguments: dict[str, Any]) -> Any:
         """Call `execute`, again while it fails and may be repeated within the call's time, and return what it returned.
