@@ -1,7 +1,7 @@
 """Outages in our trainers: what they have touched is left out, with a cause that the certificate checks."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from tests.integration.trainer_rows import (
     put_in_place,
     step,
 )
+from tests.support.warm_python import start_ray
 from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageState
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -190,6 +191,37 @@ def test_otc_does_not_count_what_is_left_out(store: WritableStore) -> None:
     step(trainer_of(FakeKeeper("u_1"), **{f"{SETTINGS}otc__form": "ppo"}), store.batch())
     assert not store.rows["u_0_0"]["rm_scores"].equal(scores["u_0_0"])
     assert store.rows["u_1_0"]["rm_scores"].equal(scores["u_1_0"])
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    import ray
+
+    start_ray(num_cpus=0)
+    yield
+    ray.shutdown()
+
+
+async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
+    import ray
+
+    from verl_multiturn.calls.outages.breaker import Outage
+    from verl_multiturn.calls.outages.keeper import Sums
+    from verl_multiturn.verl_bridge.loops.slots import RayKeeper, run_keeper
+    from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper
+
+    asked = AskedKeeper()
+    assert asked.touched(["r1"]) == set(), "no worker has needed it"
+    assert asked.outages() == {}
+    worker = RayKeeper()
+    met = [Outage(f"r{number}", 0) for number in range(8)]
+    await worker.report({SEARCH: Sums(answered=3, outages=met, error="refused")})
+    assert asked.touched(["r1", "r9"]) == {"r1"}
+    state = asked.outages()[SEARCH]
+    assert (state.is_open, state.trips, state.calls, state.outages, state.error) == (True, 1, 11, 8, "refused")
+    ray.kill(run_keeper())
+    with pytest.raises(KeeperLostError, match="does not answer"):
+        asked.touched(["r1"])
 
 
 Spoil = Callable[[WritableStore, Any], None]
