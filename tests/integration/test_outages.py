@@ -345,6 +345,27 @@ def test_a_checkpoints_conversations_are_doubted(store: WritableStore) -> None:
     assert masked(store) == ["u_1_0"]
 
 
+def test_a_run_that_goes_on_doubts_the_groups_that_had_finished(store: WritableStore, tmp_path: Any) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    class Base:
+        use_critic = False
+
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        def _load_checkpoint(self) -> None:
+            self.global_steps = 3
+
+    tags = {uid: {"is_prompt": True, "status": status} for uid, status in (("u", "finished"), ("v", "running"))}
+    store.kv_list = lambda partition_id: {"train": tags}  # type: ignore[attr-defined]
+    trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "separate_async"})(
+        make_config("separate_async", trainer__default_local_dir=str(tmp_path), trainer__resume_mode="auto")
+    )
+    trainer._load_checkpoint()
+    assert trainer._outages._doubtful == {"u"}, "the others are begun again, and the new keeper knows of them"
+
+
 def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
     add(store, [1.0, 0.0, 0.0, 0.5])
     search = replace(STATE, open_s=12.0, open_total_s=12.0, trips=1, calls=11, outages=9, waiting=5)

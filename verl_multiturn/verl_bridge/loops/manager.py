@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -85,8 +85,6 @@ class MultiTurnWorker(_VerlWorker):
         self._cut = (0, 0.0)
         self._writing: set[asyncio.Task[Any] | None] = set()
         """Tasks that have begun to write a row."""
-        settings = settings_of(self.config.actor_rollout_ref.rollout)
-        self._rewards = Rewards(Outages(settings.outage, RayKeeper))
 
     async def finished(self, seen: int) -> list[tuple[str, End]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
@@ -163,6 +161,11 @@ class MultiTurnWorker(_VerlWorker):
             raise
         await row
         self._row_ends[uid] = time.time()
+
+    @cached_property
+    def _rewards(self) -> Rewards:
+        settings = settings_of(self.config.actor_rollout_ref.rollout)
+        return Rewards(Outages(settings.outage, RayKeeper if ray.is_initialized() else None))
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
