@@ -45,10 +45,10 @@ class Rewards:
             outputs: the conversation's rows; the last one gets the reward, unless it has one.
             compute: computes it, as verl does.
         """
-        last = outputs[-1]
-        if self._watch is None or last.reward_score is not None:
+        if self._watch is None or not outputs or outputs[-1].reward_score is not None:
             await compute()
             return
+        last = outputs[-1]
         watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), True)
         while True:
             try:

@@ -59,6 +59,12 @@ class BatchRows:
         broken = {key.conversation for key, own in stats.items() if not own["valid"]}
         return {key: {**own, "valid": key.conversation not in broken} for key, own in stats.items()}
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The cause of each conversation that `leave_out` was called for, by its name."""
+        known = [(key, self._fetched.get(key) or {}) for key in self.real]
+        return {key.conversation: stats["left_out"] for key, stats in known if "left_out" in stats}
+
     def leave_out(self, causes: Mapping[str, str]) -> list[RowKey]:
         """Make conversations invalid for the rest of the step, and return the keys of their rows.
 

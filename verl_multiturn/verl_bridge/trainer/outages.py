@@ -98,7 +98,7 @@ class AskedKeeper:
 class Outages:
     """The outages that a trainer meets.
 
-    Metrics of a step, under `rollout/outage/`:
+    Metrics of a step, under `rollout/outage/`; none before the keeper knows a name:
     - `open_s`: seconds for which a breaker was open, of the name whose breaker was open longest;
     - `trips`, `calls`: how often breakers opened, and calls that met an outage;
     - `waiting`: the most calls and new conversations that were seen waiting;
@@ -206,6 +206,8 @@ class Outages:
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
         states = self._states()
+        if not states and not self._rows:
+            return {}
         found = {"waiting": float(self._waiting), "rows_left_out": float(self._rows)}
         found |= {"open_s": 0.0, "trips": 0.0, "calls": 0.0}
         for name, state in states.items():

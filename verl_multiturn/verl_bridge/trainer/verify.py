@@ -104,7 +104,7 @@ class BatchVerifier:
         found = repeated(rows.keys) or gaps(rows.keys)
         if not found:
             receipts: dict[RowKey, Receipts] = {}
-            causes = {key.conversation: stats["left_out"] for key, stats in rows.stats.items() if "left_out" in stats}
+            causes = rows.left_out
             for key, fields in zip(chosen, fetch(chosen, rows.partition_id, self._loss_inputs), strict=True):
                 found += self._verify_row(rows, key, fields, receipts, causes, step)
             found += shared({key: each.request_id for key, each in receipts.items()})
