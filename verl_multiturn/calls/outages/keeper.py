@@ -188,7 +188,7 @@ class OutageKeeper:
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good)
             if kept.breaker.epoch != epoch:
-                self._changed(True)
+                self._note(True)
                 kept.say(name, now)
             self._admit(kept)
         self._judge(judged)
@@ -260,7 +260,7 @@ class OutageKeeper:
         self._judge([conversation for conversation in judged if conversation not in self._judged])
         for name, epoch in epochs.items():
             kept = self._of(name)
-            self._changed(kept.breaker.recall(now, epoch))
+            self._note(kept.breaker.recall(now, epoch))
             self._admit(kept)
 
     async def touched(self, ids: Collection[str]) -> set[str]:
@@ -297,14 +297,14 @@ class OutageKeeper:
         return self._names.setdefault(name, _Name())
 
     def _judge(self, conversations: Collection[str]) -> None:
-        self._changed(bool(conversations))
+        self._note(bool(conversations))
         for conversation in conversations:
             self._judged[conversation] = self._version
             self._judged.move_to_end(conversation)
         while len(self._judged) > MOST_JUDGED:
             self._judged.popitem(last=False)
 
-    def _changed(self, is_new: bool) -> None:
+    def _note(self, is_new: bool) -> None:
         if is_new:
             self._version += 1
             for poll in self._polls:

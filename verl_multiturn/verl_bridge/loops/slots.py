@@ -28,7 +28,8 @@ from verl_multiturn.calls.outages.keeper import Admitted, KeeperLostError, Outag
 
 logger = logging.getLogger(__name__)
 
-_ACTOR = "verl_multiturn_slots"
+KEEPER = "verl_multiturn_slots"
+"""Name of the actor."""
 
 
 class SlotKeeper:
@@ -101,7 +102,7 @@ def run_keeper() -> Any:
         RayError: It cannot be reached.
     """
     remote = ray.remote(num_cpus=0, max_concurrency=100_000)(RunKeeper)
-    return remote.options(name=_ACTOR, get_if_exists=True).remote()
+    return remote.options(name=KEEPER, get_if_exists=True).remote()
 
 
 class RayKeeper:
