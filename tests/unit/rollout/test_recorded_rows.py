@@ -218,7 +218,10 @@ def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
     for call in outcome.calls:
         call.seconds = call.queue_s = 0.0
     scores = [tool_scores(outcome, 0.5), interaction_scores(outcome)] if outcome.session is None else []
-    stats = json.dumps([stats_of(outcome), turns_of(outcome), scores], allow_nan=False)
+    values = stats_of(outcome)
+    assert values.pop("request_id") == outcome.request_id
+    assert values.pop("outages") == []
+    stats = json.dumps([values, turns_of(outcome), scores], allow_nan=False)
     return json_line(record_of(outcome, receipts, step=1, uid="u")) + stats
 
 
