@@ -274,6 +274,22 @@ async def test_a_probe_whose_process_has_died_counts_as_failed_when_its_lease_is
     assert (await next_one).why == "probe"
 
 
+async def test_a_probe_that_is_late_by_what_the_model_wrote_says_nothing() -> None:
+    skip_waits()
+    service, watch = Service(), Outages().of(NAME, OutageLimits(timeouts="model"), 100)
+    assert watch is not None
+    await break_it(watch, service)
+    service.is_up = True
+
+    async def late(_: str) -> str:
+        raise TimedOutError
+
+    assert await asyncio.gather(*(call(watch, each, late) for each in "abcde")) == ["told: "] * 5
+    assert watch.is_open
+    assert await asyncio.gather(*(call(watch, each, service.answer) for each in "abc")) == ["fine"] * 3
+    assert not watch.is_open
+
+
 async def test_waiting_is_bounded_by_stop_s() -> None:
     service, watch = Service(), process(stop_s=50)
     await break_it(watch, service)

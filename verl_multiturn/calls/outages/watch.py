@@ -144,9 +144,10 @@ class Outages:
                         await asked.recall(epochs, list(self._judged))
                     self._keeper = asked
                 return await question(asked)
-            except KeeperLostError:
-                if self._keeper is asked:
+            except KeeperLostError as error:
+                if asked is not None and self._keeper is asked:
                     self._keeper = None
+                    logger.warning("the keeper of outages has died, the next one is told what is known: %s", error)
                 if loop.time() + pause_s > until:
                     raise
             await asyncio.sleep(pause_s)
@@ -405,7 +406,10 @@ class Watched:
         if cause != "outage":
             if cause == "bug":
                 watch.bug(error)
-            self.answered()
+            if self._probe and cause == "model" and not isinstance(error, ValueError):
+                self.dropped()  # it was late, by what the model wrote: that says nothing of the service
+            else:
+                self.answered()
             return
         text = describe(error)
         watch.is_quiet = False
