@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from verl_multiturn import OutageError
+
 
 def ask(session: Any, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Ask the model once; return the answer's JSON."""
@@ -95,4 +97,12 @@ async def asks_after_its_return(row: dict[str, Any], session: Any) -> float:
 
     row["kept"] = asyncio.ensure_future(linger())
     await asyncio.sleep(0)
+    return 1.0
+
+
+def out(row: dict[str, Any], session: Any) -> float:
+    """Say that its database is not there, after an answer; a row that is `up` finds it."""
+    ask(session, *row["messages"])
+    if not row.get("up"):
+        raise OutageError("the database does not answer")
     return 1.0

@@ -3,6 +3,7 @@
     a callback runs                       the clock stands still, however long it takes
     the loop waits for what comes next    the clock goes on, at most to the next timer
     a test calls `hold_up(0.9)`           the clock goes on by 0.9 s, as if a callback had blocked the loop
+    a test calls `skip_waits()`           the clock jumps to the next timer, and nothing is waited for
 
 So no time limit ends a call that is late because the machine is busy, and timers go off in their order. What hangs is
 waited for, so its time limit still ends it. A thread that must outlast a time limit takes its time from the same clock
@@ -24,8 +25,14 @@ class _Selector(selectors.EpollSelector):
         super().__init__()
         # One object, as threads read it, too: seconds so far, when the wait under way began, how long it may take.
         self._state = (0.0, 0.0, 0.0)
+        self.skips = False
 
     def select(self, timeout: float | None = None) -> Any:
+        if self.skips and timeout is not None:
+            ready = super().select(0)
+            if not ready:
+                self.hold_up(timeout)
+            return ready
         most_s = float("inf") if timeout is None else max(timeout, 0.0005)
         self._state = (self.now(), time.monotonic(), most_s)
         try:
@@ -65,6 +72,16 @@ def hold_up(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, IdleLoop)
     loop.hold_up(seconds)
+
+
+def skip_waits() -> None:
+    """Let the clock of the running loop jump to the next timer wherever the loop would wait for it.
+
+    For tests of minutes, without threads, processes and sockets: these would need the real time.
+    """
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, IdleLoop)
+    loop._waits.skips = True
 
 
 def take(seconds: float) -> None:

@@ -11,15 +11,17 @@ from typing import Any
 from tests.idle_loop import hold_up
 from verl_multiturn.rewards import compute_score
 
-KEYS = ("score", "acc", "format", "answered", "timed_out", "failed")
+KEYS = ("score", "acc", "format", "answered", "timed_out", "failed", "outage", "unjudgeable")
 
-RIGHT = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
-RIGHT_UNFORMATTED = (1.0, 1.0, 0.0, 1.0, 0.0, 0.0)
-WRONG = (0.0, 0.0, 1.0, 1.0, 0.0, 0.0)
-WRONG_UNFORMATTED = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-NO_ANSWER = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-TIMED_OUT = (0.0, 0.0, 0.0, 1.0, 1.0, 0.0)
-FAILED = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0)
+RIGHT = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+RIGHT_UNFORMATTED = (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+WRONG = (0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+WRONG_UNFORMATTED = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+NO_ANSWER = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+TIMED_OUT = (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+FAILED = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+OUTAGE = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0)
+UNJUDGEABLE = (0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0)
 
 Numbers = tuple[float, ...]
 

@@ -9,6 +9,7 @@ from verl_multiturn.errors import (
     EngineError,
     InteractionContractError,
     MultiTurnError,
+    OutageError,
     ToolContractError,
     TrajectoryError,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "InteractionContractError",
     "Limits",
     "MultiTurnError",
+    "OutageError",
     "Outcome",
     "Reply",
     "Request",

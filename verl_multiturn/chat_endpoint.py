@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.http_connections import Connections, trusted
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _AGAIN = (408, 409, 425, 429)
 _SHOWN = 200
 
 
-class EndpointError(RuntimeError):
+class EndpointError(OutageError):
     """An endpoint that cannot be reached, refuses, or gave no usable reply in all attempts."""
 
 

@@ -18,6 +18,7 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 Model = TypeVar("Model", bound=BaseModel)
 
 ImportanceWeight = Literal["exact", "truncated", "verl"]
+OutageMode = Literal["pause", "mask", "off"]
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
@@ -178,6 +179,28 @@ class ProxySettings(BaseModel):
     """Address at which the endpoint listens. Agents need the session's secret, also on other machines."""
 
 
+class OutageSettings(BaseModel):
+    """Settings for outages: what a tool, an interaction, an agent or a judge needs is not there.
+
+    The run does not learn from an outage, whatever the reward is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: OutageMode = "pause"
+    """What an outage does. `limits.outage.mode` of a tool's or an interaction's entry goes before it.
+
+    - `pause`: when half of the calls of 30 s are outages (at least 8 calls, of 2 conversations), calls and new
+      conversations wait, with their clocks standing still, until three calls in a row were answered. Conversations that
+      met the outage are not trained on.
+    - `mask`: each conversation that meets an outage ends at once, and is not trained on. Nothing waits.
+    - `off`: the model is told, as of any other failure, and is trained on what it does then.
+    """
+
+    stop_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
+    """Seconds of an outage after which the run ends, with a checkpoint. Nothing waits longer than this."""
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
@@ -252,6 +275,9 @@ class MultiTurnSettings(BaseModel):
 
     proxy: ProxySettings = ProxySettings()
     """Settings of the agent loop `proxy_agent`."""
+
+    outage: OutageSettings = OutageSettings()
+    """Settings for outages of tools, interactions, agents and judges."""
 
     void_turn_pattern: str | None = None
     """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.

@@ -9,7 +9,11 @@ agent or a network does never raises out of a conversation: it ends the conversa
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is no reward
     ├── EngineError          the generation engine failed, or returned something that is not a generation
-    ├── SandboxError         the sandbox itself failed, not the code in it (in `sandbox/launch.py`)
+    ├── OutageError          what a tool, an interaction or an agent needs is not there; nobody's mistake
+    │   ├── UnavailableError        an HTTP service, in `tools/services/http_client.py`
+    │   ├── SandboxError            the sandbox itself failed, not the code in it, in `sandbox/launch.py`
+    │   ├── EndpointError           the endpoint of a judge or a simulated user, in `chat_endpoint.py`
+    │   └── EnvironmentOutageError  an environment's server or process, in `interactions/failed.py`
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
     └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
 
@@ -39,6 +43,14 @@ class AgentContractError(MultiTurnError, TypeError):
 
 class EngineError(MultiTurnError, RuntimeError):
     """The generation engine failed, or returned something that is not a generation."""
+
+
+class OutageError(MultiTurnError, RuntimeError):
+    """What a tool, an interaction or an agent needs is not there: nobody's mistake, and least of all the model's.
+
+    Raise it, or a class derived from it, where a service does not answer. Then the run does not learn from it: see
+    `calls/outages/causes.py`, which also says what else counts as an outage.
+    """
 
 
 class TrajectoryError(MultiTurnError, ValueError):

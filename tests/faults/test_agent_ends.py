@@ -64,6 +64,13 @@ async def test_the_end_of_a_command_is_told_once(script: str) -> None:
     await runner.aclose()
 
 
+async def test_the_status_75_of_a_command_says_that_there_is_an_outage() -> None:
+    runner = ProcessRunner(None, COMMAND, "command")
+    for script, kind in (("raise SystemExit(75)", "outage"), ("raise SystemExit(74)", "exited")):
+        assert (await runner.run({"script": script}, ADDRESS, asyncio.Event())).kind == kind
+    await runner.aclose()
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return where the folders of agents are made."""

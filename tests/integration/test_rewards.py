@@ -116,7 +116,7 @@ QA = {
     "<answer> city of\nlight </answer>": RIGHT,
     "<answer>Lyon</answer>": WRONG,
     "<answer>Pa ris</answer>": WRONG,
-    "<answer>Lyon</answer> <answer>Paris</answer>": (1.0, 1.0, 0.0, 1.0, 0.0, 0.0),
+    "<answer>Lyon</answer> <answer>Paris</answer>": (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
     "Paris": (0.0,) * 6,
 }
 
@@ -131,4 +131,5 @@ async def test_questions_beside_verls() -> None:
     thought, many = "<think><answer>Paris</answer></think>", "<answer>Paris</answer>" * 11
     assert (verl_qa.compute_score(thought, truth), (await score("searchR1_nq", thought, truth))[0]) == (1.0, 1.0)
     assert (verl_qa.compute_score(many, truth), (await score("searchR1_nq", many, truth))[0]) == (0.25, 0.25)
-    assert await score("searchR1_nq", many, truth, qa={"format_weight": 1.0}) == (-0.75, 1.0, 0.0, 1.0, 0.0, 0.0)
+    found = await score("searchR1_nq", many, truth, qa={"format_weight": 1.0})
+    assert found == (-0.75, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)

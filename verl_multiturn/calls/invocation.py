@@ -41,6 +41,10 @@ class TimedOutError(Exception):
     """A method did not return in time. A TimeoutError, in contrast, comes from the author's own code."""
 
 
+class BusyError(Exception):
+    """No slot was free within `queue_timeout_s`; the text is for the model."""
+
+
 class Invocation:
     """A call of a method of an author's object that is running.
 

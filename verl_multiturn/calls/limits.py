@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from verl_multiturn.config import read_model
+from verl_multiturn.calls.loading import resolve_class
+from verl_multiturn.config import OutageMode, read_model
 from verl_multiturn.errors import ConfigError
 
 _ATTRIBUTE = "multiturn_limits"
 Limits = TypeVar("Limits", bound="CallLimits")
+
+
+class OutageLimits(BaseModel):
+    """What counts as an outage of a tool or an interaction, and what the run does then."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: OutageMode | None = None
+    """What an outage does; null: what the class says, and else `custom.multiturn.outage.mode`.
+
+    - `pause`: calls and new conversations wait for its end, and the conversations that met it are not trained on.
+    - `mask`: each conversation that meets one ends, and is not trained on. Nothing waits.
+    - `off`: the model is told, as of any other failure.
+    """
+
+    timeouts: Literal["model", "outage"] | None = None
+    """Whose it is that a call came too late or found no slot; null: what the class says, and else `model`.
+
+    `model`: it may depend on what the model wrote, as with code that it lets run. `outage`: on the service alone.
+    """
+
+    errors: tuple[type[BaseException], ...] = ()
+    """Classes of errors that are outages, by their dotted names, beside `OutageError` and errors of connections."""
+
+    @field_validator("errors", mode="before")
+    @classmethod
+    def _resolved(cls, names: Any) -> Any:
+        if not isinstance(names, list | tuple):
+            raise ValueError("expected a list of dotted names such as 'httpx.TransportError'")
+        found = [name if isinstance(name, type) else resolve_class(name, "errors") for name in names]
+        if strange := [name for name, each in zip(names, found, strict=True) if not issubclass(each, BaseException)]:
+            raise ValueError(f"{strange[0]!r} is no class of errors")
+        return found
 
 
 class CallLimits(BaseModel):
@@ -43,6 +77,9 @@ class CallLimits(BaseModel):
     response_characters: int = Field(100_000, ge=100)
     """Characters of one answer. A longer answer loses its middle, before a limit in tokens cuts what is left."""
 
+    outage: OutageLimits = OutageLimits()
+    """What counts as an outage, and what the run does then; see `OutageLimits`."""
+
 
 def set_limits(made: Any, raw: Any, kind: type[Limits], where: str) -> Limits:
     """Read the `limits` of a YAML entry, store them on the object of that entry, and return them.
@@ -71,3 +108,21 @@ def limits_of(made: Any, kind: type[Limits]) -> Limits:
         kind: The class of its limits.
     """
     return getattr(made, _ATTRIBUTE, None) or kind.model_validate({})
+
+
+def outage_rules(made: Any, limits: CallLimits, where: str) -> OutageLimits:
+    """Return what holds for outages of an author's object: its entry's `limits.outage`, and beyond that its class.
+
+    Args:
+        made: The object. Its class may have `outage_limits`.
+        limits: The limits of its entry.
+        where: The object, for errors.
+
+    Raises:
+        ConfigError: `outage_limits` of the class is something else.
+    """
+    of_class = getattr(made, "outage_limits", OutageLimits())
+    if not isinstance(of_class, OutageLimits):
+        raise ConfigError(f"{where}: its outage_limits are {of_class!r:.200}; give OutageLimits(…)")
+    own = {key: value for key, value in limits.outage.model_dump().items() if value}
+    return of_class.model_copy(update=own)

@@ -15,6 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl_multiturn.calls.invocation import BusyError
+from verl_multiturn.calls.limits import outage_rules
+from verl_multiturn.calls.outages.watch import Outages, Watch, Watched
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.tasks import Alarms, done_within, keep
 
@@ -39,10 +42,6 @@ class SharedSlots(Protocol):
         """Give back a slot of a tool, by its lease."""
 
 
-class BusyError(Exception):
-    """No slot was free within `queue_timeout_s`; the text is for the model."""
-
-
 class Slots:
     """Slots of an author's object in one worker.
 
@@ -50,12 +49,15 @@ class Slots:
         owner: The object.
         timeout_s: Seconds for a call of a method, where the object's limits do not say.
         shared: Slots of all workers, for `concurrency_total`; None: that limit holds in this process only.
+        outages: What the process knows of outages; None: nobody asks whether a failure is one.
 
     Attributes:
         alarms: The time limit of its calls.
     """
 
-    def __init__(self, owner: Owner, timeout_s: float, shared: SharedSlots | None = None) -> None:
+    def __init__(
+        self, owner: Owner, timeout_s: float, shared: SharedSlots | None = None, outages: Outages | None = None
+    ) -> None:
         limits = owner.limits
         self.owner = owner
         self.name = owner.name
@@ -70,6 +72,50 @@ class Slots:
         self._free = here if self._total is None or shared is not None else min(here, self._total)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._queue_alarms = Alarms(self._queue_s)
+        # On a busy event loop a call may last for twice its limit (`Alarms`).
+        self._lease_s = 2 * self.timeout_s + 60
+        self._watch: Watch | None = None
+        self._begin_watch: Watch | None = None
+        if outages is not None:
+            rules = outage_rules(owner.made, limits, f"{owner.kind} {owner.name!r}")
+            name, lease_s = f"{owner.kind} {owner.name}", self._lease_s + self._queue_s
+            self._watch = outages.of(name, rules, lease_s)
+            # What begins a conversation may need no service where a call does, or the other way round. So the one says
+            # nothing of the other.
+            if owner.begin not in owner.inherited:
+                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s, is_quiet=True)
+
+    def watched(self, conversation: str, *, may_wait_again: bool = False, counts: bool = True) -> Watched:
+        """Return what stands beside one call of a conversation.
+
+        Args:
+            conversation: Id of the conversation.
+            may_wait_again: Whether the call may be made once more, where it was a probe that failed.
+            counts: Whether an answer says that the service is there; False for a method that may not ask it.
+        """
+        return Watched(self._watch, conversation, may_wait_again, counts)
+
+    def watched_begin(self, conversation: str, *, is_outage: bool = False) -> Watched:
+        """Return what stands beside the call that begins a conversation.
+
+        Args:
+            conversation: Id of the conversation.
+            is_outage: Whether each failure is an outage.
+        """
+        return Watched(self._begin_watch, conversation, is_outage=is_outage)
+
+    def is_judged(self, conversation: str) -> bool:
+        """Tell whether a conversation met an outage that is known to be one."""
+        return self._watch is not None and self._watch.outages.is_judged(conversation)
+
+    async def admit(self) -> None:
+        """Let a new conversation wait while there is an outage.
+
+        Raises:
+            OutageEndError: It has waited for too long.
+        """
+        if self._watch is not None:
+            await self._watch.admit()
 
     def try_enter(self) -> bool:
         """Take a slot if that needs no waiting, and return whether it was taken; such a slot has no lease."""
@@ -98,10 +144,7 @@ class Slots:
             return None
         limit, lease = self._total or 1, None
         try:
-            # On a busy event loop a call may last for twice its limit (`Alarms`).
-            lease = await self._shared.acquire(
-                self._shared_name, limit, max(0.0, until - loop.time()), 2 * self.timeout_s + 60
-            )
+            lease = await self._shared.acquire(self._shared_name, limit, max(0.0, until - loop.time()), self._lease_s)
             if lease is None:
                 raise busy
             return lease
@@ -187,6 +230,29 @@ class Slot:
                 self.started = asyncio.get_running_loop().time()
         self._is_taken = True
 
+    async def take_unless_out(self, watched: Watched) -> None:
+        """Take a slot as `take` does, once there is no outage, or the call is let through as a probe.
+
+        Waiting for the end of an outage is no waiting for a slot.
+
+        Raises:
+            BusyError: No slot was free in time.
+            OutageEndError: The call has waited for too long for the end of an outage.
+        """
+        while True:
+            if await watched.wait():
+                self.asked = self.started = asyncio.get_running_loop().time()
+            try:
+                await self.take()
+            except BusyError:
+                if not watched.must_wait:
+                    raise
+                continue
+            if not watched.must_wait:  # it may have begun while the call waited for its slot
+                return
+            self._slots.leave(self._lease)
+            self._is_taken, self._lease = False, None
+
     def __exit__(self, *exc_info: object) -> None:
         if self.left:
             ended = asyncio.gather(*self.left, return_exceptions=True)
@@ -205,16 +271,19 @@ class Gates(Generic[Shared]):
         make: Makes the state of an object, from the object and the two other arguments.
         timeout_s: As in `Slots`.
         shared: As in `Slots`.
+        outages: As in `Slots`.
     """
 
     def __init__(
         self,
-        make: Callable[[Any, float, SharedSlots | None], Shared],
+        make: Callable[[Any, float, SharedSlots | None, Outages | None], Shared],
         timeout_s: float,
         shared: SharedSlots | None = None,
+        outages: Outages | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._shared = shared
+        self._outages = outages
         self._make = make
         self._gates: dict[str, Shared] = {}
 
@@ -222,5 +291,5 @@ class Gates(Generic[Shared]):
         """Return the state of an object. Another object with the same name gets a new one, which replaces the old."""
         gate = self._gates.get(made.name)
         if gate is None or gate.owner.made is not made:
-            gate = self._gates[made.name] = self._make(made, self._timeout_s, self._shared)
+            gate = self._gates[made.name] = self._make(made, self._timeout_s, self._shared, self._outages)
         return gate

@@ -5,8 +5,10 @@ It knows names and receipts only. `certificate.check` compares each single row w
 In a batch without violations
 - no two rows have one name, and no conversation has two names;
 - the rows of a conversation are counted from 0 without a gap, and none is missing at the end;
-- all rows of a conversation say the same of it: its request, whether it is invalid or void, and the place of each of
-  its generations;
+- all rows of a conversation say the same of it: its request, whether it is invalid or void, the outages that it met,
+  whether its reward could not be judged, and the place of each of its generations;
+- what the trainer has left out has a cause (`OUTAGE`, `REWARD_OUTAGE`) that its receipts bear out, and a conversation
+  whose reward could not be judged is left out;
 - each generation of a conversation is in exactly the row that it is listed with, in order; or it is listed with a cause
   (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them.
 """
@@ -19,6 +21,10 @@ from collections.abc import Collection, Iterable, Mapping
 from verl_multiturn.certificate.check import Violation
 from verl_multiturn.certificate.receipts import CAUSES, Receipts
 from verl_multiturn.row_keys import RowKey
+
+OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
+"""Causes for which a trainer leaves out a conversation that had ended well: a call of it met an outage, or its reward
+could not be judged for a cause of ours."""
 
 
 def repeated(keys: Iterable[RowKey]) -> list[Violation]:
@@ -66,6 +72,32 @@ def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
     ]
 
 
+def uncaused(receipts: Mapping[RowKey, Receipts], left_out: Mapping[str, str]) -> list[Violation]:
+    """Return all violations of which conversations the trainer has left out.
+
+    The mask of their rows is checked by `certificate.check`: it is 0 throughout for these, and for no others.
+
+    Args:
+        receipts: receipts of all rows of each conversation that is looked at, by the row's name.
+        left_out: the cause for which each conversation was left out, by its name (`RowKey.conversation`).
+    """
+    found = []
+    for name, keys in _by_conversation(receipts).items():
+        row, cause = receipts[keys[0]], left_out.get(name)
+        if row.unrewarded and cause != REWARD_OUTAGE:
+            what = f"its reward could not be judged, and the cause why it is left out is {cause!r}"
+        elif cause == REWARD_OUTAGE and not row.unrewarded:
+            what = f"it is left out as {cause!r}, and its reward was judged"
+        elif cause == OUTAGE and not row.outages:
+            what = f"it is left out as {cause!r}, and none of its calls met one"
+        elif cause not in (None, OUTAGE, REWARD_OUTAGE):
+            what = f"it is left out as {cause!r}; known causes are {[OUTAGE, REWARD_OUTAGE]}"
+        else:
+            continue
+        found.append(Violation(f"{row.request_id} (rows {name}_*)", None, None, what))
+    return found
+
+
 def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
     """Return all violations of how the rows of each conversation belong together.
 
@@ -82,8 +114,9 @@ def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
 def _faults(rows: list[Receipts]) -> list[str]:
     """Return what is wrong with the rows of one conversation, given in order."""
     first, ledger = rows[0], rows[0].ledger
-    for name in ("request_id", "invalid", "void"):
-        values = {getattr(row, name) for row in rows}
+    for name in ("request_id", "invalid", "void", "outages", "unrewarded"):
+        said = [getattr(row, name) for row in rows]
+        values = {tuple(value) if isinstance(value, list) else value for value in said}
         if len(values) > 1:
             return [f"its rows do not agree on {name}: {sorted(values)}"]
     for index, row in enumerate(rows):

@@ -109,6 +109,11 @@ class Receipts:
     """Index of the row within its conversation."""
     places: Sequence[Place] | None = None
     """Place of each generation of the whole conversation, in order; None: all of them are in this row, the only one."""
+    outages: Sequence[str] = ()
+    """Names of the outages that calls of the conversation met, such as `tool search`. Only a conversation that met one
+    may be left out because of it."""
+    unrewarded: bool = False
+    """True if its reward could not be judged for a cause of ours, so that nothing of the row is trained."""
 
     @classmethod
     def of_rows(
@@ -120,6 +125,7 @@ class Receipts:
         session_id: int = 0,
         void: bool = False,
         invalid: bool = False,
+        outages: Sequence[str] = (),
     ) -> list[Receipts]:
         """Return the receipts of each row of a conversation.
 
@@ -134,6 +140,7 @@ class Receipts:
             session_id: see `Receipts`.
             void: see `Receipts`.
             invalid: see `Receipts`.
+            outages: see `Receipts`.
 
         Raises:
             ValueError: a generation has no place, a cause is unknown, or a row has no generation.
@@ -157,6 +164,7 @@ class Receipts:
                 invalid,
                 row,
                 places,
+                outages,
             )
             for row in range(len(rows))
         ]
@@ -178,6 +186,8 @@ class Receipts:
             "invalid": self.invalid,
             "row": self.row,
             "places": self.places,
+            "outages": list(self.outages),
+            "unrewarded": self.unrewarded,
             "generations": [
                 [g.prompt_tokens, g.prompt_digest, g.max_tokens, len(g.ids), len(g.logprobs), len(g.versions)]
                 for g in self.generations
@@ -216,6 +226,8 @@ class Receipts:
                 invalid,
                 header["row"],
                 _places(header["places"]),
+                _texts({"outages": [], **header}, "outages"),  # a checkpoint's rows may be of an older version
+                header.get("unrewarded") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{len(blob)} bytes that are no receipts: {error}") from error
@@ -233,6 +245,7 @@ class Receipts:
             "invalid": self.invalid,
             "row": self.row,
             "places": None if self.places is None else [list(place) for place in self.places],
+            "outages": list(self.outages),
             "generations": [
                 {
                     "prompt_tokens": g.prompt_tokens,
@@ -268,7 +281,7 @@ class Receipts:
             void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records lack these keys
             row, places = _integer({"row": 0, **raw}, "row"), _places(raw.get("places"))
             names = _text(raw, "request_id"), generations, _text(raw, "uid"), _integer(raw, "session_id")
-            return cls(*names, void, invalid, row, places)
+            return cls(*names, void, invalid, row, places, _texts({"outages": [], **raw}, "outages"))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"no receipts: {type(error).__name__}: {error}") from error
 
@@ -287,6 +300,13 @@ def _text(raw: Mapping[str, Any], key: str) -> str:
     return value
 
 
+def _texts(raw: Mapping[str, Any], key: str) -> list[str]:
+    values = raw[key]
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{key} is {show(values, 100)}, expected a list of texts")
+    return values
+
+
 def _places(raw: Any) -> list[Place] | None:
     if raw is None:
         return None
@@ -294,6 +314,16 @@ def _places(raw: Any) -> list[Place] | None:
     if wrong := [place for place in places if type(place.digest) is not str or type(place.where) not in (int, str)]:
         raise ValueError(f"a place is {show(tuple(wrong[0]), 100)}, expected a digest, and a row or a cause")
     return places
+
+
+def as_unrewarded(blob: bytes) -> bytes:
+    """Return receipts, as `Receipts.to_bytes` wrote them, which say that the reward could not be judged.
+
+    The reward is known after the receipts were written, and only their header is written anew.
+    """
+    start = _HEADER_BYTES + int.from_bytes(blob[:_HEADER_BYTES], "little")
+    encoded = json.dumps({**json.loads(blob[_HEADER_BYTES:start]), "unrewarded": True}).encode()
+    return len(encoded).to_bytes(_HEADER_BYTES, "little") + encoded + blob[start:]
 
 
 @dataclass

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from verl_multiturn.calls.limits import OutageLimits
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Interaction:
         name: The entry's name, by which a row chooses it.
         policy: The model that is being trained; set by the worker before the first conversation, None elsewhere.
     """
+
+    outage_limits: ClassVar[OutageLimits] = OutageLimits()
+    """What counts as an outage; `limits.outage` of the YAML entry goes before it."""
 
     name: str = ""
     policy: PolicyModel | None = None

@@ -1,5 +1,8 @@
 """`EnvironmentFailedError`: what the interactions in the box raise when their endpoint, server or process fails.
 
+Where nobody can have caused it, they raise the class `EnvironmentOutageError`: what an action of the model may bring
+about, such as an error of the environment's own code, is no outage.
+
 `LlmUser`, `PolicyUser`, `StepEnv` and `OpenEnvClient` raise it, also when the environment itself raised an error in its
 process. The runtime then does what it does for every error of an interaction's method: the conversation ends with the
 stop reason `environment_error`, and is invalid.
@@ -7,7 +10,7 @@ stop reason `environment_error`, and is invalid.
 
 from __future__ import annotations
 
-from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.errors import MultiTurnError, OutageError
 
 
 class EnvironmentFailedError(MultiTurnError, RuntimeError):
@@ -15,3 +18,7 @@ class EnvironmentFailedError(MultiTurnError, RuntimeError):
 
     It says nothing about the model, so the conversation ends and is marked as invalid.
     """
+
+
+class EnvironmentOutageError(EnvironmentFailedError, OutageError):
+    """An endpoint or a server is not there, or no process can be had."""

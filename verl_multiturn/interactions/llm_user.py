@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.failed import EnvironmentOutageError
 from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
@@ -48,6 +49,8 @@ class LlmUser(SimulatedUser):
         ConfigError: A setting is wrong, or the key's variable is not set.
     """
 
+    outage_limits = OutageLimits(timeouts="outage")
+
     def __init__(self, config: dict[str, Any]) -> None:
         settings = read_config(config, LlmUserSettings, "LlmUser")
         super().__init__(config, settings)
@@ -66,16 +69,16 @@ class LlmUser(SimulatedUser):
         """Return the endpoint's next turn, without its reasoning.
 
         Raises:
-            EnvironmentFailedError: The endpoint gave no text, or not in time.
+            EnvironmentOutageError: The endpoint gave no text, or not in time.
         """
         endpoint = self._endpoints.get()
         try:
             return await endpoint.ask(messages, _read)
         except TimeoutError:
             problem = f"{endpoint.address} did not answer within {self._llm.timeout_s:g} s"
-            raise EnvironmentFailedError(f"the user's model at {problem}") from None
+            raise EnvironmentOutageError(f"the user's model at {problem}") from None
         except EndpointError as error:
-            raise EnvironmentFailedError(f"the user's model at {error}") from None
+            raise EnvironmentOutageError(f"the user's model at {error}") from None
 
     async def close(self, instance_id: str) -> None:
         """Forget the conversation; the last one closes the connections."""

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
@@ -38,7 +39,7 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import asking
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
@@ -95,6 +96,8 @@ class OpenEnvClient(Interaction):
     Raises:
         ConfigError: A setting is wrong.
     """
+
+    outage_limits = OutageLimits(timeouts="outage")
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -198,10 +201,12 @@ class OpenEnvClient(Interaction):
             answer = None
         if isinstance(answer, dict) and answer.get("type") == "error":
             problem = answer.get("data")
-            raise self._failed(f"answered {kind!r} with an error: {show(problem)}{_advice(problem)}")
+            raise self._failed(
+                f"answered {kind!r} with an error: {show(problem)}{_advice(problem)}", is_outage=kind == "reset"
+            )
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("observation"), dict):
-            raise self._failed(f"answered {kind!r} with {show(message.data)}, expected an observation")
+            raise self._failed(f"answered {kind!r} with {show(message.data)}, expected an observation", is_outage=False)
         return found
 
     def _reply(self, session: _RemoteEpisode, found: Mapping[str, Any]) -> Reply:
@@ -209,9 +214,11 @@ class OpenEnvClient(Interaction):
         try:
             reward = None if given is None else as_reward(given)
         except (NoNumberError, UnusableNumberError):
-            raise self._failed(f"answered with reward {show(given, 60)}, expected a {USABLE}") from None
+            raise self._failed(
+                f"answered with reward {show(given, 60)}, expected a {USABLE}", is_outage=False
+            ) from None
         if not isinstance(done, bool):
-            raise self._failed(f"answered with done {show(done, 60)}, expected true or false")
+            raise self._failed(f"answered with done {show(done, 60)}, expected true or false", is_outage=False)
         text = (self._to_text or _text)(found["observation"])
         if not isinstance(text, str):
             raise InteractionContractError(
@@ -222,8 +229,9 @@ class OpenEnvClient(Interaction):
             session.rewards.append(reward)
         return Reply(text=text, reward=reward, done=done, state=text)
 
-    def _failed(self, problem: str) -> EnvironmentFailedError:
-        return EnvironmentFailedError(f"the OpenEnv server at {self._address} {problem}")
+    def _failed(self, problem: str, is_outage: bool = True) -> EnvironmentFailedError:
+        failed = EnvironmentOutageError if is_outage else EnvironmentFailedError  # an action may bring about the latter
+        return failed(f"the OpenEnv server at {self._address} {problem}")
 
 
 def _function(name: str | None, where: str) -> Callable[[Any], Any] | None:

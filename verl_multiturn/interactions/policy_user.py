@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.failed import EnvironmentFailedError
@@ -30,6 +31,8 @@ class PolicyUser(SimulatedUser):
     Raises:
         ConfigError: A setting is wrong.
     """
+
+    outage_limits = OutageLimits(mode="off")  # it asks the engine alone
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._policy_settings = read_config(config, PolicyUserSettings, "PolicyUser")

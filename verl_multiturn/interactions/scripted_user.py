@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
@@ -18,6 +19,8 @@ class ScriptedUser(Interaction):
     Args:
         config: Empty.
     """
+
+    outage_limits = OutageLimits(mode="off")  # it asks nobody
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

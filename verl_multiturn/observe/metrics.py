@@ -57,6 +57,8 @@ def stats_of(outcome: Outcome) -> Stats:
     session = {} if outcome.session is None else {"session": _stats_of_session(outcome, outcome.session)}
     return {
         **session,
+        "request_id": outcome.request_id,
+        "outages": list(outcome.outages),
         "stop": str(outcome.stop_reason),
         "valid": outcome.valid,
         "assistant_turns": outcome.sampled_turns,
@@ -124,7 +126,8 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
             `tool_score` and `interaction_score` (the sums that the rewards of tools and interactions added to the
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`
-            (the same for conversations of one prompt), `conversation` (`rows`: how many rows it has),
+            (the same for conversations of one prompt), `left_out` (the cause why the trainer has left it out),
+            `conversation` (`rows`: how many rows it has),
             `completion_score` (the sum that an agent's rewards for its completions added to the score).
     """
     if not stats:
@@ -152,6 +155,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
     return {
         "trajectories": len(stats),
         "invalid_share": sum(not each["valid"] for each in stats) / len(stats),
+        "outage/conversations": sum(each["stop"] == "outage" or "left_out" in each for each in stats),
         "rendering_differences_share": sum(each["differs"] for each in stats) / len(stats),
         **_mean_of("void_share", stats, "void"),
         **_mean_and_max("assistant_turns", [each["assistant_turns"] for each in stats]),

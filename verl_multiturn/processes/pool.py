@@ -41,6 +41,14 @@ class WorkerError(RuntimeError):
     """
 
 
+class WorkerEndedError(WorkerError):
+    """The process ended, or wrote something that is not an answer."""
+
+
+class WorkerStartError(WorkerEndedError):
+    """The process does not start, whatever the request is."""
+
+
 class WorkerPool:
     """A pool of processes for one event loop. A process that has answered is kept for further requests.
 
@@ -77,7 +85,8 @@ class WorkerPool:
 
         Raises:
             TimeoutError: The answer is late.
-            WorkerError: The process does not start, ended meanwhile, or wrote something that is not an answer.
+            WorkerStartError: The process does not start.
+            WorkerEndedError: It ended meanwhile, or wrote something that is not an answer.
         """
         async with self._slots:
             worker = await self._take()
@@ -91,7 +100,7 @@ class WorkerPool:
             except TimeoutError:
                 raise
             except (OSError, EOFError, ValueError) as error:
-                raise WorkerError("the worker process ended") from error
+                raise WorkerEndedError("the worker process ended") from error
             finally:
                 if reusable and not self._is_closed:
                     self._idle.append(worker)
@@ -159,14 +168,14 @@ class _Worker:
         """Wait until the script has started.
 
         Raises:
-            WorkerError: The script does not start.
+            WorkerStartError: The script does not start.
         """
         if self._is_ready:
             return
         try:
             await read_line(self._socket, _ANSWER_BYTES)
         except EOFError:
-            raise WorkerError("the worker process does not start") from None
+            raise WorkerStartError("the worker process does not start") from None
         self._is_ready = True
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
-from verl_multiturn.errors import AgentContractError
+from verl_multiturn.errors import AgentContractError, OutageError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
 from verl_multiturn.proxy.agents.runners import AgentRunner
@@ -50,19 +51,27 @@ class Endpoint:
         server: Lets them in. It is started with the first session.
         wall_clock_s: Seconds that a session may take.
         error_reward: Reward of a session whose agent failed after it got a completion.
+        watch: The watch over the agent; None: an outage that it tells is a failure as any other.
     """
 
     name = "proxy"
     """Name of what is closed, in the log."""
 
     def __init__(
-        self, run: ProxyRun, agents: AgentRunner, server: ProxyServer, wall_clock_s: float, error_reward: float = 0.0
+        self,
+        run: ProxyRun,
+        agents: AgentRunner,
+        server: ProxyServer,
+        wall_clock_s: float,
+        error_reward: float = 0.0,
+        watch: Watch | None = None,
     ) -> None:
         self._run = run
         self._agents = agents
         self._server = server
         self._wall_clock_s = wall_clock_s
         self._error_reward = error_reward
+        self._watch = watch
         self._starting: asyncio.Future[None] | None = None
 
     async def aclose(self) -> None:
@@ -100,6 +109,27 @@ class Endpoint:
             self._starting = asyncio.ensure_future(self._server.start())
         await asyncio.shield(self._starting)
         plain = agent_row(row)
+        watched = Watched(self._watch, name)
+        try:
+            await watched.wait()  # before the clock starts, and before the agent asks for a token
+        except OutageEndError as error:
+            session = AgentSession(name, self._run, sampling)
+            session.returned()
+            return await self._outcome(session, AgentEnd("outage", problem=str(error))), []
+        try:
+            return await self._run_agent(name, plain, sampling, watched, unfinished)
+        finally:
+            watched.dropped()  # where nothing else was told
+
+    async def _run_agent(
+        self,
+        name: str,
+        plain: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+        watched: Watched,
+        unfinished: Callable[[Outcome], None] | None,
+    ) -> tuple[Outcome, list[Receipt]]:
+        """Run the agent, as `run` says, and tell whether it met an outage."""
         time_up = asyncio.Event()
         try:
             async with asyncio.timeout(self._wall_clock_s) as deadline, running(deadline):
@@ -123,7 +153,16 @@ class Endpoint:
             end = agent.result()
             # An agent may print its environment, or an error may name its address.
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
-            return await self._outcome(session, end), receipts
+            if end.kind == "outage":
+                await watched.failed(OutageError(end.problem))
+            else:
+                watched.answered()
+            if end.kind == "outage" and not watched.met:  # nobody asks for outages
+                end = replace(end, kind="raised")
+            outcome = await self._outcome(session, end)
+            if watched.met:
+                outcome.outages = [watched.name]
+            return outcome, receipts
         except BaseException:
             _tell(unfinished, session)
             raise
@@ -214,6 +253,8 @@ def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bo
     """
     if engine_failed:
         return StopReason.ENGINE_ERROR
+    if end.kind == "outage":
+        return StopReason.OUTAGE
     if not delivered:
         return StopReason.PROMPT_TOO_LONG if too_long else StopReason.AGENT_FAILED
     if end.kind in _TIME_UP:

@@ -41,7 +41,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
 
     Raises:
         ConfigError: the ground truth is empty, or neither text nor a number; or the package is not installed.
-        TimeoutError, WorkerError: see `verify`. WorkerError also when the ground truth cannot be read as mathematics.
+        TimeoutError, WorkerError, TruthError, OutageError: see `verify`.
     """
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     gold = last_boxed(gold) or gold
@@ -56,7 +56,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
         return Score.of(False)
     if options.ignore_signs and bare(answer) == bare(gold):
         return Score.of(True)
-    value = await verify("math_verify", {"gold": gold, "answer": answer}, options)
+    value = await verify("math_verify", {"gold": gold, "answer": answer}, {"gold": gold, "answer": gold}, options)
     return Score.of(value == 1.0)
 
 

@@ -34,11 +34,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from verl_multiturn.errors import ConfigError
-from verl_multiturn.processes.pool import WorkerError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.rewards.answers import last_block
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, TruthError
 from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
@@ -151,9 +150,8 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     Raises:
         ConfigError: the ground truth holds no tests, or the sandbox does not work on this machine.
         TimeoutError: all tests together took longer than `total_timeout_s`.
-        WorkerError: a test passes the program a value that cannot be sent to another sandbox, or a sandbox could not be
-            prepared.
-        SandboxError: no sandbox could be started.
+        TruthError: a test passes the program a value that cannot be sent to another sandbox, or cannot be judged.
+        OutageError: a sandbox could not be started (`SandboxError`) or prepared.
     """
     tests = _read(ground_truth, solution.data_source)
     program = last_block(solution.answer, ("python", "py", "python3"))
@@ -232,7 +230,7 @@ async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: _
     A referee that was stopped, or that has no verdict, has found the program wrong.
 
     Raises:
-        WorkerError: the test cannot be judged: it passes the program a value that cannot be sent to another sandbox,
+        TruthError: the test cannot be judged: it passes the program a value that cannot be sent to another sandbox,
             or there is no verdict although nothing of the program is in the test yet.
     """
     cell, verdict, problem = f"judge({code!r}, {_free_names(code)!r}, {results!r})", [], "it is too long"
@@ -241,9 +239,9 @@ async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: _
         tally.late = tally.late or _is_late(result)
         verdict, problem = _read_verdict(result.value), result.stopped or "it has no verdict"
     if verdict[:1] == ["unsuitable"]:
-        raise WorkerError(f"a test hands over {verdict[1]}: {code[:200]!r}; write it with plain values")
+        raise TruthError(f"a test hands over {verdict[1]}: {code[:200]!r}; write it with plain values")
     if not verdict and not results:
-        raise WorkerError(f"a test cannot be judged: {problem}: {code[:200]!r}; mend the test")
+        raise TruthError(f"a test cannot be judged: {problem}: {code[:200]!r}; mend the test")
     return verdict or ["fail"]
 
 
@@ -260,9 +258,9 @@ def _is_late(result: CellResult) -> bool:
 
 
 def _expect(ours: CellResult) -> None:
-    """Raise WorkerError when one of our own cells was stopped, which says nothing about the program."""
+    """Raise OutageError when one of our own cells was stopped, which says nothing about the program."""
     if ours.stopped is not None:
-        raise WorkerError(f"a sandbox could not be prepared: {ours.stopped}")
+        raise OutageError(f"a sandbox could not be prepared: {ours.stopped}")
 
 
 async def _upload(sandbox: Sandbox, text: str) -> None:

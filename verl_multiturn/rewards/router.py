@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError
@@ -27,7 +28,7 @@ from verl_multiturn.rewards.judge import JudgeOptions
 from verl_multiturn.rewards.mathematics import MathOptions
 from verl_multiturn.rewards.programs import CodeOptions
 from verl_multiturn.rewards.qa import QaOptions
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, TruthError, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
 
@@ -112,7 +113,8 @@ async def compute_score(
         reward_kwargs: options, as in `RewardKwargs`.
 
     Returns:
-        `score`, `acc`, `format`, `answered`, `timed_out` and `failed`; every row has all these keys.
+        `score`, `acc`, `format`, `answered`, `timed_out`, `failed`, `outage` and `unjudgeable`; every row has
+        all these keys.
 
     Raises:
         ConfigError: the author of the data or the configuration made a mistake: there is no reward for the data source,
@@ -136,7 +138,8 @@ async def compute_score(
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
     except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
-        score = Score(answered=1.0, failed=1.0)
+        outage, unjudgeable = cause_of(error, "model") == "outage", isinstance(error, TruthError)
+        score = Score(answered=1.0, failed=1.0, outage=float(outage), unjudgeable=float(unjudgeable))
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")

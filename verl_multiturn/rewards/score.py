@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.tools.calls.results import CallStatus
 
@@ -82,6 +83,10 @@ class Score:
         answered: 1.0 when there is an answer, else 0.0.
         timed_out: 1.0 when the time for scoring the answer ran out, else 0.0.
         failed: 1.0 when the reward itself broke, else 0.0.
+        outage: 1.0 when it broke because something is not there, which no answer can bring about, else 0.0. Such a row
+            is not trained.
+        unjudgeable: 1.0 when it broke because of the ground truth, whatever the answer is, else 0.0. Such a row is not
+            trained either.
     """
 
     value: float = 0.0
@@ -90,6 +95,8 @@ class Score:
     answered: float = 0.0
     timed_out: float = 0.0
     failed: float = 0.0
+    outage: float = 0.0
+    unjudgeable: float = 0.0
 
     @classmethod
     def of(cls, right: bool, formatted: bool = True) -> Score:
@@ -100,6 +107,10 @@ class Score:
             formatted: whether it is written as asked for.
         """
         return cls(value=float(right), acc=float(right), format=float(formatted), answered=1.0)
+
+
+class TruthError(MultiTurnError):
+    """A ground truth with which no answer can be judged."""
 
 
 class RewardOptions(BaseModel):
@@ -148,6 +159,8 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
         "answered": float(score.answered),
         "timed_out": float(score.timed_out),
         "failed": float(score.failed),
+        "outage": float(score.outage),
+        "unjudgeable": float(score.unjudgeable),
     }
 
 

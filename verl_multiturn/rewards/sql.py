@@ -19,10 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.chat.model_text import last_tag
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.processes.pool import WorkerError, WorkerPool
+from verl_multiturn.processes.pool import WorkerPool
 from verl_multiturn.rewards.answers import THINK, has_one, last_block
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, TruthError
+from verl_multiturn.rewards.verifiers import judge_or_blame
 from verl_multiturn.tools.sql import SqlSettings, find_database, open_workers
 
 _MOST_CHARACTERS = 100_000
@@ -84,8 +85,10 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
 
     Raises:
         ConfigError: `root` is missing, the ground truth has another form, or there is no such database.
-        TimeoutError: a query took too long.
-        WorkerError: the gold query itself fails, or a query ended the process.
+        TimeoutError: the query took too long.
+        WorkerError: the query ended the process.
+        TruthError: the gold query itself fails or is late.
+        OutageError: the process ends whatever the query is.
     """
     gold, database = _read(ground_truth, solution.data_source, options)
     if options.format == "skyrl":
@@ -101,11 +104,12 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
         return Score.of(False, formatted)
     compare = "list" if options.compare == "multiset" and is_ordered(gold.sql) else options.compare
     request = {"path": str(database), "query": query, "gold": gold.sql, "compare": compare}
-    answer = await shared(("sql", options), lambda: _open(options)).ask(request)
-    if "late" in answer or answer.get("gold_error") == "interrupted":
+    pool = shared(("sql", options), lambda: _open(options))
+    answer = await judge_or_blame(lambda: pool.ask(request), lambda: pool.ask({**request, "query": gold.sql}))
+    if "late" in answer:
         raise TimeoutError
     if "gold_error" in answer:
-        raise WorkerError(f"the gold query {gold.sql!r} fails: {answer['gold_error']}")
+        raise TruthError(f"the gold query {gold.sql!r} fails: {answer['gold_error']}")
     counts = options.reward_empty_gold or answer.get("gold_rows") != 0
     return Score.of(answer.get("match") is True and counts, formatted)
 

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
+from verl_multiturn.calls.outages.watch import OutageEndError, Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
@@ -26,7 +27,7 @@ from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.rollout.clock import running, stood_still_s
+from verl_multiturn.rollout.clock import running, stood_still_s, stopped
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engine import Ask, Engine, Generation
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
@@ -72,8 +73,9 @@ class Conversation:
         self._codec = codec
         self._parser = parser
         self._limits = limits
-        self._gates = gates or Gates(Gate, timeout_s=60.0)
-        self._interactions = interactions or Gates(InteractionGate, 60.0)
+        outages = Outages(stopped=stopped)
+        self._gates = gates or Gates(Gate, 60.0, outages=outages)
+        self._interactions = interactions or Gates(InteractionGate, 60.0, outages=outages)
         self._context = context or Context()
         self._writer = ContextWriter(codec, limits, self._context)
         self._check = check
@@ -118,10 +120,14 @@ class Conversation:
                         reason = await self._turns(request, outcome, session, user, shown)
                         outcome.calc_rewards = await session.calc_rewards()
                         outcome.extra_fields = session.extra_fields
+                        if session.lost and reason not in INVALID:
+                            raise OutageEndError(session.lost)
                         if user is not None and reason not in INVALID:
                             outcome.score = await user.score()
         except InteractionFailedError as error:
             reason = self._failed(outcome, str(error))
+        except OutageEndError as error:
+            reason, outcome.error = StopReason.OUTAGE, str(error)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -137,6 +143,7 @@ class Conversation:
         for row in outcome.rows:
             row.trajectory.seal(reason or StopReason.WALL_CLOCK)
         outcome.interaction_s = user.seconds if user is not None else 0.0
+        outcome.outages = [name for each in (session, user) if each is not None for name in each.outages]
         self._compare(outcome, shown)
         _finish_rows(outcome)
         return outcome
@@ -214,6 +221,8 @@ class Conversation:
         limits, schemas = self._limits, session.schemas
         malformed_in_a_row = 0
         while True:
+            if session.lost:
+                raise OutageEndError(session.lost)
             try:
                 turn, cut = await self._assistant_turn(request, outcome, schemas)
             except EngineError as error:
@@ -288,6 +297,8 @@ class Conversation:
         if reason is not None and not session.ends(turn.calls):
             return reason
         results = await self._execute(turn, outcome, session)
+        if session.lost:
+            raise OutageEndError(session.lost)
         if session.ended:
             return StopReason.FINISHED
         if reason is not None:

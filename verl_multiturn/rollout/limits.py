@@ -9,11 +9,12 @@ After an assistant turn, in this order:
 If a turn that was not cut calls a tool that ends the conversation, its calls are handled before a limit can end it.
 A turn that was not cut and calls no tool is answered by the interaction, if there is one, before a limit can end the
 conversation: `ENVIRONMENT_DONE` or `ENVIRONMENT_TRUNCATED` if the interaction says so, then the limit.
-After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time.
+After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time, but stands still while a call
+waits for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit.
 
 A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
-it. In this order: `ENGINE_ERROR`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was delivered); `WALL_CLOCK`;
-`AGENT_ERROR`; `FINISHED`.
+it. In this order: `ENGINE_ERROR`; `OUTAGE`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was delivered);
+`WALL_CLOCK`; `AGENT_ERROR`; `FINISHED`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class StopReason(StrEnum):
     """
     ENVIRONMENT_ERROR = "environment_error"
     """The interaction failed, or did not answer in time. The conversation is invalid; records keep what was sampled."""
+    OUTAGE = "outage"
+    """A tool, an interaction or an agent met an outage, or waited for its end for too long.
+
+    The conversation is invalid; records keep what was sampled.
+    """
     ENGINE_ERROR = "engine_error"
     """The engine failed or cut a turn off. The conversation is invalid, but records keep what was sampled before."""
     AGENT_ERROR = "agent_error"
@@ -68,7 +74,13 @@ class StopReason(StrEnum):
 
 
 INVALID = frozenset(
-    {StopReason.PROMPT_TOO_LONG, StopReason.ENVIRONMENT_ERROR, StopReason.ENGINE_ERROR, StopReason.AGENT_FAILED}
+    {
+        StopReason.PROMPT_TOO_LONG,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.OUTAGE,
+        StopReason.ENGINE_ERROR,
+        StopReason.AGENT_FAILED,
+    }
 )
 """Reasons that say nothing about the model.
 

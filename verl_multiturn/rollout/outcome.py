@@ -89,6 +89,8 @@ class Outcome:
     """Differences between the template's rendering of `messages` and the trajectory; empty if not compared."""
     session: SessionReport | None = None
     """Part that only an agent's session has; None for a conversation."""
+    outages: list[str] = field(default_factory=list)
+    """Names whose outage a call met, for example `tool search`; whether it was one, the run's keeper decides."""
     error: str = ""
     """Error after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0

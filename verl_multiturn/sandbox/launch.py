@@ -31,7 +31,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.sandbox.guest.removal import remove_tree
 from verl_multiturn.sandbox.settings import SandboxSettings
 
@@ -76,7 +76,7 @@ _BOOTSTRAP = (
 _PROBE_S = 120.0
 
 
-class SandboxError(MultiTurnError, RuntimeError):
+class SandboxError(OutageError):
     """A failure of the sandbox itself, not of the code in it."""
 
 

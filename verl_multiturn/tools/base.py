@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.schema import ToolSchema
 
@@ -53,6 +54,12 @@ class BaseTool:
     ends_conversation: ClassVar[bool] = False
     """True if the conversation is over once `execute` has answered. An exception does not end it."""
 
+    outage_limits: ClassVar[OutageLimits] = OutageLimits()
+    """What counts as an outage; `limits.outage` of the YAML entry goes before it.
+
+    Example: `OutageLimits(timeouts="outage")`, where the time depends on a service alone, not on what the model wrote.
+    """
+
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         self.config = config
         schema = tool_schema or self.get_schema()
@@ -78,7 +85,8 @@ class BaseTool:
     ) -> ToolResponse | tuple[ToolResponse, float, dict[str, Any]]:
         """Answer one call.
 
-        An exception becomes a short error message for the model.
+        An exception becomes a short error message for the model. Raise `OutageError` where a service is not there: if
+        that is an outage of the run, no model is shown it, and none is trained on it.
 
         Args:
             instance_id: Id of the conversation.

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 
 _MAX_CHARACTERS = 500
@@ -81,6 +82,8 @@ def _bounded(value: int | float) -> int | float:
 
 class CalculatorTool(BaseTool):
     """A tool that evaluates its argument `expression`; the YAML gives its schema."""
+
+    outage_limits = OutageLimits(mode="off")  # it answers in this process
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
         """Return the value of the expression as text.

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
@@ -33,6 +34,7 @@ class FinishTool(BaseTool):
         ConfigError: The config is not empty.
     """
 
+    outage_limits = OutageLimits(mode="off")  # it answers in this process
     ends_conversation = True
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
@@ -64,6 +65,8 @@ class Gsm8kTool(BaseTool):
     Raises:
         ConfigError: The config is not empty.
     """
+
+    outage_limits = OutageLimits(mode="off")  # it answers in this process
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         read_model(Gsm8kSettings, config, "config")

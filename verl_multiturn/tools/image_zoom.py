@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
@@ -67,6 +68,7 @@ class ImageZoomTool(BaseTool):
         ConfigError: A setting is wrong.
     """
 
+    outage_limits = OutageLimits(mode="off")  # it answers in this process
     repeatable = True
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:

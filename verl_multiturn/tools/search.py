@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.bm25 import Bm25Index, Document, Hit, corpus_files, query_tokens
@@ -62,6 +63,7 @@ class SearchTool(BaseTool):
         ConfigError: A setting is wrong, or the corpus has no files.
     """
 
+    outage_limits = OutageLimits(mode="off")  # it answers in this process
     pure = True
     repeatable = True
 

@@ -12,8 +12,10 @@ from tests.support.samples import rebuilt, sample_of_record
 from tests.unit.certificate.test_certificate import PROMPT, converse, literal
 from verl_multiturn import Ask, EngineError, Generation, ScriptedEngine, StopReason
 from verl_multiturn.certificate.check import verify
-from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.conversations import uncaused
+from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts, as_unrewarded
 from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.row_keys import RowKey
 
 
 class SlowEngine:
@@ -178,3 +180,37 @@ def test_a_header_with_other_counts_is_no_receipt() -> None:
         encoded = json.dumps(changed).encode()
         with pytest.raises(ValueError, match="no receipts"):
             Receipts.from_bytes(len(encoded).to_bytes(4, "little") + encoded + blob[4 + size :])
+
+
+@pytest.mark.parametrize("unrewarded", [False, True])
+def test_receipts_keep_what_is_said_of_outages(unrewarded: bool) -> None:
+    receipts = literal().receipts
+    receipts = replace(receipts, outages=["tool search", "interaction user"])
+    blob = as_unrewarded(receipts.to_bytes()) if unrewarded else receipts.to_bytes()
+    read = Receipts.from_bytes(blob)
+    assert (list(read.outages), read.unrewarded) == (["tool search", "interaction user"], unrewarded)
+    assert [each.digest for each in read.generations] == [each.digest for each in receipts.generations]
+    assert list(Receipts.from_json(receipts.to_json()).outages) == ["tool search", "interaction user"]
+    older = receipts.to_json()
+    del older["outages"]
+    assert list(Receipts.from_json(older).outages) == []
+    with pytest.raises(ValueError, match=r"outages is \[1\], expected a list of texts"):
+        Receipts.from_json({**older, "outages": [1]})
+
+
+def test_causes_that_the_receipts_bear_out() -> None:
+    met, unrewarded, sound = (
+        Receipts("met", [], outages=["tool search"]),
+        Receipts("unrewarded", [], unrewarded=True),
+        Receipts("sound", []),
+    )
+    rows = {RowKey("u", str(session), "0"): each for session, each in enumerate((met, unrewarded, sound))}
+    assert uncaused(rows, {"u_0": "outage", "u_1": "reward_outage"}) == []
+    assert uncaused(rows, {"u_1": "reward_outage"}) == [], "the keeper may have judged that it was none"
+    found = uncaused(rows, {"u_0": "reward_outage", "u_1": "outage", "u_2": "outage"})
+    assert [str(violation) for violation in found] == [
+        "request met (rows u_0_*): it is left out as 'reward_outage', and its reward was judged",
+        "request unrewarded (rows u_1_*): its reward could not be judged, and the cause why it is left out is 'outage'",
+        "request sound (rows u_2_*): it is left out as 'outage', and none of its calls met one",
+    ]
+    assert len(uncaused(rows, {"u_1": "reward_outage", "u_2": "late"})) == 1

@@ -11,10 +11,12 @@ import pytest
 
 from tests.agent_sessions import certified, make_run, turns
 from tests.idle_loop import hold_up
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record
-from verl_multiturn.config import ProxySettings
+from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.runners import build_runner
@@ -195,7 +197,51 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
         assert [task for task in left if "Server" not in repr(task)] == []
 
 
+async def test_an_agents_outage_is_not_trained_and_new_sessions_wait_before_their_first_token() -> None:
+    outages = Outages(stopped=stopped)
+    watch = outages.of("agent x", OutageLimits(), 60)
+    async with serving("out", *"abcdefghijklmnop", wall_clock_s=5.0) as endpoint:
+        endpoint._watch = watch
+        ended = [await endpoint.run(f"r{each}", ROW, {}) for each in range(8)]
+        for outcome, generations in ended:
+            check(outcome, generations)
+            assert (outcome.stop_reason, outcome.valid, outcome.outages) == (StopReason.OUTAGE, False, ["agent x"])
+        assert "the database does not answer" in ended[0][0].error
+        assert watch is not None
+        assert watch.is_open
+        up = {**ROW, "up": True}
+        waiting = [asyncio.ensure_future(endpoint.run(f"w{each}", up, {})) for each in range(4)]
+        hold_up(0.5)
+        await asyncio.sleep(0)
+        assert not endpoint._server._open  # none has a session yet
+        done = await asyncio.gather(*waiting)
+        assert [outcome.stop_reason for outcome, _ in done] == [StopReason.FINISHED] * 4
+        assert not watch.is_open
+
+
+async def test_where_nobody_asks_an_agents_outage_is_an_error_of_the_agent() -> None:
+    outcome = await play("out", "a")
+    assert (outcome.stop_reason, outcome.valid, outcome.outages) == (StopReason.AGENT_ERROR, True, [])
+    assert outcome.session is not None
+    assert outcome.session.reward == -1.0
+
+
+async def test_a_session_that_waited_for_too_long_has_an_outcome() -> None:
+    watch = Outages(OutageSettings(stop_s=3), stopped=stopped).of("agent x", OutageLimits(), 60)
+    async with serving("out", *"abcdefghijklmnop") as endpoint:
+        endpoint._watch = watch
+        for each in range(8):
+            await endpoint.run(f"r{each}", ROW, {})
+        results = await asyncio.gather(*(endpoint.run(f"w{each}", ROW, {}) for each in range(4)))
+    late = [outcome for outcome, generations in results if not generations]
+    assert late
+    assert {outcome.stop_reason for outcome, _ in results} == {StopReason.OUTAGE}
+    assert "more than 3 s" in late[0].error
+    check(late[0], [])
+
+
 def test_the_order_of_reasons() -> None:
+    assert stop_reason(AgentEnd("outage"), True, "") is StopReason.OUTAGE
     returned, raised, late = AgentEnd("returned"), AgentEnd("raised"), AgentEnd("timed_out")
     assert stop_reason(late, False, "broken", True) is StopReason.ENGINE_ERROR
     assert stop_reason(late, False, "", True) is StopReason.PROMPT_TOO_LONG

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import names_of_children
 from tests.idle_loop import hold_up
-from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, block, children, score
+from tests.scoring import NO_ANSWER, OUTAGE, RIGHT, TIMED_OUT, UNJUDGEABLE, WRONG, Numbers, block, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.program_cells import decode, encode
@@ -165,12 +165,12 @@ async def hurried(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
 async def test_a_program_that_takes_for_ever_is_counted(program: str) -> None:
     options = {"code": {**PATIENT, "format_weight": 0.5}}
     found = await hurried(score("taco", block(f"{ENDLESS}\n{program}"), SUMS, **options))
-    assert found == (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
+    assert found == (0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("tests", [SUMS, {"assert_case": ["assert f(1)"]}])
 async def test_a_sandbox_that_is_not_ready_in_time_says_nothing_about_the_program(tests: Any) -> None:
-    assert await score("taco", block(SUM), tests, code={"timeout_s": 1e-9}) == FAILED
+    assert await score("taco", block(SUM), tests, code={"timeout_s": 1e-9}) == OUTAGE
 
 
 async def test_all_tests_have_a_clock_too() -> None:
@@ -183,10 +183,10 @@ async def test_partial_credit() -> None:
     options = {"code": {**PATIENT, "partial_credit": True}}
     program = f"n = open(0).read()\nif n == '': {ENDLESS}\nwhile n == '': pass\nprint(3)"
     tests = {"inputs": ["1 2\n", "3 4 5", "", "3"], "outputs": ["3\n", "12", "0", "3"]}
-    assert await hurried(score("taco", block(program), tests, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    assert await hurried(score("taco", block(program), tests, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     asserts = {"assert_case": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 0", "assert g(1)"]}
     program = f"def f(x):\n    if x == 3: {ENDLESS}\n    while x == 3: pass\n    return x + 1"
-    assert await hurried(score("mbpp", block(program), asserts, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0)
+    assert await hurried(score("mbpp", block(program), asserts, **options)) == (0.5, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 ASSERTS = [
@@ -279,8 +279,24 @@ async def test_whole_numbers_of_calls_are_compared_exactly() -> None:
     ],
     ids=lambda test: test[-20:],
 )
-async def test_a_test_that_cannot_be_judged_is_a_failure(test: str) -> None:
-    assert await score("mbpp", block("def f(*a): return 1"), {"assert_case": [test]}) == FAILED
+async def test_a_test_that_cannot_be_judged_is_no_fault_of_the_program(test: str) -> None:
+    assert await score("mbpp", block("def f(*a): return 1"), {"assert_case": [test]}) == UNJUDGEABLE
+
+
+async def test_a_program_that_fails_alone_is_wrong_and_no_outage() -> None:
+    for program in ("import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "x = ["):
+        assert await score("mbpp", block(program), {"assert_case": ["assert f(1) == 1"]}) == WRONG
+
+
+async def test_a_sandbox_that_cannot_be_started_says_nothing_about_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.sandbox.launch import SandboxError
+    from verl_multiturn.sandbox.pool import SandboxPool
+
+    async def acquire(self: SandboxPool) -> Any:
+        raise SandboxError("no user namespaces")
+
+    monkeypatch.setattr(SandboxPool, "acquire", acquire)
+    assert await score("mbpp", block("def f(*a): return 1"), {"assert_case": ["assert f(1) == 1"]}) == OUTAGE
 
 
 async def test_what_values_a_right_program_may_return() -> None:

@@ -204,5 +204,5 @@ async def test_a_sandbox_that_was_stopped_has_no_answer() -> None:
             f"def make(n): return ({MARK!r}, 1000)",
         ),
     )
-    late = (0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
+    late = (0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     assert list(found) == [WRONG, late, late]

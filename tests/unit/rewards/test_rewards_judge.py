@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from tests.scoring import (
     FAILED,
     NO_ANSWER,
+    OUTAGE,
     RIGHT,
     RIGHT_UNFORMATTED,
     TIMED_OUT,
@@ -114,7 +115,7 @@ async def test_looking_closer_pays_for_a_sentence_too() -> None:
     with judging("Judgement: 1", format_weight=0.25, tool_use_bonus=1.5) as (_, options):
         extra = {**QUESTION, "call_statuses": ["ok"]}
         found = await score("deepeyes/vstar", "<answer>It is a red one.</answer>", GOLD, extra, **options)
-        assert found == (2.5, 1.0, 1.0, 1.0, 0.0, 0.0)
+        assert found == (2.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -130,32 +131,38 @@ async def test_it_is_asked_again(replies: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        500,
-        429,
-        401,
-        404,
-        "I cannot say.",
-        "The answer says Judgement: 1, and it is wrong",
-        "Judgement: 10",
-        "Judgement: 0 or 1",
-        "",
-        b"x" * 1_100_000,
-        b"[]",
-    ],
+    ["I cannot say.", "The answer says Judgement: 1, and it is wrong", "Judgement: 10", "Judgement: 0 or 1", ""],
     ids=repr,
 )
-async def test_a_judge_without_a_verdict_has_failed(reply: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_judge_that_replies_without_a_verdict_has_failed(reply: str) -> None:
     with judging(reply, attempts=2) as (judge, options):
         assert await said("<answer>blue</answer>", options) == FAILED
-        assert len(judge.asked) == (1 if reply in (401, 404) else 2)
+        assert len(judge.asked) == 2
+
+
+@pytest.mark.parametrize("reply", [500, 429, 401, 404, b"x" * 1_100_000, b"[]"], ids=lambda reply: repr(reply)[:9])
+async def test_a_judge_that_never_replies_is_not_there(reply: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with judging(reply, attempts=2) as (judge, options):
+        assert await said("<answer>blue</answer>", options) == OUTAGE
+        assert len(judge.asked) == (2 if reply in (401, 404) else 4)
+        asked = [json.loads(asked["messages"][1]["content"])["answer"] for asked in judge.asked]
+        assert asked[0] == "blue"
+        assert asked[-1] == "It is red.", "it is tried with an answer that no model wrote"
+
+
+@pytest.mark.parametrize("reply", [400, 403, 500], ids=repr)
+async def test_a_judge_that_fails_on_this_answer_alone_has_failed(reply: int) -> None:
+    with judging(reply, "I cannot say.", attempts=1) as (_, options):
+        assert await said("<answer>a text that the judge's filter refuses</answer>", options) == FAILED
 
 
 async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with judging("hang", timeout_s=0.5) as (_, options):
-        assert await said("<answer>blue</answer>", options) == TIMED_OUT
+        assert await said("<answer>blue</answer>", options) == OUTAGE
+    with judging("I cannot say.", "hang", timeout_s=2.0) as (_, options):
+        assert await said("<answer>blue</answer>", options) == TIMED_OUT, "it has replied"
     gone = {"judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1}, "routes": ROUTES}
-    assert await said("<answer>blue</answer>", gone) == FAILED
+    assert await said("<answer>blue</answer>", gone) == OUTAGE
 
 
 async def test_many_at_once() -> None:

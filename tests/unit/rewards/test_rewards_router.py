@@ -8,12 +8,14 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.scoring import FAILED, KEYS, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, score
+from tests.scoring import FAILED, KEYS, NO_ANSWER, OUTAGE, RIGHT, TIMED_OUT, WRONG, score
 from verl_multiturn import ConfigError
+from verl_multiturn.errors import OutageError
 from verl_multiturn.rewards import Score, Solution, aclose, compute_score, router
 from verl_multiturn.rewards.router import REWARDS, RewardKwargs, find_reward
 from verl_multiturn.rewards.score import RewardOptions, compose
@@ -191,6 +193,11 @@ async def own(solution: Solution, ground_truth: Any) -> Score:
     return Score.of(solution.answer == ground_truth)
 
 
+async def own_service(solution: Solution, ground_truth: Any) -> Score:
+    errors = {"gone": OutageError("it is gone"), "refused": ConnectionRefusedError(), "http": httpx.ConnectError("x")}
+    raise errors[ground_truth]
+
+
 def own_sync(solution: Solution, ground_truth: Any) -> Score:
     return Score.of(solution.answer == ground_truth)
 
@@ -212,6 +219,11 @@ async def test_a_function_of_the_users_own(caplog: pytest.LogCaptureFixture) -> 
         await score("mine", "x", "config", **options)
     with pytest.raises(ConfigError, match=r"own returned 1.0; expected a verl_multiturn.rewards.Score"):
         await score("mine", "x", "number", **options)
+
+
+@pytest.mark.parametrize("what", ["gone", "refused", "http"])
+async def test_what_a_function_of_the_users_own_needs_and_is_not_there(what: str) -> None:
+    assert await score("mine", "x", what, routes={"mine": f"{HERE}.own_service"}) == OUTAGE
 
 
 class Container(dict):  # type: ignore[type-arg]

@@ -80,7 +80,7 @@ ANSWERS: dict[str, Numbers] = {
     "<think>Lyon? <answer>Lyon</answer></think><answer>Paris</answer>": RIGHT,
     "<answer>Lyon</answer><answer>Paris</answer>": RIGHT_UNFORMATTED,
     "<answer><answer>Paris</answer>": WRONG_UNFORMATTED,
-    "<answer>Paris</answer>" * 11: (0.25, 1.0, 0.0, 1.0, 0.0, 0.0),
+    "<answer>Paris</answer>" * 11: (0.25, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
     # An answer in a thought counts, closed or not, as in Search-R1.
     "<think>hm <answer>Paris</answer>": RIGHT_UNFORMATTED,
     "<think>hm <answer>Paris</answer></think>": RIGHT_UNFORMATTED,
@@ -92,7 +92,7 @@ ANSWERS: dict[str, Numbers] = {
     "<answer>Pariss</answer>": WRONG,
     "<answer>!</answer>": WRONG,
     f"<answer>{'Paris ' * 100_000}</answer>": WRONG,
-    "<answer></answer>": (0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
+    "<answer></answer>": (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     "Paris": NO_ANSWER,
     "<answer>Paris": NO_ANSWER,
     "Paris</answer>": NO_ANSWER,
@@ -117,7 +117,7 @@ async def test_an_answer_before_the_last_turn_counts() -> None:
 async def test_f1_is_the_score_and_exact_match_the_accuracy() -> None:
     options = {"qa": {"metric": "f1"}}
     found = await score("searchR1_nq", "<answer>Paris in France</answer>", ["Paris", "London"], **options)
-    assert found == (0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
+    assert found == (0.5, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
     assert await score("searchR1_nq", "<answer>the Paris</answer>", "Paris", **options) == RIGHT
     assert f1("a bb c", "bb c d") == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
     assert (f1("the", "The"), f1("the", "an"), f1("the", "b"), f1("x x y", "x z")) == (1.0, 0.0, 0.0, 0.4)
@@ -207,7 +207,7 @@ CALLS: list[tuple[str, Any, Numbers]] = [
     ("<think>hm</think>", [WEATHER, ("time", "[]")], NO_ANSWER),
     ("<think>hm</think>", [WEATHER, ("time", "[" * 100_000)], NO_ANSWER),
     ("<think>hm</think>", [WEATHER, ("time", f'{{"x": {"9" * 10_000}}}')], NO_ANSWER),
-    ("<think>hm</think>", [], (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)),
+    ("<think>hm</think>", [], (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
 ]
 
 
@@ -225,7 +225,7 @@ WRITTEN: dict[str, Numbers] = {
     f"<think><tool_call>x</tool_call></think><tool_call>[{json.dumps(CALL)}]</tool_call>": RIGHT,
     f"<think>hm</think><tool_call>{json.dumps(CALL)}</tool_call><tool_call>[]</tool_call>": RIGHT,
     f"<think>hm</think><tool_call>{json.dumps(OTHER)}</tool_call>": WRONG,
-    f"<tool_call>{json.dumps(CALL)}</tool_call><think>hm</think>": (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    f"<tool_call>{json.dumps(CALL)}</tool_call><think>hm</think>": (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     f"<tool_call>{json.dumps(CALL)}</tool_call>": WRONG_UNFORMATTED,
     f"<think>hm</think><tool_call>{json.dumps(CALL)}": NO_ANSWER,
     "<think>hm</think><tool_call>weather</tool_call>": NO_ANSWER,

@@ -17,8 +17,21 @@ import pytest_asyncio
 import reasoning_gym
 
 from tests.conftest import until
-from tests.scoring import FAILED, NO_ANSWER, RIGHT, TIMED_OUT, WRONG, Numbers, children, late, score
+from tests.scoring import (
+    FAILED,
+    NO_ANSWER,
+    OUTAGE,
+    RIGHT,
+    TIMED_OUT,
+    UNJUDGEABLE,
+    WRONG,
+    Numbers,
+    children,
+    late,
+    score,
+)
 from verl_multiturn import ConfigError
+from verl_multiturn.processes.pool import WorkerEndedError, WorkerPool
 from verl_multiturn.rewards import aclose
 
 WORKER = "verify_worker"
@@ -161,17 +174,62 @@ async def test_many_at_once_share_few_processes(alone: None) -> None:
     assert len(large) == 1300 * 2**20
 
 
-async def test_a_process_that_dies_is_a_failure_and_replaced(alone: None, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_dies_twice_with_one_answer_is_a_failure_and_replaced(
+    alone: None, caplog: pytest.LogCaptureFixture
+) -> None:
     options = {"math": {"processes": 1, "timeout_s": 60.0, "format_weight": 0.5}}
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
     scoring = asyncio.create_task(score("math_dapo", r"\boxed{2^{2^{2^{2^{2^2}}}}}", "1", **options))
-    (process,) = children(WORKER)
-    used_s = sum(psutil.Process(process).cpu_times()[:2])
-    await until(lambda: sum(psutil.Process(process).cpu_times()[:2]) > used_s + 0.1)  # it is at work
-    os.kill(process, signal.SIGKILL)
+    (first,) = children(WORKER)
+    used_s = sum(psutil.Process(first).cpu_times()[:2])
+    await until(lambda: sum(psutil.Process(first).cpu_times()[:2]) > used_s + 0.1)  # it is at work
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: bool(children(WORKER) - {first}))
+    (second,) = children(WORKER) - {first}
+    os.kill(second, signal.SIGKILL)
     assert await scoring == FAILED
     assert await score("math_dapo", r"\boxed{1}", "1", **options) == RIGHT
-    assert children(WORKER) != {process}
+    assert not children(WORKER) & {first, second}
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, *deaths: bool) -> list[Any]:
+    """Let processes die at the first questions as told, and answer the others; return what they were asked."""
+    asked: list[Any] = []
+    ask, left = WorkerPool.ask, list(deaths)
+
+    async def mortal(self: WorkerPool, request: Any) -> Any:
+        asked.append(request)
+        if left and left.pop(0):
+            raise WorkerEndedError("the worker process ended")
+        return await ask(self, request)
+
+    monkeypatch.setattr(WorkerPool, "ask", mortal)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("deaths", "result"),
+    [([True], RIGHT), ([True, True], FAILED), ([True, True, True], OUTAGE)],
+    ids=["killed once", "with this answer alone", "always"],
+)
+async def test_a_process_that_is_lost_is_no_fault_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, deaths: list[bool], result: Numbers
+) -> None:
+    asked = ending(monkeypatch, *deaths)
+    options = {"math": {"processes": 1, "timeout_s": 60.0}}
+    assert await score("math_dapo", r"\boxed{0.5}", r"\frac{1}{2}", **options) == result
+    assert [request["answer"] for request in asked] == ["0.5", "0.5", *[r"\frac{1}{2}"] * (len(deaths) > 1)]
+
+
+@pytest.mark.parametrize(("fails", "result"), [("1 2", UNJUDGEABLE), ("1", FAILED)], ids=["both", "the answer alone"])
+async def test_a_ground_truth_that_cannot_be_judged_is_no_fault_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, fails: str, result: Numbers
+) -> None:
+    async def ask(self: WorkerPool, request: Any) -> Any:
+        return {"error": "it cannot be read"} if request["answer"] in fails else {"value": 1.0}
+
+    monkeypatch.setattr(WorkerPool, "ask", ask)
+    assert await score("math_dapo", r"\boxed{1}", "2") == result
 
 
 async def test_a_cancelled_score_leaves_no_process(alone: None) -> None:
@@ -276,7 +334,8 @@ async def test_the_wrapper_says_what_reasoning_gym_says() -> None:
 async def test_partial_credit_is_an_option() -> None:
     truth = json.dumps(entry_of("countdown"))
     options = {"reasoning_gym": {"partial_credit": True}}
-    assert await score("reasoning_gym/countdown", "Answer: 1", truth, **options) == (0.05, 0.0, 1.0, 1.0, 0.0, 0.0)
+    found = await score("reasoning_gym/countdown", "Answer: 1", truth, **options)
+    assert found == (0.05, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
 
 async def test_the_dataset_is_the_entrys_or_the_data_sources() -> None:

@@ -220,6 +220,8 @@ def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
     scores = [tool_scores(outcome, 0.5), interaction_scores(outcome)] if outcome.session is None else []
     values = stats_of(outcome)
     assert values.pop("cache") == (0, 0)  # a scripted engine does not say it
+    assert values.pop("request_id") == outcome.request_id
+    assert values.pop("outages") == []
     stats = json.dumps([values, turns_of(outcome), scores], allow_nan=False)
     return json_line(record_of(outcome, receipts, step=1, uid="u")) + stats
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_multiturn.errors import InteractionContractError
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.processes.forks import Fork, ForkError, Forks
 from verl_multiturn.processes.lines import read_line
 
@@ -71,7 +71,8 @@ class EnvProcess:
             raise
         self._is_usable = True
         if problem := answer.get("failed"):
-            raise EnvironmentFailedError(f"{doing} of the environment raised {problem}")
+            failed = EnvironmentOutageError if answer["is_outage"] else EnvironmentFailedError
+            raise failed(f"{doing} of the environment raised {problem}")
         if problem := answer.get("wrong_type"):
             raise InteractionContractError(f"{doing} of the environment: {problem}; correct it, or its config")
         return answer
@@ -115,12 +116,12 @@ class EnvProcesses:
 
         Raises:
             ConfigError: The environment cannot be imported.
-            EnvironmentFailedError: No process can be had.
+            EnvironmentOutageError: No process can be had.
         """
         try:
             return EnvProcess(await self._forks.fork())
         except ForkError as error:
-            raise EnvironmentFailedError(str(error)) from None
+            raise EnvironmentOutageError(str(error)) from None
 
     async def aclose(self) -> None:
         """End all processes that are left."""

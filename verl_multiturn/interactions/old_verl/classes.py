@@ -192,6 +192,7 @@ class AdaptedInteraction(Interaction):
     def __init__(self, old: Any) -> None:
         super().__init__(getattr(old, "config", {}))
         self.old = old
+        self.outage_limits = getattr(old, "outage_limits", self.outage_limits)  # type: ignore[misc]
         self.name = str(getattr(old, "name", ""))
         for method in (*OLD_CALLS, *_ENDS):
             if not callable(getattr(old, method, None)):

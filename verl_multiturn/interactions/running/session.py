@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.calls import Calls
-from verl_multiturn.calls.invocation import Invocation, TimedOutError
+from verl_multiturn.calls.invocation import BusyError, Invocation, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.calls.outages.watch import OutageEndError, Outages
 from verl_multiturn.calls.owner import Owner
-from verl_multiturn.calls.slots import BusyError, SharedSlots, Slot, Slots
+from verl_multiturn.calls.slots import SharedSlots, Slot, Slots
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
@@ -44,10 +45,17 @@ class InteractionGate(Slots):
         interaction: The interaction.
         timeout_s: As in `Slots`.
         shared: As in `Slots`.
+        outages: As in `Slots`.
     """
 
-    def __init__(self, interaction: Interaction, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        super().__init__(interaction_owner(interaction), timeout_s, shared)
+    def __init__(
+        self,
+        interaction: Interaction,
+        timeout_s: float,
+        shared: SharedSlots | None = None,
+        outages: Outages | None = None,
+    ) -> None:
+        super().__init__(interaction_owner(interaction), timeout_s, shared, outages)
         self.most_characters = self.owner.limits.response_characters
 
 
@@ -79,6 +87,8 @@ class InteractionSession:
         self.owes = ""
         """Name of the method that was asked last and has given nothing that can be used; "" otherwise."""
         self._scored = False
+        self.outages: dict[str, None] = {}
+        """Names whose outage a call of the conversation met, in order."""
 
     @property
     def name(self) -> str:
@@ -102,7 +112,9 @@ class InteractionSession:
         Raises:
             InteractionFailedError: It could not begin, or it is over before the model's first turn.
             InteractionContractError: It returned something that is no `Reply`.
+            OutageEndError: There is an outage; `reply` and `score` raise it, too.
         """
+        await self._gate.admit()
         self._calls.begin()
         if "start" in self._gate.owner.inherited:
             return None
@@ -152,24 +164,34 @@ class InteractionSession:
             InteractionFailedError: It raised, or did not return in time, or there was no slot.
             InteractionContractError: The session is closed, or the method raised it.
             ConfigError: The method raised it: the row or a setting cannot work.
+            OutageEndError: It met an outage that ends the conversation, or waited for its end for too long.
         """
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
+        gate, conversation = self._gate, self._calls.instance_id
+        watched = gate.watched_begin(conversation) if method == "start" else gate.watched(conversation)
+        if method == "score":  # it may ask no service, so its answer says nothing
+            watched = gate.watched(conversation, counts=False)
+            watched.begin()
         try:
-            if method == "score":
-                return await self._calls.call(method)
-            with Slot(self._gate) as slot:
-                await slot.take()
-                return await self._calls.call(method, *arguments, slot=slot)
+            async with watched:
+                if method == "score":
+                    return await self._calls.call(method)
+                with Slot(self._gate) as slot:
+                    await slot.take_unless_out(watched)
+                    return await self._calls.call(method, *arguments, slot=slot)
         except BusyError as error:
-            raise InteractionFailedError(f"{where}: {error}") from None
+            problem, cause = f"{where}: {error}", None
         except TimedOutError:
-            raise InteractionFailedError(f"{where} did not return within {self._gate.timeout_s:g} s") from None
-        except (InteractionContractError, ConfigError):
+            problem, cause = f"{where} did not return within {self._gate.timeout_s:g} s", None
+        except (InteractionContractError, ConfigError, OutageEndError):
             raise
         except Exception as error:  # the interaction's own code
-            raise InteractionFailedError(f"{where}: {describe(error)}{place_of(error)}") from error
+            problem, cause = f"{where}: {describe(error)}{place_of(error)}", error
         finally:
             self.seconds += time.perf_counter() - began
+        if watched.met:
+            self.outages[watched.name] = None
+        raise (OutageEndError if watched.ends else InteractionFailedError)(problem) from cause
 
     async def _wait(self, invocation: Invocation, alarms: Alarms) -> None:
         """Wait for the end of a call, once more if the engine was paused meanwhile."""

@@ -20,7 +20,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
-EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed"]
+EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed", "outage"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
 _MOST_PROBLEM = 4_000
 
@@ -47,7 +47,8 @@ class AgentEnd:
     - `exited`: its command ended with another status, or its process ended in the middle;
     - `timed_out`: the session's time was up;
     - `stuck`: the time was up, and its thread still runs: nothing can end a thread;
-    - `failed`: there was no process or thread for it.
+    - `failed`: there was no process or thread for it;
+    - `outage`: it said that what it needs is not there (`calls/outages/causes.py`).
     """
 
     kind: EndKind

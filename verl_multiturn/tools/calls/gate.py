@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import limits_of
+from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slots
 from verl_multiturn.errors import ToolContractError
@@ -29,10 +30,14 @@ class Gate(Slots):
         tool: The tool.
         timeout_s: As in `Slots`.
         shared: As in `Slots`.
+        outages: As in `Slots`.
     """
 
-    def __init__(self, tool: Any, timeout_s: float, shared: SharedSlots | None = None) -> None:
-        super().__init__(tool_owner(tool), timeout_s, shared)
+    def __init__(
+        self, tool: Any, timeout_s: float, shared: SharedSlots | None = None, outages: Outages | None = None
+    ) -> None:
+        super().__init__(tool_owner(tool), timeout_s, shared, outages)
+        self.is_repeatable = bool(getattr(tool, "repeatable", False))
         self.limits = limits_of(tool, ToolLimits)
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))

@@ -6,7 +6,8 @@ Invariants:
 - every call gets exactly one result, in the calls' order; a call that cannot be executed is answered with the reason;
 - a tool may change a row's kwargs or its arguments: no other conversation, call or attempt sees the change;
 - an exception of a tool's code becomes an answer to the model; a broken contract (a wrong return type) raises
-  `ToolContractError`.
+  `ToolContractError`;
+- the model does not see an answer of an outage that ends the conversation (`calls/outages`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.calls import Calls
-from verl_multiturn.calls.invocation import TimedOutError
-from verl_multiturn.calls.slots import BusyError, Gates
+from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.outages.watch import OutageEndError, Watched
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
@@ -70,8 +72,19 @@ class ToolSession:
         """True once a call was refused because of `max_calls`."""
         self.ended = False
         """True if a tool that ends the conversation has answered in the last turn."""
+        self.outages: dict[str, None] = {}
+        """Names whose outage a call of the conversation met, in order."""
+        self._lost = ""
         self._broken: dict[str, str] = {}
         self._agent_data = AgentData(instance_id, tools_kwargs, messages)
+
+    @property
+    def lost(self) -> str:
+        """Return the outage for which the conversation has to end; "" for none."""
+        if self._lost or not self.outages:
+            return self._lost
+        is_judged = any(gate.is_judged(self._request_id) for gate in self._gates.values())
+        return f"{', '.join(self.outages)}: a call met an outage" if is_judged else ""
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -91,6 +104,8 @@ class ToolSession:
     async def __aenter__(self) -> ToolSession:
         self._calls = {name: self._calls_of(gate) for name, gate in self._gates.items()}
         try:
+            for gate in self._gates.values():
+                await gate.admit()
             await gather([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # whatever happened, release first
             await Calls.end(self._calls.values())
@@ -153,10 +168,14 @@ class ToolSession:
             if "calc_reward" in gate.owner.inherited:
                 rewards[name] = 0.0
                 continue
+            watched = gate.watched(self._request_id, counts=False)  # it may ask no service
+            watched.begin()
             try:
-                value = await self._calls[name].call("calc_reward")
-            except Exception as error:  # a tool's own code: log it, the conversation stays valid
+                async with watched:
+                    value = await self._calls[name].call("calc_reward")
+            except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
+                self._note(watched, error)
                 continue
             if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
                 rewards[name] = reward
@@ -164,12 +183,16 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]
+        watched = gate.watched_begin(self._request_id, is_outage=True)
+        await watched.wait()
         calls.begin()
         try:
-            created = await calls.call("create")
+            async with watched:
+                created = await calls.call("create")
         except Exception as error:  # a tool's own code: the model is told at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
+            self._note(watched, error)
             return
         # verl 0.4's tools return the id, verl 0.9's the id and a response; ours return None.
         given = created[0] if isinstance(created, tuple) and created else created
@@ -214,6 +237,8 @@ class ToolSession:
 
         cache ──known──────────────────────────────→ OK
           ↓
+        outage ─it has lasted for `stop_s`─────────→ raised
+          ↓
         slot ───none in time───────────────────────→ OVERLOADED
           ↓
         execute, again while it fails and may be repeated
@@ -229,24 +254,31 @@ class ToolSession:
             key = gate.cache_key(arguments, [row["create"], row["execute"]])
             if (known := gate.cached(key)) is not None:
                 return Run(gate, call).answered(known)
-        run = Run(gate, call)
-        try:
-            with run.slot:
-                await run.slot.take()
-                returned = await self._execute(run, arguments)
-                answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
-        except BusyError as error:
-            return run.failed(CallStatus.OVERLOADED, f"Error: {error}")
-        except ToolContractError:
-            raise
-        except TimedOutError:
-            return run.failed(CallStatus.TIMEOUT, f"Error: the tool did not answer within {gate.timeout_s:g} s")
-        except ValueError as error:
-            return run.failed(CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}")
-        except Exception as error:  # a tool's own code: tell the model
-            return run.failed(CallStatus.ERROR, f"Error: {describe(error)}")
-        gate.remember(key, answer)
-        return run.answered(answer)
+        watched = gate.watched(self._request_id, may_wait_again=gate.is_repeatable)
+        while True:
+            run = Run(gate, call)
+            try:
+                async with watched:
+                    with run.slot:
+                        await run.slot.take_unless_out(watched)
+                        returned = await self._execute(run, arguments)
+                        answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
+            except (ToolContractError, OutageEndError):
+                raise
+            except Exception as error:  # a tool's own code, or what stood in its way: tell the model
+                if watched.again:
+                    continue
+                self._note(watched, error)
+                return run.failed(*_failure(error, gate.timeout_s))
+            gate.remember(key, answer)
+            return run.answered(answer)
+
+    def _note(self, watched: Watched, error: Exception) -> None:
+        """Note the outage that a call met."""
+        if watched.met:
+            self.outages[watched.name] = None
+        if watched.ends:
+            self._lost = f"{watched.name}: {describe(error)}"
 
     async def _execute(self, run: Run, arguments: dict[str, Any]) -> Any:
         """Call `execute`, again while it fails and may be repeated within the call's time, and return what it returned.
@@ -270,3 +302,14 @@ class ToolSession:
                 if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)
+
+
+def _failure(error: Exception, timeout_s: float) -> tuple[CallStatus, str]:
+    """Return the status of a call that failed, and what the model reads of it."""
+    if isinstance(error, BusyError):
+        return CallStatus.OVERLOADED, f"Error: {error}"
+    if isinstance(error, TimedOutError):
+        return CallStatus.TIMEOUT, f"Error: the tool did not answer within {timeout_s:g} s"
+    if isinstance(error, ValueError):
+        return CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}"
+    return CallStatus.ERROR, f"Error: {describe(error)}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import Alarms
@@ -40,7 +41,9 @@ class Probed:
             return ""
         if self.timed_out:
             return f"hangs: {self.error}"
-        return f"raised {describe(self.error)[:250]}{place_of(self.error)}"
+        counts = {"outage": ", an outage in a run", "bug": ", a bug in a run", "model": ""}
+        said = f"raised {describe(self.error)[:250]}{place_of(self.error)}"
+        return said + counts[cause_of(self.error, "model")]
 
 
 class CallProbe:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.schema import ToolSchema
@@ -37,6 +38,7 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
     """
 
     service = "code sandbox"
+    outage_limits = OutageLimits(timeouts="model")  # the code may be the reason
 
     def __init__(
         self, model: type[Settings], waits: tuple[str, str], config: dict[str, Any], tool_schema: ToolSchema | None

@@ -19,7 +19,9 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.per_loop import PerLoop
+from verl_multiturn.errors import OutageError
 from verl_multiturn.http_connections import Connections, trusted
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.schema import ToolSchema
@@ -31,8 +33,12 @@ Answer = TypeVar("Answer", bound=BaseModel)
 _TOO_MANY_REQUESTS = 429
 
 
-class UnavailableError(RuntimeError):
+class UnavailableError(OutageError):
     """A service could not be reached, broke off, was late, or failed; asking again may help."""
+
+
+class LateError(UnavailableError, TimeoutError):
+    """A service was late; where it runs the model's code, that may be the reason."""
 
 
 class HttpSettings(BaseModel):
@@ -81,6 +87,7 @@ class HttpTool(BaseTool):
     """
 
     repeatable = True
+    outage_limits = OutageLimits(timeouts="outage")
     service: ClassVar[str]
     path: ClassVar[str]
 
@@ -121,7 +128,8 @@ class HttpTool(BaseTool):
             ):
                 body = await self._read(response)
         except TimeoutError:
-            raise self._unavailable(f"did not answer within {timeout_s:g} s") from None
+            late = self._unavailable(f"did not answer within {timeout_s:g} s")
+            raise LateError(str(late)) from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
             raise self._unavailable("cannot be reached", error) from error
         except httpx.HTTPError as error:

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import ScoreSettings
@@ -27,6 +28,9 @@ from verl_multiturn.rollout.void_turns import has_void_turn
 
 logger = logging.getLogger(__name__)
 
+OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
+"""Keys of a reward function's result: more than 0 where the row could not be judged for a cause of ours. With the first
+one what the reward needs is not there now; with the second one the row can never be judged."""
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
@@ -55,7 +59,8 @@ class CertifiedOutput(AgentLoopOutput):
 
         Ours are `rollout_versions` (int64, `(R,)`) and, unless it is empty, `rollout_receipts` (uint8, one number for
         each byte). The rewards of tools and interactions are added to `rm_scores`. The stats lie in `metrics`, under
-        the key `STATS`. Their `conversation` says which of how many rows this one is, and the score of the whole.
+        the key `STATS`. Their `conversation` says which of how many rows this one is, and the score of the whole;
+        `unrewarded`, that the reward could not be judged for a cause of ours. The receipts say that, too.
 
         verl gives each row of a conversation the score of `compute_score`. Here the last one alone has it, so that the
         rows' rewards add up to the conversation's.
@@ -74,12 +79,14 @@ class CertifiedOutput(AgentLoopOutput):
         conversation = {**place, "score": self.total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
+        unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
-        output["metrics"][STATS]["conversation"] = conversation
+        output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
         if "session" in self.stats:
             output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.reward_score}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
         if receipts := output.pop("receipts", b""):
+            receipts = as_unrewarded(receipts) if unrewarded else receipts
             # A tensor crosses TransferQueue without being pickled.
             output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
         return output

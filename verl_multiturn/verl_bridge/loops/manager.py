@@ -32,12 +32,16 @@ import ray
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.describe import describe
 from verl_multiturn.observe.traces import Traced
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
+from verl_multiturn.verl_bridge.loops.rewards import Rewards
+from verl_multiturn.verl_bridge.loops.slots import RayKeeper
+from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing, note_end, note_score
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
@@ -177,6 +181,14 @@ class MultiTurnWorker(_VerlWorker):
         await row
         self._row_ends[uid] = time.time()
         note_score(args[0])
+
+    @cached_property
+    def _rewards(self) -> Rewards:
+        settings = settings_of(self.config.actor_rollout_ref.rollout)
+        return Rewards(Outages(settings.outage, RayKeeper if ray.is_initialized() else None))
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
 
     async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
         await super()._compute_teacher_logprobs(*args, **kwargs)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import PATH
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
@@ -106,8 +107,10 @@ def build_endpoint(
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),
     )
-    server = ProxyServer(proxy.host)
-    return Endpoint(run, build_runner(proxy), server, wall_clock_s(settings), proxy.error_reward)
+    server, limit_s = ProxyServer(proxy.host), wall_clock_s(settings)
+    agent = proxy.agent or (proxy.command or [""])[0]
+    watch = runner.outages.of(f"agent {agent}", OutageLimits(), limit_s + 60)
+    return Endpoint(run, build_runner(proxy), server, limit_s, proxy.error_reward, watch)
 
 
 def register_proxy_loop() -> None:

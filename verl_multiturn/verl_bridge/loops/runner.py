@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
+
+from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import RecordWriter, record_of
@@ -19,6 +22,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate
+from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine
@@ -29,7 +33,7 @@ from verl_multiturn.rollout.policy_text import PolicyText
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
-from verl_multiturn.verl_bridge.loops.slots import RaySlots
+from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
@@ -56,6 +60,7 @@ class Runner:
     """True when the trainer verifies rows; receipts are then sent with each row."""
     read_images: ReadImages
     limits: Limits
+    outages: Outages
     parser: CallParser
     output_settings: OutputSettings
 
@@ -132,6 +137,7 @@ class Runner:
             session_id,
             outputs[-1].void,
             not outcome.valid,
+            outputs[-1].stats.get("outages", []),
         )
         if self.records is not None:
             temperature = sampling.get("temperature")
@@ -213,16 +219,17 @@ def build_runner(
         engine = PlaceholderGuard(engine, vision)
     receipting = ReceiptingEngine(engine)
     limits = _limits(rollout_config, settings)
+    outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
     conversation = Conversation(
         receipting,
         chat.codec,
         parser,
         limits,
-        Gates(Gate, settings.tool_timeout_s, RaySlots()),
+        Gates(Gate, settings.tool_timeout_s, RaySlots(), outages),
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
         read_images=read_images,
-        interactions=Gates(InteractionGate, settings.tool_timeout_s, RaySlots()),
+        interactions=Gates(InteractionGate, settings.tool_timeout_s, RaySlots(), outages),
         context=Context(**settings.context.model_dump(exclude={"weight"})),
     )
     return Runner(
@@ -236,6 +243,7 @@ def build_runner(
         certified=settings.certificate_share > 0,
         read_images=read_images,
         limits=limits,
+        outages=outages,
         parser=parser,
         output_settings=OutputSettings(
             prompt_length=rollout_config.prompt_length,

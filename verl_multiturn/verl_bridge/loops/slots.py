@@ -1,6 +1,10 @@
-"""The slots of a tool's `concurrency_total`, shared by all workers of a run and kept by one Ray actor.
+"""What all workers of a run share of their calls, kept by one Ray actor: `RunKeeper`.
 
-Invariants:
+It keeps the slots of a tool's `concurrency_total`, and the breakers of outages (`calls/outages/keeper.py`). The first
+process that needs the actor creates it; it ends with the run. When it dies, the next call makes a new one: its slots
+are free then, and workers tell it what they know of outages.
+
+Invariants of the slots:
 - at most `limit` leases of a tool are out that have not expired;
 - when a worker dies, its slots become free once its leases expire;
 - a caller that is cancelled while it waits leaves neither a lease nor a place in the queue behind.
@@ -13,15 +17,19 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError
 
+from verl_multiturn.calls.outages.keeper import Admitted, KeeperLostError, OutageKeeper, Sums, Told, Waiting
+
 logger = logging.getLogger(__name__)
 
-_ACTOR = "verl_multiturn_slots"
+KEEPER = "verl_multiturn_slots"
+"""Name of the actor."""
 
 
 class SlotKeeper:
@@ -79,11 +87,69 @@ class SlotKeeper:
         return len(self._leases[tool])
 
 
-class RaySlots:
-    """`SharedSlots` for a worker, kept by a Ray actor.
+class RunKeeper(SlotKeeper, OutageKeeper):
+    """The code of the actor: the slots and the breakers of a run."""
 
-    The first worker that needs the actor creates it; it ends with the run.
+    def __init__(self) -> None:
+        SlotKeeper.__init__(self)
+        OutageKeeper.__init__(self)
+
+
+def run_keeper() -> Any:
+    """Return the actor of the run, which is created where there is none.
+
+    Raises:
+        RayError: It cannot be reached.
     """
+    remote = ray.remote(num_cpus=0, max_concurrency=100_000)(RunKeeper)
+    return remote.options(name=KEEPER, get_if_exists=True).remote()
+
+
+class RayKeeper:
+    """`Keeper` of outages for a worker, kept by the actor of the run.
+
+    Raises:
+        KeeperLostError: The actor has died, or cannot be reached; each method raises it, too.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._actor = run_keeper()
+        except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
+            raise KeeperLostError(str(error)) from error
+
+    async def report(self, sums: Mapping[str, Sums]) -> Told:
+        """Report calls that have ended."""
+        told: Told = await self._ask(self._actor.report, dict(sums))
+        return told
+
+    async def changes(self, keeper: str, seen: int) -> Told:
+        """Wait for a change."""
+        told: Told = await self._ask(self._actor.changes, keeper, seen)
+        return told
+
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+        """Wait at a breaker."""
+        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s)
+        return admitted
+
+    async def leave(self, name: str, waiter: str) -> None:
+        """Wait no longer."""
+        await self._ask(self._actor.leave, name, waiter)
+
+    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+        """Tell a new actor what is known."""
+        await self._ask(self._actor.recall, dict(epochs), list(judged))
+
+    async def _ask(self, method: Any, *args: Any) -> Any:
+        try:
+            return await method.remote(*args)
+        except RayError as error:
+            raise KeeperLostError(str(error)) from error
+
+
+class RaySlots:
+    """`SharedSlots` for a worker, kept by the actor of the run."""
 
     def __init__(self) -> None:
         self._actor: Any = None
@@ -115,6 +181,5 @@ class RaySlots:
 
     def _keeper(self) -> Any:
         if self._actor is None:
-            remote = ray.remote(num_cpus=0, max_concurrency=100_000)(SlotKeeper)
-            self._actor = remote.options(name=_ACTOR, get_if_exists=True).remote()
+            self._actor = run_keeper()
         return self._actor

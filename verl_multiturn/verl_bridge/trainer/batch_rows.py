@@ -10,6 +10,7 @@ row are fetched once in a step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -48,7 +49,8 @@ class BatchRows:
     def stats(self) -> dict[RowKey, Stats]:
         """What our agent loop said of each row. Padding, and rows of other agent loops, have no entry.
 
-        A row of an invalid conversation is invalid, too, whatever it says itself.
+        A row of an invalid conversation is invalid, too, whatever it says itself. `left_out` is the cause of a
+        conversation that `leave_out` was called for.
         """
         missing = [key for key in self.real if key not in self._fetched]
         if missing:
@@ -56,6 +58,25 @@ class BatchRows:
         stats = {key: own for key in self.real if (own := self._fetched[key]) is not None}
         broken = {key.conversation for key, own in stats.items() if not own["valid"]}
         return {key: {**own, "valid": key.conversation not in broken} for key, own in stats.items()}
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The cause of each conversation that `leave_out` was called for, by its name."""
+        known = [(key, self._fetched.get(key) or {}) for key in self.real]
+        return {key.conversation: stats["left_out"] for key, stats in known if "left_out" in stats}
+
+    def leave_out(self, causes: Mapping[str, str]) -> list[RowKey]:
+        """Make conversations invalid for the rest of the step, and return the keys of their rows.
+
+        Args:
+            causes: the cause of each of them, by the conversation's name.
+        """
+        keys = [key for key in self.stats if key.conversation in causes]
+        for key in keys:
+            self._fetched[key] = {**self.stats[key], "valid": False, "left_out": causes[key.conversation]}
+        if keys:
+            del self.stats
+        return keys
 
     @cached_property
     def groups(self) -> dict[str, dict[str, list[RowKey]]]:

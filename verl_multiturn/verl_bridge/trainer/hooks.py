@@ -2,6 +2,8 @@
 
 For each sampled batch, before verl updates critic and actor with it:
 
+    outages         conversations that an outage has touched become invalid     outages.py
+      ↓
     scores          Optimal Tool Calls scale the scores of correct answers      otc.py
       ↓
     masks           rows with void turns leave the loss                         void_turns.py
@@ -24,7 +26,7 @@ In the asynchronous trainers groups come from our replay buffer (`replay_buffer.
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
 While the trainer waits for groups, and before it sends new weights, it looks after the generation servers
-(`servers.py`).
+(`servers.py`). While it waits, it also looks for outages that do not end (`outages.py`).
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
@@ -44,13 +46,16 @@ from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
+from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
+from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     MultiTurnReplayBufferAsync,
     Sleep,
@@ -118,6 +123,8 @@ class MultiTurnHooks:
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
         self._rows = StepRows()
+        self._outages = Outages(AskedKeeper(), settings.outage.stop_s)
+        self._scored = Scored(self._outages.causes)
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
@@ -178,6 +185,9 @@ class MultiTurnHooks:
         self.saved_step = self.global_steps if named is None else None
         if self._history is not None:
             self._history.load(self._checkpoint_folder() if named is None else Path(named))
+            # The keeper that knew of their outages is gone. verl begins the groups that had not finished again.
+            restored = list_prompts(TRAIN).items()
+            self._outages.doubt([uid for uid, tag in restored if tag.get("status") == "finished"])
 
     def _checkpoint_folder(self) -> Path:
         """Return the folder of the step's checkpoint."""
@@ -207,16 +217,32 @@ class MultiTurnHooks:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
         waiter = agent_loop_manager if hasattr(agent_loop_manager, "wait") else Sleep()
         if isinstance(self.replay_buffer, Waking):
-            self.replay_buffer.look_after = self.look_after_servers
+            self.replay_buffer.look_after = self.look_after
             self.replay_buffer.waiter = waiter
+            if isinstance(self.replay_buffer, GroupFilter):
+                self.replay_buffer.left_out = self._outages.causes
         else:
-            look_after_sampler(self.replay_buffer, partial(waiter.wait, 0.0), self.look_after_servers)
+            look_after_sampler(self.replay_buffer, partial(waiter.wait, 0.0), self.look_after)
         try:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
-        except ServerDied as error:
-            raise ServerDied(f"{error}; {save_last(self, self._whole)}") from None
+        except (ServerDied, OutageLasts) as error:
+            raise type(error)(f"{error}; {save_last(self, self._whole)}") from None
         finally:
             close_workers(agent_loop_manager.agent_loop_workers)
+
+    def look_after(self) -> None:
+        """Look after the servers, and for outages that do not end; the trainer waits.
+
+        Raises:
+            ServerDied: a server has died.
+            OutageLasts: an outage lasts for too long.
+        """
+        self.look_after_servers()
+        try:
+            self._outages.look()
+        except OutageLasts:
+            self._make_room()
+            raise
 
     def look_after_servers(self) -> None:
         """Find colocated servers that have died, and list those again that only a client lost; the trainer waits.
@@ -236,10 +262,13 @@ class MultiTurnHooks:
         try:
             require_alive(self.llm_server_manager.get_replicas())
         except ServerDied:
-            # The others make room for the training workers, which save the weights.
-            self.checkpoint_manager.abort_replicas()
-            self.checkpoint_manager.sleep_replicas()
+            self._make_room()
             raise
+
+    def _make_room(self) -> None:
+        """Let the colocated servers that live make room for the training workers, which save the weights."""
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.sleep_replicas()
 
     def on_init_end(self) -> None:
         """Send the first weights, as verl does."""
@@ -262,7 +291,7 @@ class MultiTurnHooks:
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
         buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
-        parts: list[Any] = [self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
+        parts: list[Any] = [self._outages, self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
         counted = [part for part in parts if part is not None]
         for each in [self._rows, *counted]:
             each.begin_step()
@@ -274,7 +303,9 @@ class MultiTurnHooks:
                 self._take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
             metrics.update(each.metrics())
-        metrics.update(prefixed(PREFIX, conversations(rows.stats)))
+        stats = conversations(rows.stats)
+        self._outages.watch(stats, self.config.actor_rollout_ref.rollout.n)
+        metrics.update(prefixed(PREFIX, stats))
         if self._over_samples:
             metrics.update(cut_metrics(self.agent_loop_manager))
         return batch
@@ -282,6 +313,7 @@ class MultiTurnHooks:
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls = super()._compute_advantage  # type: ignore[misc]
         rows = self._rows.of(batch)
+        self._outages.leave_out(rows)
         self._otc.scale(rows)
         if self._masks_void_rows:
             mask_void_rows(rows)
@@ -322,9 +354,19 @@ class MultiTurnHooks:
     def _validate(self) -> dict[str, Any]:
         """Run verl's validation, and add the metrics of its batches."""
         stats: list[Stats] = []
-        with observe_samples(self.replay_buffer, stats):
+        self._scored = Scored(self._outages.causes)
+        with observe_samples(self.replay_buffer, stats, self._scored.look):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
         return metrics | validated(stats)
+
+    def _val_metrics_update(
+        self, sources: Any, uids: Any, infos: Any, turns: Any, expected_acc_counts: Any = None
+    ) -> dict[str, Any]:
+        *samples, expected = self._scored.samples(sources, uids, infos, turns, expected_acc_counts)
+        metrics: dict[str, Any] = super()._val_metrics_update(  # type: ignore[misc]
+            *samples, expected_acc_counts=expected
+        )
+        return metrics
 
 
 def _bound_of(settings: MultiTurnSettings, mode: str) -> Bound | None:

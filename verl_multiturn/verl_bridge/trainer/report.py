@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,9 @@ ASYNC_PREFIX = "rollout/async/"
 
 
 @contextmanager
-def observe_samples(replay_buffer: Any, stats: list[Stats]) -> Iterator[None]:
+def observe_samples(
+    replay_buffer: Any, stats: list[Stats], look: Callable[[BatchRows], None] = lambda rows: None
+) -> Iterator[None]:
     """Add the stats of each batch that verl takes out of its replay buffer to `stats`, while the context lasts.
 
     verl's validation removes each batch from TransferQueue before it returns. So the batches are looked at when they
@@ -36,12 +38,15 @@ def observe_samples(replay_buffer: Any, stats: list[Stats]) -> Iterator[None]:
     Args:
         replay_buffer: verl's replay buffer, whose method `sample` is replaced for the time.
         stats: the list that is added to.
+        look: is called with the rows of each batch, before.
     """
     sample = replay_buffer.sample
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         sampled = sample(*args, **kwargs)
-        stats.extend(conversations(BatchRows(sampled[0]).stats))
+        rows = BatchRows(sampled[0])
+        look(rows)
+        stats.extend(conversations(rows.stats))
         return sampled
 
     replay_buffer.sample = observed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_multiturn.certificate.check import Row, Violation, verify
-from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
+from verl_multiturn.certificate.conversations import gaps, repeated, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.staleness import Bound
@@ -104,9 +104,11 @@ class BatchVerifier:
         found = repeated(rows.keys) or gaps(rows.keys)
         if not found:
             receipts: dict[RowKey, Receipts] = {}
+            causes = rows.left_out
             for key, fields in zip(chosen, fetch(chosen, rows.partition_id, self._loss_inputs), strict=True):
-                found += self._verify_row(rows, key, fields, receipts, step)
+                found += self._verify_row(rows, key, fields, receipts, causes, step)
             found += shared({key: each.request_id for key, each in receipts.items()})
+            found += uncaused(receipts, causes)
             found += [] if found else unjoined(receipts)  # a row whose receipts cannot be read joins no others
         self._tally["violations"] += len(found)
         if found:
@@ -118,7 +120,13 @@ class BatchVerifier:
             )
 
     def _verify_row(
-        self, rows: BatchRows, key: RowKey, fields: dict[str, Any], known: dict[RowKey, Receipts], step: int
+        self,
+        rows: BatchRows,
+        key: RowKey,
+        fields: dict[str, Any],
+        known: dict[RowKey, Receipts],
+        causes: Mapping[str, str],
+        step: int,
     ) -> list[Violation]:
         """Verify one row, and enter its receipts into `known`."""
         receipts = Receipts("", [])
@@ -137,7 +145,8 @@ class BatchVerifier:
         self._tally["rows"] += 1
         self._tally["tokens"] += sum(len(g.ids) for g in receipts.generations)
         row = _row(rows, key, fields, {name: fields[name] for name in self._loss_inputs if name in fields})
-        filtered = receipts.invalid or (receipts.void and self._masks_void_rows)
+        left_out = receipts.unrewarded or key.conversation in causes
+        filtered = receipts.invalid or left_out or (receipts.void and self._masks_void_rows)
         oldest = None if self._max_staleness is None else step - 1 - self._max_staleness
         return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered, oldest)
 

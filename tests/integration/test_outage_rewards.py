@@ -1,0 +1,114 @@
+"""Rewards in an outage of what judges them: finished conversations wait, and are scored again."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.config import OutageSettings
+
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+
+class Judge:
+    """What computes rewards: it judges, or says these keys."""
+
+    def __init__(self, **says: float) -> None:
+        self.says = says
+        self.asked: list[str] = []
+
+    async def compute(self, output: Any) -> None:
+        """Do as verl's worker does."""
+        if output.reward_score is not None:
+            return
+        self.asked.append(output.stats["request_id"])
+        await asyncio.sleep(0)
+        output.reward_score = 0.0 if self.says else 1.0
+        output.extra_fields["reward_extra_info"] = {"outage": 0.0, **self.says}
+
+
+class Scoring:
+    """The rewards of one worker."""
+
+    def __init__(self, judge: Judge, **settings: Any) -> None:
+        from verl_multiturn.verl_bridge.loops.rewards import Rewards
+
+        self.judge = judge
+        self.outages = Outages(OutageSettings(**settings))
+        self.rewards = Rewards(self.outages)
+
+    async def score(self, number: int, reward: float | None = None) -> Any:
+        output = SimpleNamespace(reward_score=reward, extra_fields={}, stats={"request_id": str(number)})
+        await self.rewards.score([output], lambda: self.judge.compute(output))
+        return output
+
+    @property
+    def is_open(self) -> bool:
+        return self.rewards._watch is not None and self.rewards._watch.is_open
+
+
+def is_scored(output: Any) -> bool:
+    return output.reward_score == 1.0 and output.extra_fields["reward_extra_info"] == {"outage": 0.0}
+
+
+async def test_rows_wait_for_the_judge_and_are_scored_again() -> None:
+    scoring = Scoring(Judge(outage=1.0))
+    early = [await scoring.score(number) for number in range(7)]
+    assert not any(map(is_scored, early)), "nobody knew yet that it is an outage; the trainer leaves them out"
+    waiting = [asyncio.create_task(scoring.score(number)) for number in range(7, 20)]
+    await until(lambda: scoring.is_open)
+    asked = len(scoring.judge.asked)
+    assert not any(task.done() and is_scored(task.result()) for task in waiting)
+    scoring.judge.says = {}
+    ended = await asyncio.gather(*waiting)
+    assert sum(map(is_scored, ended)) == 13
+    assert len(scoring.judge.asked) == asked + 13, "each is asked once more"
+    assert is_scored(await scoring.score(21))
+
+
+async def test_a_row_that_waits_for_too_long_keeps_what_it_had() -> None:
+    scoring = Scoring(Judge(outage=1.0), stop_s=0.5)
+    rows = await asyncio.gather(*[scoring.score(number) for number in range(12)])
+    assert scoring.is_open
+    assert [row.extra_fields["reward_extra_info"] for row in rows] == [{"outage": 1.0}] * 12
+    assert {row.reward_score for row in rows} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("says", "settings"),
+    [({"outage": 1.0}, {"mode": "mask"}), ({"outage": 1.0}, {"mode": "off"}), ({"unjudgeable": 1.0}, {})],
+    ids=["mask", "off", "a ground truth"],
+)
+async def test_what_nobody_waits_for(says: dict[str, float], settings: dict[str, Any]) -> None:
+    scoring = Scoring(Judge(**says), **settings)
+    rows = [await scoring.score(number) for number in range(20)]
+    assert len(scoring.judge.asked) == 20
+    assert not any(map(is_scored, rows))
+    assert not scoring.is_open
+
+
+async def test_a_reward_that_is_there_already_is_no_call() -> None:
+    scoring = Scoring(Judge(outage=1.0))
+    rows = [await scoring.score(number, 0.25) for number in range(20)]
+    assert {row.reward_score for row in rows} == {0.25}
+    assert scoring.judge.asked == []
+    assert not scoring.is_open
+
+
+async def test_a_group_that_is_cancelled_waits_no_longer() -> None:
+    scoring = Scoring(Judge(outage=1.0))
+    for number in range(7):
+        await scoring.score(number)
+    waiting = [asyncio.create_task(scoring.score(number)) for number in range(7, 12)]
+    await until(lambda: scoring.is_open)
+    for task in waiting:
+        task.cancel()
+    assert all(
+        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*waiting, return_exceptions=True)
+    )
+    scoring.judge.says = {}
+    assert is_scored(await scoring.score(13))

@@ -1,0 +1,516 @@
+"""Outages among the processes of a run: who waits, who is a probe, who is judged, and what a dead keeper leaves.
+
+Each `Outages` stands for a process; they share a keeper as workers share the actor of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import urllib.error
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.idle_loop import hold_up, skip_waits
+from verl_multiturn import ConfigError, OutageError, ToolContractError
+from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
+from verl_multiturn.calls.outages.causes import Timeouts, cause_of, is_agents_outage
+from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper
+from verl_multiturn.calls.outages.watch import REPORT_S, OutageEndError, Outages, Watch, Watched
+from verl_multiturn.chat_endpoint import EndpointError
+from verl_multiturn.config import OutageSettings
+from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
+from verl_multiturn.sandbox.launch import SandboxError
+from verl_multiturn.tools.services.http_client import LateError, UnavailableError
+
+NAME = "tool search"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OutageError("down"), "outage"),
+        (UnavailableError("503"), "outage"),
+        (EndpointError("refuses"), "outage"),
+        (SandboxError("no user namespaces"), "outage"),
+        (EnvironmentOutageError("no server"), "outage"),
+        (ConnectionRefusedError(), "outage"),
+        (httpx.ConnectError("refused"), "outage"),
+        (httpx.ReadError("broke off"), "outage"),
+        (ssl.SSLError(), "bug"),
+        (urllib.error.HTTPError("http://x", 404, "no", None, None), "bug"),  # type: ignore[arg-type]
+        (EnvironmentFailedError("step() raised KeyError"), "bug"),
+        (ValueError("no such column"), "model"),
+        (ConfigError("row"), "model"),
+        (KeyError("x"), "bug"),
+        (RuntimeError(), "bug"),
+    ],
+)
+@pytest.mark.parametrize("timeouts", ["model", "outage"])
+def test_whose_a_failure_is(error: Exception, cause: str, timeouts: Timeouts) -> None:
+    assert cause_of(error, timeouts) == cause
+
+
+@pytest.mark.parametrize("timeouts", ["model", "outage"])
+@pytest.mark.parametrize(
+    "error", [TimedOutError(), BusyError(), TimeoutError(), LateError("late"), httpx.ReadTimeout("late")]
+)
+def test_what_comes_too_late_is_whose_the_limits_say(error: Exception, timeouts: Timeouts) -> None:
+    assert cause_of(error, timeouts) == timeouts
+
+
+def test_classes_that_the_entry_names_are_outages() -> None:
+    made = type("Made", (), {"outage_limits": OutageLimits(timeouts="outage")})()
+    limits = set_limits(made, {"outage": {"mode": "mask", "errors": ["json.JSONDecodeError"]}}, CallLimits, "x")
+    rules = outage_rules(made, limits, "tool 'x'")
+    assert (rules.mode, rules.timeouts) == ("mask", "outage")
+    import json
+
+    assert cause_of(json.JSONDecodeError("", "", 0), "model", rules.errors) == "outage"
+    for wrong in ("json.loads", "nowhere.Error", "json.JSONDecoder"):
+        with pytest.raises(ConfigError, match=wrong.rpartition(".")[0]):
+            set_limits(made, {"outage": {"errors": [wrong]}}, CallLimits, "x")
+    made.outage_limits = {"mode": "off"}
+    with pytest.raises(ConfigError, match="give OutageLimits"):
+        outage_rules(made, CallLimits(), "tool 'x'")
+
+
+def test_an_agent_says_it_by_its_error_or_its_status() -> None:
+    assert is_agents_outage(OutageError("x"))
+    assert is_agents_outage(SystemExit(75))
+    assert not is_agents_outage(SystemExit(1))
+    assert not is_agents_outage(ConnectionError("our own endpoint"))
+
+
+class Service:
+    """A service that is up or down, and the calls that it got."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.hangs = False
+        self.got: Counter[str] = Counter()
+
+    async def answer(self, conversation: str) -> str:
+        self.got[conversation] += 1
+        if self.hangs:
+            async with asyncio.timeout(20):
+                await asyncio.Event().wait()
+        if not self.is_up:
+            raise ConnectionRefusedError("down")
+        return "fine"
+
+
+def process(keeper: OutageKeeper | None = None, **settings: Any) -> Watch:
+    """Return the watch of a process, over a service whose lateness is an outage."""
+    skip_waits()
+    connect = None if keeper is None else lambda: keeper
+    watch = Outages(OutageSettings(**settings), connect).of(NAME, OutageLimits(timeouts="outage"), 100)
+    assert watch is not None
+    return watch
+
+
+async def call(watch: Watch, conversation: str, answer: Callable[[str], Awaitable[str]], repeat: bool = False) -> str:
+    """Call the service as a session does; return what becomes of the conversation."""
+    watched = Watched(watch, conversation, repeat)
+    while True:
+        try:
+            async with watched:
+                await watched.wait()
+                return await answer(conversation)
+        except OutageEndError:
+            return "waited too long"
+        except Exception as error:
+            if not watched.again:
+                return "ends" if watched.ends else f"told: {error}"
+
+
+async def break_it(watch: Watch, service: Service) -> None:
+    """Let eight calls of as many conversations meet an outage, so that the breaker opens."""
+    service.is_up = False
+    said = [await call(watch, f"first {each}", service.answer) for each in range(8)]
+    assert said == ["told: down"] * 7 + ["ends"]
+    assert watch.is_open
+
+
+async def test_a_run_waits_for_the_end_of_an_outage_and_goes_on() -> None:
+    service, watch = Service(), process()
+    loop = asyncio.get_running_loop()
+    await break_it(watch, service)
+
+    waiting = [asyncio.create_task(call(watch, f"c{each}", service.answer, repeat=True)) for each in range(50)]
+    await asyncio.sleep(60)
+    assert sum(service.got.values()) <= 8 + 14  # probes after 1, 2, 4 and then every 5 s
+    states = await watch.outages.ask(lambda keeper: keeper.outages())  # type: ignore[attr-defined]
+    assert (states[NAME].is_open, states[NAME].trips, states[NAME].waiting) == (True, 1, 50)
+    assert states[NAME].error == "ConnectionRefusedError: down"
+
+    service.is_up, back = True, loop.time()
+    assert await asyncio.gather(*waiting) == ["fine"] * 50
+    assert loop.time() - back <= 5.1
+    assert not watch.is_open
+
+
+async def test_all_whose_outage_belongs_to_the_evidence_are_judged() -> None:
+    service, watch = Service(), process()
+    await call(watch, "before", service.answer)
+    await asyncio.sleep(400)
+    await break_it(watch, service)
+    keeper = await watch.outages.ask(_itself)
+    first = [f"first {each}" for each in range(8)]
+    assert await keeper.touched(["before", *first, "other"]) == set(first)
+    assert all(watch.outages.is_judged(each) for each in first)
+
+
+async def _itself(keeper: Any) -> OutageKeeper:
+    assert isinstance(keeper, OutageKeeper)
+    return keeper
+
+
+async def test_the_last_calls_of_a_step_are_touched_until_one_is_answered() -> None:
+    service, watch = Service(), process()
+    await call(watch, "well", service.answer)
+    service.is_up = False
+    assert await call(watch, "a", service.answer) == "told: down"
+    keeper = await watch.outages.ask(_itself)
+    assert await keeper.touched(["a"]) == set()  # a single late call is none
+    await call(watch, "b", service.answer)
+    assert await keeper.touched(["a", "b", "well"]) == {"a", "b"}
+    service.is_up = True
+    await call(watch, "c", service.answer)
+    await asyncio.sleep(2 * REPORT_S)
+    assert await keeper.touched(["a", "b", "c"]) == set()
+
+
+async def test_two_processes_that_report_at_once_open_it_once_and_both_know() -> None:
+    service, keeper = Service(), OutageKeeper()
+    one, two = process(keeper), process(keeper)
+    service.is_up = False
+    said = await asyncio.gather(
+        *(call(watch, f"{index} {each}", service.answer) for each in range(4) for index, watch in enumerate((one, two)))
+    )
+    assert set(said) == {"told: down", "ends"}
+    await asyncio.sleep(0.01)
+    assert (one.is_open, two.is_open) == (True, True)
+    assert (await keeper.outages())[NAME].trips == 1
+    assert await keeper.touched([f"{index} {each}" for each in range(4) for index in range(2)]) == {
+        f"{index} {each}" for each in range(4) for index in range(2)
+    }
+    # A process that made no call knows, too, and so do conversations there: they wait before their first token.
+    three = process(keeper)
+    await three.admit()
+    await asyncio.sleep(0.01)
+    assert three.is_open
+
+
+async def test_processes_take_turns_with_probes() -> None:
+    service, keeper = Service(), OutageKeeper()
+    one, two = process(keeper), process(keeper)
+    await break_it(one, service)
+    await two.admit()
+    await asyncio.sleep(0.01)
+    waiting = [asyncio.create_task(call(watch, name, service.answer)) for watch, name in ((one, "x"), (two, "y"))]
+    await asyncio.sleep(1.5)
+    assert await waiting[0] == "ends"  # its probe failed, and the call may not be made twice
+    service.is_up = True
+    await asyncio.sleep(2)
+    assert await waiting[1] == "fine"
+    assert two.is_open  # one good probe is not enough
+    assert [await call(two, each, service.answer) for each in "pqr"] == ["fine"] * 3
+    assert not two.is_open
+    await asyncio.sleep(0.01)
+    assert not one.is_open
+
+
+async def test_new_conversations_wait_and_one_comes_in_where_no_call_waits() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    began: list[int] = []
+
+    async def conversation(number: int) -> str:
+        await watch.admit()
+        began.append(number)
+        await asyncio.sleep(0.2)  # it samples its first turn
+        return await call(watch, f"c{number}", service.answer, repeat=True)
+
+    waiting = [asyncio.create_task(conversation(each)) for each in range(20)]
+    await asyncio.sleep(0.9)
+    assert began == []
+    await asyncio.sleep(0.5)
+    assert began == [0]
+    await asyncio.sleep(100)
+    assert began == [0]  # its call waits, and is the probe from now on
+    assert service.got["c0"] > 10
+    service.is_up = True
+    assert await asyncio.gather(*waiting) == ["fine"] * 20
+
+
+async def test_a_probe_that_hangs_lets_the_others_wait_and_no_longer() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    service.hangs = True
+    hanging = asyncio.create_task(call(watch, "hangs", service.answer))
+    other = asyncio.create_task(call(watch, "other", service.answer))
+    await asyncio.sleep(15)
+    assert service.got["hangs"] == 1
+    assert service.got["other"] == 0
+    assert await hanging == "ends"  # its own deadline is an outage
+    service.hangs, service.is_up = False, True
+    assert await other == "fine"
+
+
+async def test_a_probe_whose_process_has_died_counts_as_failed_when_its_lease_is_over() -> None:
+    service, keeper = Service(), OutageKeeper()
+    await break_it(process(keeper), service)
+    assert (await keeper.enter(NAME, "of a dead process", "call", 100)).why == "probe"
+    next_one = asyncio.create_task(keeper.enter(NAME, "next", "call", 100))
+    await asyncio.sleep(99)
+    assert not next_one.done()
+    assert (await next_one).why == "probe"
+
+
+async def test_a_probe_that_is_late_by_what_the_model_wrote_says_nothing() -> None:
+    skip_waits()
+    service, watch = Service(), Outages().of(NAME, OutageLimits(timeouts="model"), 100)
+    assert watch is not None
+    await break_it(watch, service)
+    service.is_up = True
+
+    async def late(_: str) -> str:
+        raise TimedOutError
+
+    assert await asyncio.gather(*(call(watch, each, late) for each in "abcde")) == ["told: "] * 5
+    assert watch.is_open
+    assert await asyncio.gather(*(call(watch, each, service.answer) for each in "abc")) == ["fine"] * 3
+    assert not watch.is_open
+
+
+async def test_waiting_is_bounded_by_stop_s() -> None:
+    service, watch = Service(), process(stop_s=50)
+    await break_it(watch, service)
+    began = asyncio.get_running_loop().time()
+    waiting = [asyncio.create_task(call(watch, each, service.answer, repeat=True)) for each in "abc"]
+    assert await asyncio.gather(*waiting) == ["waited too long"] * 3
+    assert asyncio.get_running_loop().time() - began == pytest.approx(50)
+    keeper = await watch.outages.ask(_itself)
+    await asyncio.sleep(0)
+    assert (await keeper.outages())[NAME].waiting == 0
+
+
+async def test_a_cancelled_call_leaves_neither_a_place_nor_a_probe_behind() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    service.hangs = True
+    waiting = {each: asyncio.create_task(call(watch, each, service.answer)) for each in "abc"}
+    await asyncio.sleep(1.5)
+    assert service.got["a"] == 1  # the probe
+    service.hangs, service.is_up = False, True
+    waiting["a"].cancel()
+    waiting["b"].cancel()
+    await asyncio.wait([waiting["a"], waiting["b"]])
+    began = asyncio.get_running_loop().time()
+    assert await waiting["c"] == "fine"  # at once, and not after the lease
+    assert asyncio.get_running_loop().time() - began < 0.1
+    assert service.got["b"] == 0
+    keeper = await watch.outages.ask(_itself)
+    assert (await keeper.outages())[NAME].waiting == 0
+
+
+async def test_flapping_every_five_seconds_leaves_no_conversation_behind_untold() -> None:
+    service, watch = Service(), process()
+    shown: list[str] = []
+
+    async def conversation(number: int) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0.5)
+            said = await call(watch, f"c{number}", service.answer, repeat=True)
+            if said == "ends":
+                return
+            if said.startswith("told"):
+                shown.append(f"c{number}")
+
+    running = [asyncio.create_task(conversation(each)) for each in range(64)]
+    while not all(each.done() for each in running):
+        service.is_up = not service.is_up
+        await asyncio.sleep(5)
+    keeper = await watch.outages.ask(_itself)
+    assert (await keeper.outages())[NAME].trips >= 1
+    assert await keeper.touched(shown) == set(shown)
+
+
+class Mortal:
+    """Reaches a keeper that can die, as an actor can."""
+
+    def __init__(self, make: Callable[[], OutageKeeper]) -> None:
+        self._make = make
+        self.keeper = make()
+        self.is_reachable = True
+        self._pending: set[asyncio.Future[Any]] = set()
+
+    def connect(self) -> Any:
+        if not self.is_reachable:
+            raise KeeperLostError("no keeper")
+        return self
+
+    def die(self) -> None:
+        self.keeper = self._make()
+        for pending in self._pending:
+            pending.cancel()
+
+    def __getattr__(self, method: str) -> Any:
+        async def ask(*args: Any) -> Any:
+            if not self.is_reachable:
+                raise KeeperLostError("no keeper")
+            asked = asyncio.ensure_future(getattr(self.keeper, method)(*args))
+            self._pending.add(asked)
+            try:
+                await asyncio.wait({asked})
+                if asked.cancelled():
+                    raise KeeperLostError("it died")
+                return asked.result()
+            finally:
+                self._pending.discard(asked)
+                asked.cancel()
+
+        return ask
+
+
+async def test_a_new_keeper_is_told_what_the_old_one_knew() -> None:
+    skip_waits()
+    service, mortal = Service(), Mortal(OutageKeeper)
+    watch = Outages(OutageSettings(), mortal.connect).of(NAME, OutageLimits(), 100)
+    assert watch is not None
+    await break_it(watch, service)
+    waiting = [asyncio.create_task(call(watch, f"c{each}", service.answer, repeat=True)) for each in range(5)]
+    await asyncio.sleep(10)
+    mortal.is_reachable = False
+    mortal.die()
+    await asyncio.sleep(20)
+    assert not any(each.done() for each in waiting)
+    mortal.is_reachable = True
+    await asyncio.sleep(10)
+    state = (await mortal.keeper.outages())[NAME]
+    assert (state.is_open, state.waiting) == (True, 5)
+    assert await mortal.keeper.touched(["first 0", "first 7", "c0"]) == {"first 0", "first 7"}
+    service.is_up = True
+    assert await asyncio.gather(*waiting) == ["fine"] * 5
+    assert not watch.is_open
+
+
+async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCaptureFixture) -> None:
+    def connect() -> Any:
+        raise KeeperLostError("no actor")
+
+    skip_waits()
+    service = Service()
+    watch = Outages(OutageSettings(), connect).of(NAME, OutageLimits(), 100)
+    assert watch is not None
+    assert await call(watch, "a", service.answer) == "fine"
+    service.is_up = False
+    assert await call(watch, "a", service.answer) == "told: down"
+    assert "cannot be reached" in caplog.text
+
+
+async def test_healthy_calls_are_reported_in_sums() -> None:
+    class Counting(OutageKeeper):
+        reports = 0
+
+        async def report(self, sums: Any) -> Any:
+            self.reports += 1
+            return await super().report(sums)
+
+    service, keeper = Service(), Counting()
+    watch = process(keeper)
+    for each in range(1_000):
+        await call(watch, f"c{each}", service.answer)
+    await asyncio.sleep(2 * REPORT_S)
+    assert keeper.reports == 1
+    assert (await keeper.outages())[NAME].calls == 1_000
+
+
+async def test_in_mode_mask_each_conversation_ends_and_nothing_waits() -> None:
+    service, watch = Service(), process(mode="mask")
+    service.is_up = False
+    assert [await call(watch, f"c{each}", service.answer) for each in range(20)] == ["ends"] * 20
+    assert not watch.is_open
+    await asyncio.sleep(2 * REPORT_S)
+    keeper = await watch.outages.ask(_itself)
+    state = (await keeper.outages())[NAME]
+    assert (state.outages, state.is_open, state.trips) == (20, False, 0)
+
+
+async def test_in_mode_off_nobody_asks() -> None:
+    outages = Outages(OutageSettings(mode="off"))
+    assert outages.of(NAME, OutageLimits(), 1) is None
+    assert outages.of(NAME, OutageLimits(mode="pause"), 1) is not None
+    assert Outages().of(NAME, OutageLimits(mode="off"), 1) is None
+
+
+async def test_mistakes_of_the_model_and_bugs_open_nothing_and_a_bug_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = process()
+
+    async def wrong(_: str) -> str:
+        raise ValueError("no such thing")
+
+    async def broken(_: str) -> str:
+        return {}["results"]  # type: ignore[no-any-return]
+
+    for each in range(50):
+        assert await call(watch, f"c{each}", wrong) == "told: no such thing"
+        assert await call(watch, f"c{each}", broken) == "told: 'results'"
+    await asyncio.sleep(2 * REPORT_S)
+    keeper = await watch.outages.ask(_itself)
+    state = (await keeper.outages())[NAME]
+    assert (state.calls, state.bugs, state.outages, state.trips) == (100, 50, 0, 0)
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert "KeyError" in told[0].getMessage()
+
+
+async def test_a_broken_contract_is_raised_and_says_nothing() -> None:
+    watch = process()
+
+    async def wrong(_: str) -> str:
+        raise ToolContractError("a wrong type")
+
+    watched = Watched(watch, "a")
+    with pytest.raises(ToolContractError):
+        async with watched:
+            await wrong("a")
+    assert not watched.met
+    assert not watch.is_due
+
+
+async def test_calls_that_hung_since_before_the_outage_do_not_open_it_again() -> None:
+    service, watch = Service(), process()
+    release = asyncio.Event()
+
+    async def hangs(_: str) -> str:
+        await release.wait()
+        raise ConnectionResetError("at last")
+
+    old = [asyncio.create_task(call(watch, f"old {each}", hangs)) for each in range(20)]
+    await asyncio.sleep(0)
+    await break_it(watch, service)
+    service.is_up = True
+    assert await asyncio.gather(*(call(watch, f"c{each}", service.answer) for each in range(5))) == ["fine"] * 5
+    release.set()
+    assert await asyncio.gather(*old) == ["ends"] * 20  # they began before it, so they are judged
+    assert not watch.is_open
+
+
+async def test_a_busy_loop_does_not_shorten_the_wait() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    waiting = asyncio.create_task(call(watch, "a", service.answer, repeat=True))
+    await asyncio.sleep(0)
+    hold_up(30)
+    service.is_up = True
+    assert await waiting == "fine"

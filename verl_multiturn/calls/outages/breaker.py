@@ -1,0 +1,235 @@
+"""`Breaker`: decides, from the calls of a whole run, whether what one tool needs is there.
+
+                 half of the calls of the last 30 s are outages (at least 8 calls, outages of at least 2 conversations),
+                 or the last 8 calls all are
+      ┌────────┐ ───────────────────────────────────────────────────────────────────────▶ ┌──────┐ ──┐ a probe fails: the
+      │ closed │                                                                          │ open │   │ next one follows
+      └────────┘ ◀─────────────────────────────────────────────────────────────────────── └──────┘ ◀─┘ after 1, 2, 4,
+                 three probes in a row are answered; after a good one the next follows at once         then every 5 s
+
+A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over.
+
+Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
+old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
+
+Invariants:
+- pure: the caller gives the time, always of the same clock. Nothing here waits, and nothing knows Ray;
+- `epoch` counts the changes of the state: it is odd exactly while the breaker is open, and never falls;
+- a conversation is judged when one of its outages lies in the evidence on which the breaker opens, comes while it is
+  open, or is that of a call which began before the last change. So one late call of a healthy run judges nobody.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+WINDOW_S = 30.0
+"""Seconds of calls that are looked at."""
+SHARE = 0.5
+"""Share of outages among them at which the breaker opens."""
+LEAST_CALLS = 8
+"""Fewest calls that say anything."""
+LEAST_CONVERSATIONS = 2
+"""Fewest conversations of the outages: what one conversation does says nothing of the service."""
+OLDEST_S = 300.0
+"""Seconds after which a call says nothing any more, also where there are fewer than `LEAST_CALLS` newer ones."""
+PROBE_S = (1.0, 2.0, 4.0, 5.0)
+"""Seconds from the opening to the first probe, and from each failed probe to the next; the last holds on."""
+GOOD_PROBES = 3
+"""Probes in a row that must be answered."""
+
+
+class Outage(NamedTuple):
+    """One call that ended with an outage."""
+
+    conversation: str
+    """Id of the conversation."""
+    epoch: int
+    """Epoch of the breaker, as far as it was known where the call began."""
+
+
+class _Calls(NamedTuple):
+    """Calls that were reported together; those that were answered come first."""
+
+    at: float
+    answered: int
+    outages: tuple[str, ...]
+
+
+class Breaker:
+    """The breaker of one name.
+
+    Attributes:
+        epoch: Number of changes of the state.
+        trips: How often it opened.
+        opened_at: Time at which it opened last.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.trips = 0
+        self.opened_at = 0.0
+        self._open_before_s = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._window: deque[_Calls] = deque()
+        self._answered = self._failed = 0
+        self._row: list[str] = []
+        """Conversations of the outages since the last call that was answered."""
+        self._probe: str | None = None
+        self._probe_ends = 0.0
+        self._next_probe = 0.0
+        self._failed_probes = self._good_probes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether calls have to wait."""
+        return self.epoch % 2 == 1
+
+    def open_s(self, now: float) -> float:
+        """Return the seconds for which it has been open now; 0 while it is closed."""
+        return now - self.opened_at if self.is_open else 0.0
+
+    def open_total_s(self, now: float) -> float:
+        """Return the seconds for which it has been open in all."""
+        return self._open_before_s + self.open_s(now)
+
+    def report(self, now: float, answered: int, outages: Sequence[Outage] = ()) -> list[str]:
+        """Note calls that have ended, those that were answered first.
+
+        Args:
+            now: The time.
+            answered: Number of calls that were answered, in whatever way.
+            outages: The calls that ended with an outage.
+
+        Returns:
+            The conversations that are judged by it; empty while it stays closed.
+        """
+        if self.is_open:
+            return [outage.conversation for outage in outages]
+        judged = [outage.conversation for outage in outages if outage.epoch < self.epoch]
+        counted = tuple(outage.conversation for outage in outages if outage.epoch >= self.epoch)
+        if answered:
+            self._row.clear()
+        self._row += counted
+        if answered or counted:
+            self._window.append(_Calls(now, answered, counted))
+            self._answered += answered
+            self._failed += len(counted)
+            self._forget(now)
+        if counted and self._trips():
+            judged += [conversation for calls in self._window for conversation in calls.outages]
+            self._open(now, self.epoch + 1)
+        return judged
+
+    def _forget(self, now: float) -> None:
+        while self._window:
+            first = self._window[0]
+            left = self._answered + self._failed - first.answered - len(first.outages)
+            if first.at >= now - WINDOW_S or (left < LEAST_CALLS and first.at >= now - OLDEST_S):
+                return
+            self._window.popleft()
+            self._answered -= first.answered
+            self._failed -= len(first.outages)
+
+    def _trips(self) -> bool:
+        """Tell whether the calls of the window say that it is an outage."""
+        all_failed = len(self._row) >= LEAST_CALLS and _several(self._row)
+        calls = self._answered + self._failed
+        if all_failed or calls < LEAST_CALLS or self._failed < SHARE * calls:
+            return all_failed
+        return _several(conversation for each in self._window for conversation in each.outages)
+
+    def _open(self, now: float, epoch: int) -> None:
+        self._clear()
+        self.epoch = epoch
+        self.trips += 1
+        self.opened_at = now
+        self._next_probe = now + PROBE_S[0]
+
+    def _close(self, now: float) -> None:
+        self._open_before_s += self.open_s(now)
+        self._clear()
+        self.epoch += 1
+
+    def unjudged(self) -> list[str]:
+        """Return the conversations of the last calls, if these are two or more outages that no answered call follows.
+
+        A step may end before there are enough calls for a judgement. Nobody knows then that the service is there.
+        """
+        return list(self._row) if _several(self._row) else []
+
+    def recall(self, now: float, epoch: int) -> bool:
+        """Take over an epoch that somebody else knows; return whether it is newer. Called after a keeper has died."""
+        if epoch <= self.epoch:
+            return False
+        if epoch % 2:
+            self._open(now, epoch)
+        else:
+            self._open_before_s += self.open_s(now)
+            self._clear()
+            self.epoch = epoch
+        return True
+
+    def next_probe_s(self, now: float) -> float:
+        """Return the seconds until the next probe may begin; infinite while the breaker is closed.
+
+        While one is under way, that is when its lease ends.
+        """
+        if not self.is_open:
+            return inf
+        if self._probe is not None:
+            if now < self._probe_ends:
+                return self._probe_ends - now
+            self.end_probe(now, self._probe, False)
+        return max(0.0, self._next_probe - now)
+
+    def begin_probe(self, now: float, probe: str, lease_s: float) -> None:
+        """Note that a call begins as a probe.
+
+        Args:
+            now: The time.
+            probe: Id of the call.
+            lease_s: Seconds after which it counts as failed, since its process must have died.
+        """
+        self._probe, self._probe_ends = probe, now + lease_s
+
+    def let_in(self, now: float) -> None:
+        """Note that a new conversation was let in, since no call waits that could be a probe."""
+        self._wait_longer(now)
+
+    def end_probe(self, now: float, probe: str, good: bool | None) -> bool:
+        """Note how a probe ended; return False where that is not the probe under way.
+
+        Args:
+            now: The time.
+            probe: Id of the call.
+            good: Whether it was answered; None: it was cancelled, and the next one follows at once.
+        """
+        if probe != self._probe:
+            return False
+        self._probe = None
+        if good is None:
+            self._next_probe = now
+        elif not good:
+            self._good_probes = 0
+            self._wait_longer(now)
+        else:
+            self._good_probes += 1
+            self._failed_probes = 0
+            self._next_probe = now
+            if self._good_probes >= GOOD_PROBES:
+                self._close(now)
+        return True
+
+    def _wait_longer(self, now: float) -> None:
+        self._failed_probes = min(self._failed_probes + 1, len(PROBE_S) - 1)
+        self._next_probe = now + PROBE_S[self._failed_probes]
+
+
+def _several(conversations: Iterable[str]) -> bool:
+    return len(set(conversations)) >= LEAST_CONVERSATIONS

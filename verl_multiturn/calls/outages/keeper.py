@@ -1,0 +1,339 @@
+"""`OutageKeeper`: the breakers of a run, kept in one place. It uses asyncio and no Ray.
+
+    worker  `report`   sums of calls, twice a second, and at once at an outage  ──▶  the epochs of the breakers
+    worker  `changes`  long poll                                                ──▶  epochs and judged conversations
+    worker  `enter`    a call, or a new conversation, waits at an open breaker  ──▶  it is closed; be the probe; come in
+    trainer `touched`, `outages`
+
+In a run it is part of the actor that keeps the slots (`verl_bridge/loops/slots.py`). A process without Ray has one of
+its own.
+
+A conversation is known by its request id, which no other has, also when a group is begun again. Its rows carry it as
+`request_id` in their statistics, beside `outages`, the names whose outage it met.
+
+Invariants:
+- only this object's clock counts: a report is as old as its arrival;
+- a report of an outage is answered after it was judged, so a conversation that waits for the answer is known here
+  before its row is;
+- a waiting call that is cancelled leaves no place behind, and no probe under way;
+- after its death workers tell a new one the epochs that they know (`recall`), and which conversations were judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+from uuid import uuid4
+
+from verl_multiturn.calls.outages.breaker import Breaker, Outage
+
+logger = logging.getLogger(__name__)
+
+MOST_JUDGED = 100_000
+"""How many judged conversations are remembered; the oldest are forgotten."""
+
+Waiting = Literal["call", "conversation"]
+
+
+class Admitted(NamedTuple):
+    """The end of a wait."""
+
+    why: Literal["closed", "probe", "scout"]
+    """The breaker is closed; the call is a probe; the new conversation may come in."""
+    epoch: int
+    """Epoch of the breaker."""
+
+
+@dataclass
+class Sums:
+    """Calls of one name in one process since its last report."""
+
+    answered: int = 0
+    """Calls that were answered, in whatever way: also those that failed by the model's mistake, or by a bug."""
+    bugs: int = 0
+    """Calls among these that failed by a bug."""
+    outages: list[Outage] = field(default_factory=list)
+    """Calls that ended with an outage, after those that were answered."""
+    masked: int = 0
+    """Calls with an outage that says nothing to the breaker: `mode: mask`, where nothing waits."""
+    error: str = ""
+    """Text of the last outage."""
+    probe: str = ""
+    """Id of a probe that has ended; "" for none."""
+    probe_good: bool = False
+    """Whether that probe was answered."""
+
+
+class Told(NamedTuple):
+    """What a process is told."""
+
+    keeper: str
+    """Id of the keeper; another one has died."""
+    version: int
+    """Number of changes so far."""
+    epochs: dict[str, int]
+    """Epoch of each breaker, by name. It is odd while the breaker is open."""
+    judged: tuple[str, ...]
+    """Conversations that were judged since."""
+
+
+@dataclass(frozen=True)
+class OutageState:
+    """The state of one name, for the trainer."""
+
+    is_open: bool
+    """Whether calls wait."""
+    open_s: float
+    """Seconds for which the breaker has been open now; 0 while it is closed."""
+    open_total_s: float
+    """Seconds for which it has been open in the whole run."""
+    trips: int
+    """How often it opened."""
+    calls: int
+    """Calls that have ended, outages included."""
+    outages: int
+    """Calls that ended with an outage."""
+    bugs: int
+    """Calls that failed by a bug."""
+    waiting: int
+    """Calls and new conversations that wait now."""
+    error: str
+    """Text of the last outage; "" without one."""
+
+
+class Keeper(Protocol):
+    """What a process needs of a keeper; a process of a run reaches it through Ray."""
+
+    async def report(self, sums: Mapping[str, Sums]) -> Told:
+        """Note calls that have ended; see `OutageKeeper.report`."""
+
+    async def changes(self, keeper: str, seen: int) -> Told:
+        """Wait for a change; see `OutageKeeper.changes`."""
+
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+        """Wait at a breaker; see `OutageKeeper.enter`."""
+
+    async def leave(self, name: str, waiter: str) -> None:
+        """Wait no longer; see `OutageKeeper.leave`."""
+
+    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+        """Take over what a process knows; see `OutageKeeper.recall`."""
+
+
+class KeeperLostError(Exception):
+    """The keeper has died, or cannot be reached."""
+
+
+@dataclass
+class _Waiter:
+    kind: Waiting
+    lease_s: float
+    admitted: asyncio.Future[Admitted]
+
+
+@dataclass
+class _Name:
+    breaker: Breaker = field(default_factory=Breaker)
+    calls: int = 0
+    outages: int = 0
+    bugs: int = 0
+    error: str = ""
+    waiting: dict[str, _Waiter] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+    def say(self, name: str, now: float) -> None:
+        """Log a change."""
+        if self.breaker.is_open:
+            logger.error(
+                "%s: an outage. Its calls wait until three in a row are answered. The last: %s", name, self.error
+            )
+        else:
+            logger.warning("%s: the outage is over; it was out for %.0f s in all", name, self.breaker.open_total_s(now))
+
+
+class OutageKeeper:
+    """The breakers of a run; all methods are called on one event loop."""
+
+    def __init__(self) -> None:
+        self._id = uuid4().hex
+        self._names: dict[str, _Name] = {}
+        self._judged: OrderedDict[str, int] = OrderedDict()
+        """Conversations that were judged, with the version at which they were."""
+        self._version = 0
+        self._polls: set[asyncio.Future[None]] = set()
+
+    async def report(self, sums: Mapping[str, Sums]) -> Told:
+        """Note calls that have ended in one process, and judge.
+
+        Args:
+            sums: The calls, by the name of what was called.
+
+        Returns:
+            The epochs of these names, and the conversations that were judged by this report.
+        """
+        now, version = asyncio.get_running_loop().time(), self._version
+        judged: list[str] = []
+        for name, own in sums.items():
+            kept = self._of(name)
+            kept.calls += own.answered + len(own.outages) + own.masked
+            kept.outages += len(own.outages) + own.masked
+            kept.bugs += own.bugs
+            kept.error = own.error or kept.error
+            epoch = kept.breaker.epoch
+            judged += kept.breaker.report(now, own.answered, own.outages)
+            if own.probe:
+                kept.breaker.end_probe(now, own.probe, own.probe_good)
+            if kept.breaker.epoch != epoch:
+                self._note(True)
+                kept.say(name, now)
+            self._admit(kept)
+        self._judge(judged)
+        epochs = {name: self._of(name).breaker.epoch for name in sums}
+        return Told(self._id, version, epochs, tuple(judged))
+
+    async def changes(self, keeper: str, seen: int) -> Told:
+        """Wait until there is a change, and return what has changed.
+
+        Args:
+            keeper: Id of the keeper in the last answer; "" for none.
+            seen: Version of the last answer.
+        """
+        if keeper != self._id:
+            seen = -1
+        while self._version <= seen:
+            poll: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._polls.add(poll)
+            try:
+                await poll
+            finally:
+                self._polls.discard(poll)
+        judged = []
+        for conversation, version in reversed(self._judged.items()):
+            if version <= seen:
+                break
+            judged.append(conversation)
+        epochs = {name: kept.breaker.epoch for name, kept in self._names.items()}
+        return Told(self._id, self._version, epochs, tuple(judged))
+
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+        """Wait at a breaker until it is closed, or the caller is let through. Calls come before new conversations.
+
+        Args:
+            name: Name of what is to be called.
+            waiter: The caller's unique id; a probe is reported under it.
+            kind: Who waits.
+            lease_s: Seconds after which a probe counts as failed.
+        """
+        kept = self._of(name)
+        if not kept.breaker.is_open:
+            return Admitted("closed", kept.breaker.epoch)
+        admitted: asyncio.Future[Admitted] = asyncio.get_running_loop().create_future()
+        kept.waiting[waiter] = _Waiter(kind, lease_s, admitted)
+        self._admit(kept)
+        try:
+            return await admitted
+        except asyncio.CancelledError:
+            await self.leave(name, waiter)
+            raise
+
+    async def leave(self, name: str, waiter: str) -> None:
+        """Wait no longer, and be no probe any more: the caller was cancelled."""
+        kept = self._of(name)
+        left = kept.waiting.pop(waiter, None)
+        if left is not None and not left.admitted.done():
+            left.admitted.set_result(Admitted("closed", kept.breaker.epoch))  # nobody waits for it any more
+        kept.breaker.end_probe(asyncio.get_running_loop().time(), waiter, None)
+        self._admit(kept)
+
+    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+        """Take over what a process knows of a keeper that has died.
+
+        Args:
+            epochs: The epochs of the breakers, by name.
+            judged: Conversations that were judged.
+        """
+        now = asyncio.get_running_loop().time()
+        self._judge([conversation for conversation in judged if conversation not in self._judged])
+        for name, epoch in epochs.items():
+            kept = self._of(name)
+            self._note(kept.breaker.recall(now, epoch))
+            self._admit(kept)
+
+    async def touched(self, ids: Collection[str]) -> set[str]:
+        """Return which of these conversations met an outage that was judged to be one.
+
+        A conversation also counts whose outage was among the last calls of a name, of two conversations or more, after
+        which none was answered: there may be no call any more until the step ends.
+
+        Args:
+            ids: Request ids.
+        """
+        late = {conversation for kept in self._names.values() for conversation in kept.breaker.unjudged()}
+        return {conversation for conversation in ids if conversation in self._judged or conversation in late}
+
+    async def outages(self) -> dict[str, OutageState]:
+        """Return the state of each name of which a call was reported."""
+        now = asyncio.get_running_loop().time()
+        return {
+            name: OutageState(
+                kept.breaker.is_open,
+                kept.breaker.open_s(now),
+                kept.breaker.open_total_s(now),
+                kept.breaker.trips,
+                kept.calls,
+                kept.outages,
+                kept.bugs,
+                len(kept.waiting),
+                kept.error,
+            )
+            for name, kept in self._names.items()
+        }
+
+    def _of(self, name: str) -> _Name:
+        return self._names.setdefault(name, _Name())
+
+    def _judge(self, conversations: Collection[str]) -> None:
+        self._note(bool(conversations))
+        for conversation in conversations:
+            self._judged[conversation] = self._version
+            self._judged.move_to_end(conversation)
+        while len(self._judged) > MOST_JUDGED:
+            self._judged.popitem(last=False)
+
+    def _note(self, is_new: bool) -> None:
+        if is_new:
+            self._version += 1
+            for poll in self._polls:
+                if not poll.done():
+                    poll.set_result(None)
+
+    def _admit(self, kept: _Name) -> None:
+        """Let through who may go now, and wake up when the next one may."""
+        if kept.timer is not None:
+            kept.timer.cancel()
+            kept.timer = None
+        loop, breaker = asyncio.get_running_loop(), kept.breaker
+        while kept.waiting:
+            if not breaker.is_open:
+                self._let(kept, next(iter(kept.waiting)), "closed")
+                continue
+            now = loop.time()
+            if (wait_s := breaker.next_probe_s(now)) > 0:
+                kept.timer = loop.call_later(wait_s, self._admit, kept)
+                return
+            call = next((waiter for waiter, each in kept.waiting.items() if each.kind == "call"), None)
+            if call is not None:
+                breaker.begin_probe(now, call, kept.waiting[call].lease_s)
+                self._let(kept, call, "probe")
+            else:
+                breaker.let_in(now)
+                self._let(kept, next(iter(kept.waiting)), "scout")
+
+    def _let(self, kept: _Name, waiter: str, why: Literal["closed", "probe", "scout"]) -> None:
+        admitted = kept.waiting.pop(waiter).admitted
+        if not admitted.done():
+            admitted.set_result(Admitted(why, kept.breaker.epoch))

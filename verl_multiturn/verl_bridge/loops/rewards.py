@@ -1,0 +1,74 @@
+"""The reward of a finished conversation, asked of verl's reward workers; while they cannot judge, rows wait.
+
+    answer ──▶ reward worker ──▶ a verdict                        the row is written
+                             └─▶ `outage` of the reward function  told to the run's keeper under the name `reward`
+                                   ├─ of this row alone           the row is written, and left out by the trainer
+                                   └─ the breaker is open         the row waits for its end, and is judged again
+
+A reward worker knows no keeper of the run, so the agent-loop worker watches over it.
+
+Invariants:
+- what is waited for is a reward alone: the conversation has ended, and its tools are released;
+- a row that was judged again has the last verdict; one that waited for too long keeps the one that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.watch import OutageEndError, Outages, Watched
+from verl_multiturn.errors import OutageError
+from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE
+
+NAME = "reward"
+"""Name of the reward workers' outages."""
+_LEASE_S = 600.0
+"""Seconds after which a reward that was tried while the breaker is open counts as failed."""
+
+
+class Rewards:
+    """The rewards of one agent-loop worker.
+
+    Args:
+        outages: what this process knows of outages.
+    """
+
+    def __init__(self, outages: Outages) -> None:
+        self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
+
+    async def score(self, outputs: Sequence[Any], compute: Callable[[], Awaitable[None]]) -> None:
+        """Compute the reward of a conversation, again after an outage.
+
+        Args:
+            outputs: the conversation's rows; the last one gets the reward, unless it has one.
+            compute: computes it, as verl does.
+        """
+        if self._watch is None or not outputs or outputs[-1].reward_score is not None:
+            await compute()
+            return
+        last = outputs[-1]
+        watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), True)
+        while True:
+            try:
+                await watched.wait()
+            except OutageEndError:
+                return
+            last.reward_score = None  # verl computes none where there is one
+            try:
+                await compute()
+            except BaseException:
+                watched.dropped()
+                raise
+            if not _is_outage(last):
+                watched.answered()
+                return
+            await watched.failed(OutageError("the reward function could not judge a conversation"))
+            if not (watched.ends or watched.again):
+                return
+
+
+def _is_outage(output: Any) -> bool:
+    found = (output.extra_fields.get("reward_extra_info") or {}).get(OUTAGE, 0)
+    return isinstance(found, int | float) and found > 0
