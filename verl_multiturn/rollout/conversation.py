@@ -98,7 +98,6 @@ class Conversation:
             asyncio.CancelledError: The caller cancelled. Every tool has been released, and the interaction closed.
         """
         outcome = Outcome(request.request_id, [ConversationRow(Trajectory(), [])], [])
-        session: ToolSession | None = None
         user: InteractionSession | None = None
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
@@ -142,7 +141,7 @@ class Conversation:
         for row in outcome.rows:
             row.trajectory.seal(reason or StopReason.WALL_CLOCK)
         outcome.interaction_s = user.seconds if user is not None else 0.0
-        outcome.outages = [name for each in (session, user) if each is not None for name in each.outages]
+        outcome.outages = [*session.outages, *(user.outages if user is not None else ())]
         self._compare(outcome, shown)
         _finish_rows(outcome)
         return outcome
