@@ -143,7 +143,7 @@ class Conversation:
         for row in outcome.rows:
             row.trajectory.seal(reason or StopReason.WALL_CLOCK)
         outcome.interaction_s = user.seconds if user is not None else 0.0
-        outcome.outages = [name for each in (session, user) if each is not None for name in each.outages]
+        outcome.outages = [*session.outages, *(user.outages if user is not None else ())]
         self._compare(outcome, shown)
         _finish_rows(outcome)
         return outcome
