@@ -16,6 +16,10 @@ CACHED = "num_cached_tokens"
 class CacheHits:
     """A tokenizer manager of SGLang that notes how much of each prompt was cached; all else is the manager's own."""
 
+    _manager: Any
+    _cached: dict[str, int]
+    """Number of cached ids by request id, until it is taken."""
+
     def __init__(self, manager: Any) -> None:
         # `__setattr__` is the manager's.
         self.__dict__.update(_manager=manager, _cached={})
