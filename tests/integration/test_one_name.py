@@ -115,7 +115,7 @@ def test_reward_models_and_teachers_are_verls() -> None:
     "changes",
     [
         {RANK: "8"},
-        {"actor_rollout_ref.model.lora.rank": "8"},
+        {"actor_rollout_ref.model.lora.rank": "8", "model_engine": "megatron"},
         {RANK: "8", MODE: "colocate_async", ETA: "1"},
         {RANK: "8", MODE: "separate_async", "actor_rollout_ref.model.lora.merge": "True"},
         {MODE: "separate_async", f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"},
