@@ -175,7 +175,7 @@ def check_address(url: object, where: str) -> str:
     """Return the address of an endpoint as it was given.
 
     Raises:
-        ConfigError: It is no address of HTTP, or it holds a password or a query, which would end up in messages.
+        ConfigError: It is not an address of HTTP, or it holds a password or a query, which would end up in messages.
     """
     try:
         parsed = httpx.URL(url) if isinstance(url, str) and url.isprintable() else None

@@ -316,7 +316,7 @@ def check_seed(seed: Any, where: str) -> None:
         where: What gives it, with its value, for errors.
 
     Raises:
-        ConfigError: It is no whole number, negative or too large.
+        ConfigError: It is not a whole number, negative or too large.
     """
     if type(seed) is not int or not 0 <= seed <= _LAST_SEED:
         raise ConfigError(f"{where}: expected a seed from 0 to {_LAST_SEED}; choose one")

@@ -7,7 +7,7 @@ agent or a network does never raises out of a conversation: it ends the conversa
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
-    ├── AgentContractError   an agent behind the endpoint returned something that is no reward
+    ├── AgentContractError   an agent behind the endpoint returned something that is not a reward
     ├── EngineError          the generation engine failed, or returned something that is not a generation
     ├── OutageError          what a tool, an interaction or an agent needs is not there; nobody's mistake
     │   ├── UnavailableError        an HTTP service, in `tools/services/http_client.py`
@@ -38,7 +38,7 @@ class InteractionContractError(MultiTurnError, TypeError):
 
 
 class AgentContractError(MultiTurnError, TypeError):
-    """An agent behind the endpoint returned something that is no reward."""
+    """An agent behind the endpoint returned something that is not a reward."""
 
 
 class EngineError(MultiTurnError, RuntimeError):

@@ -29,7 +29,7 @@ USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
 
 
 class NoNumberError(TypeError):
-    """A reward is no number; the text says what was got, and what to return. It is a mistake of the author."""
+    """A reward is not a number; the text says what was got, and what to return. It is a mistake of the author."""
 
 
 class UnusableNumberError(ArithmeticError):
@@ -60,7 +60,7 @@ def as_reward(value: Any, largest: float = LARGEST_REWARD) -> float:
         largest: The largest size.
 
     Raises:
-        NoNumberError: The value is no number.
+        NoNumberError: The value is not a number.
         UnusableNumberError: It is NaN, infinite, or larger than `largest`.
     """
     if not is_number(value):

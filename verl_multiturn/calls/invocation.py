@@ -87,7 +87,7 @@ class Invocation:
 
         Raises:
             TimedOutError: The method has not ended; it is cancelled.
-            RuntimeError: The method was cancelled by its own code, or it raised something that is no Exception.
+            RuntimeError: The method was cancelled by its own code, or it raised something that is not an Exception.
             Exception: The method raised it.
         """
         if not self._task.done():

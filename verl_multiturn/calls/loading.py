@@ -58,7 +58,7 @@ class ListFile:
         """Return the entries of a file, without checking them.
 
         Raises:
-            ConfigError: There is no such file, it is no YAML, or it has no list of entries.
+            ConfigError: There is no such file, it is not YAML, or it has no list of entries.
         """
         if not path.is_file():
             raise ConfigError(f"{self.setting} {str(path)!r} is no file; {self.remedy}")
@@ -103,7 +103,7 @@ def construct(entry: Mapping[str, Any], where: str, make: Callable[[dict[str, An
         make: Makes the object of its `config`.
 
     Raises:
-        ConfigError: `config` is no mapping, or the author's constructor raised something.
+        ConfigError: `config` is not a mapping, or the author's constructor raised something.
     """
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):

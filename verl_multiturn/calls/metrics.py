@@ -36,7 +36,7 @@ class _Budget:
 def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> dict[str, Any]:
     """Return a copy of a tool's metrics that can be written as JSON.
 
-    A value that is no JSON becomes text. Metrics beyond `METRICS_CHARACTERS` in all are left out; the log says so once.
+    A value that is not JSON becomes text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
 
     Args:
         name: The tool's name, for the log.

@@ -233,7 +233,7 @@ class Slot:
     async def take_unless_out(self, watched: Watched) -> None:
         """Take a slot as `take` does, once there is no outage, or the call is let through as a probe.
 
-        Waiting for the end of an outage is no waiting for a slot.
+        Waiting for the end of an outage does not count as waiting for a slot.
 
         Raises:
             BusyError: No slot was free in time.

@@ -105,7 +105,7 @@ def rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of a record, each with its token columns, `prompt_length` and `receipts`.
 
     Raises:
-        TypeError: the record's entry `rows` is no list of objects.
+        TypeError: the record's entry `rows` is not a list of objects.
     """
     rows = record.get("rows", [record])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
@@ -168,7 +168,7 @@ class RecordWriter:
 def json_line(record: dict[str, Any]) -> str:
     """Return a record as one line of JSON.
 
-    JSON has no NaN and no infinity: they become the texts `nan`, `inf` and `-inf`. A key that is no text becomes text,
+    JSON has no NaN and no infinity: they become the texts `nan`, `inf` and `-inf`. A key that is not text becomes text,
     and a value of a type that JSON does not have becomes its `repr`, shortened.
     """
     try:
@@ -178,7 +178,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file one by one; a torn line, or one that is no record, is logged and left out."""
+    """Yield the records of a file one by one; a torn line, or one that is not a record, is logged and left out."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -196,7 +196,7 @@ def parse_line(line: str) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for a line that was not written to its end.
 
     Raises:
-        CertificateError: the line is whole, but is no object, has a key twice or is beyond what JSON is read as.
+        CertificateError: the line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
     """
     try:
         value = json.loads(line, object_pairs_hook=_with_each_key_once)

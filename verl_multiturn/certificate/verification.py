@@ -39,7 +39,7 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
         record: the record, as `json.loads` returns it.
 
     Raises:
-        CertificateError: this is no record, or its receipts are missing or cannot be read.
+        CertificateError: this is not a record, or its receipts are missing or cannot be read.
     """
     try:
         request_id, uid = str(record["request_id"]), str(record.get("uid", ""))

@@ -37,7 +37,7 @@ class ScriptedUser(Interaction):
             opening: The user's first turn, which comes after the row's messages; None: these end with it.
 
         Raises:
-            ConfigError: `turns` is no list of texts, or `opening` no text.
+            ConfigError: `turns` is not a list of texts, or `opening` is not text.
         """
         # A row from a Parquet file may have an array here.
         texts = list(turns) if isinstance(turns, Iterable) and not isinstance(turns, str | bytes | Mapping) else None

@@ -85,7 +85,7 @@ class SimulatedUser(Interaction):
         """Take the row's part of the persona. The row's own messages begin the conversation.
 
         Raises:
-            ConfigError: There is no persona at all, or the row's is no text.
+            ConfigError: There is no persona at all, or the row's is not text.
         """
         owner = type(self).__name__
         if persona is not None and not isinstance(persona, str):

@@ -114,7 +114,7 @@ def answer() -> None:
     """
     asked = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # the code's own output is no answer
+        os.dup2(2, 1)  # the code's own output is not an answer
         sys.path[:] = asked["path"]
         for code in asked["codes"]:
             answers.write(json.dumps(_problem(Code(*code))) + "\n")

@@ -44,7 +44,7 @@ _RESULTS = (
 
 
 def require_folder(path: Path, where: str) -> None:
-    """Refuse a path that is no folder and cannot become one, since a file lies in its place or above it.
+    """Refuse a path that is not a folder and cannot become one, since a file lies in its place or above it.
 
     Args:
         path: The path; it need not exist.

@@ -46,7 +46,7 @@ def passes(stats: Stats) -> bool:
 def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
     """Return pass@k of a validation by name: `pass@1`, `pass@2`, `pass@4`, … and that of all samples of a prompt.
 
-    Each is a mean over the prompts that have k valid conversations; an invalid one is no sample. Where no prompt has
+    Each is a mean over the prompts that have k valid conversations; an invalid one is not a sample. Where no prompt has
     more than one sample there is nothing.
 
     Args:

@@ -18,7 +18,7 @@ async def read_line(connection: socket.socket, most_bytes: int = 2**26) -> dict[
     Raises:
         EOFError: The other side has gone, or the line is too long.
         OSError: The other side has gone.
-        ValueError: The line is no JSON, or no object.
+        ValueError: The line is not JSON, or not an object.
     """
     loop = asyncio.get_running_loop()
     line = bytearray()

@@ -102,7 +102,7 @@ class Endpoint:
         Raises:
             ConfigError: The agent cannot be imported, a column of the row cannot be given to it, or the function
                 `select` failed.
-            AgentContractError: The agent returned what is no reward.
+            AgentContractError: The agent returned what is not a reward.
             asyncio.CancelledError: The caller cancelled.
         """
         if self._starting is None:

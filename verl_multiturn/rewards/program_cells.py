@@ -146,7 +146,7 @@ def _described(error: BaseException) -> list[str]:
 
 
 def _rebuilt(name: str, text: str) -> BaseException:
-    """Return an exception as `_described` describes it; one that is no Exception becomes a RuntimeError."""
+    """Return an exception as `_described` describes it; one that is not an Exception becomes a RuntimeError."""
     kind: Any = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         for make in (kind, functools.partial(kind.__new__, kind)):  # UnicodeDecodeError needs more than a text

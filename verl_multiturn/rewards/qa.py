@@ -2,7 +2,7 @@
 
 The answer is the text in `<answer>…</answer>`, as in Search-R1 (arXiv 2503.09516), whose reward is the exact match.
 
-Two things differ from SQuAD, since a model could earn by them: the letter A is no article where a letter or nothing
+Two things differ from SQuAD, since a model could earn by them: the letter A is not an article where a letter or nothing
 follows it, so that `A, B` is not `B`; and an answer without words is the same only as itself.
 """
 
@@ -109,7 +109,7 @@ def _as_it_stands(text: str) -> str:
 
 def _gold_answers(ground_truth: Any, data_source: str) -> list[str]:
     if isinstance(ground_truth, str) and ground_truth.startswith(("[", "{")):
-        with contextlib.suppress(ValueError):  # a text that is no JSON is an answer itself
+        with contextlib.suppress(ValueError):  # a text that is not JSON is an answer itself
             ground_truth = json.loads(ground_truth)
     golds = ground_truth.get("target") if isinstance(ground_truth, dict) else ground_truth
     golds = [golds] if isinstance(golds, str) else golds

@@ -196,7 +196,7 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
 async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: float) -> Score:
     """Call a user's own `reward(solution, ground_truth)`.
 
-    A function that is no coroutine function runs in a thread. Nothing can stop a thread: a late one is left running.
+    A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one is left running.
     """
     function = resolve(name, "reward_kwargs.routes")
     async with asyncio.timeout(timeout_s):

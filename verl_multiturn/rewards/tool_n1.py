@@ -86,7 +86,7 @@ def _counted(calls: Any) -> Counter[str]:
     """Count the calls, each written as JSON with sorted keys, so that 1, 1.0 and true are three different values.
 
     Raises:
-        ValueError: this is no list of calls.
+        ValueError: this is not a list of calls.
     """
     if not isinstance(calls, list):
         raise ValueError("no list")

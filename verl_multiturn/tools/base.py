@@ -122,6 +122,6 @@ class BaseTool:
 def is_foreign(tool: Any) -> bool:
     """Return whether a tool does not derive from `BaseTool`: it was written for another agent loop, such as verl's.
 
-    Such a tool may return what that loop accepts and ours would refuse, for example a reward that is no number.
+    Such a tool may return what that loop accepts and ours would refuse, for example a reward that is not a number.
     """
     return not isinstance(tool, BaseTool)

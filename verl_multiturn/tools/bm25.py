@@ -99,8 +99,8 @@ class Bm25Index:
             index_dir: Folder of the indices; None for `verl-multiturn/bm25` in the user's cache directory.
 
         Raises:
-            ConfigError: The corpus cannot be read, has no documents or no words, a line is no document, or `index_dir`
-                cannot be written.
+            ConfigError: The corpus cannot be read, has no documents or no words, a line is not a document, or
+                `index_dir` cannot be written.
         """
         index_dir = index_dir or _user_cache()
         try:
@@ -157,7 +157,7 @@ def corpus_files(corpus: Path) -> list[Path]:
         corpus: Folder of the documents.
 
     Raises:
-        ConfigError: It is no folder, or has no `.txt`, `.md` or `.jsonl` file.
+        ConfigError: It is not a folder, or has no `.txt`, `.md` or `.jsonl` file.
     """
     if not corpus.is_dir():
         raise ConfigError(f"corpus {str(corpus)!r} is no folder; give one of .txt, .md or .jsonl files")
@@ -179,7 +179,7 @@ def read_documents(corpus: Path) -> Iterator[Document]:
         corpus: Folder of the documents.
 
     Raises:
-        ConfigError: A line of a `.jsonl` file is no document, or the corpus has no files.
+        ConfigError: A line of a `.jsonl` file is not a document, or the corpus has no files.
     """
     for file in corpus_files(corpus):
         name = file.relative_to(corpus).as_posix()
@@ -243,7 +243,7 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
 
 @cache
 def _word_pattern() -> re.Pattern[str]:
-    # For `\w` of `re` a combining mark is no letter, which would split Hindi and Arabic words.
+    # For `\w` of `re` a combining mark is not a letter, which would split Hindi and Arabic words.
     marks = "".join(chr(c) for c in range(0x300, 0xFE30) if unicodedata.category(chr(c)).startswith("M"))
     letter = f"[^\\W_{_UNSPACED}]"
     return re.compile(f"(?P<unspaced>[{_UNSPACED}]+)|(?P<spaced>{letter}+(?:[{marks}]+{letter}*)*)")

@@ -148,7 +148,7 @@ def find_region(bbox: Any, size: tuple[int, int], coordinate_range: float | None
         coordinate_range: As in `ImageZoomSettings`.
 
     Raises:
-        ValueError: The box is no region of the image, or is a strip that no processor accepts. The text is for the
+        ValueError: The box is not a region of the image, or is a strip that no processor accepts. The text is for the
             model.
     """
     try:
@@ -185,7 +185,7 @@ def read_image(given: Any) -> Image:
             under `bytes`, `image` or `path`.
 
     Raises:
-        ConfigError: It is no image, or cannot be read.
+        ConfigError: It is not an image, or cannot be read.
     """
     import PIL.Image
 

@@ -84,7 +84,7 @@ def build_server(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ON
     app = web.Application(middlewares=[refuse_too_many], client_max_size=_BODY_BYTES)
     app.router.add_get("/health", health)
     app.router.add_post("/retrieve", retrieve)
-    # A body that is compressed is no JSON: aiohttp logs one that it cannot unpack as a mistake of ours.
+    # A body that is compressed is not JSON: aiohttp logs one that it cannot unpack as a mistake of ours.
     return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=_ENDING_S)
 
 
@@ -111,7 +111,7 @@ def _search(index: Bm25Index, queries: list[str], top_k: int, with_scores: bool)
 def _shown(document: Document) -> dict[str, Any]:
     title, text = document.title, document.text[:_CONTENT_CHARACTERS]
     shown = {"id": document.id, "title": title, "contents": f"{title}\n{text}" if title else text}
-    # Half of a surrogate pair is no text: some readers of JSON refuse its escape.
+    # Half of a surrogate pair is not text: some readers of JSON refuse its escape.
     return {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in shown.items()

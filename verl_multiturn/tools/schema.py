@@ -40,7 +40,7 @@ class ToolSchema(BaseModel):
             where: The place that errors name, for example `tools.yaml: tools[0].tool_schema`.
 
         Raises:
-            ConfigError: The mapping is no function schema, it holds a value that is not JSON, its parameters are no
+            ConfigError: The mapping is not a function schema, it holds a value that is not JSON, its parameters are not a
                 JSON Schema of type `object`, or a `$ref` in it cannot be resolved.
         """
         try:

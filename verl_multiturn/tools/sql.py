@@ -67,7 +67,7 @@ class SqlTool(BaseTool):
         tool_schema: As in `BaseTool`; None for the tool's own.
 
     Raises:
-        ConfigError: A setting is wrong, or `root` is no folder.
+        ConfigError: A setting is wrong, or `root` is not a folder.
     """
 
     pure = True
@@ -173,7 +173,7 @@ def find_database(root: Path, db_path: str | None, db_id: str | None) -> Path:
         db_id: Name of the database; None where `db_path` is given.
 
     Raises:
-        ConfigError: Both or neither are given, there is no such file, it lies outside of `root`, or it is no SQLite
+        ConfigError: Both or neither are given, there is no such file, it lies outside of `root`, or it is not a SQLite
             database.
     """
     if (db_path is None) == (db_id is None):

@@ -164,7 +164,7 @@ def adapter_rank(config: DictConfig) -> tuple[str, int]:
     if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
         for key in ADAPTER_RANKS:
             rank = OmegaConf.select(config, key)
-            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is no number
+            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is not a number
                 return key, rank
     return "", 0
 

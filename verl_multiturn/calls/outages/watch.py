@@ -333,7 +333,7 @@ class Watched:
 
     @property
     def must_wait(self) -> bool:
-        """Tell whether there is an outage, and the call is no probe."""
+        """Tell whether there is an outage, and the call is not a probe."""
         return self._watch is not None and self._watch.is_open and not self._probe
 
     def begin(self) -> None:

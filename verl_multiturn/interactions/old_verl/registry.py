@@ -15,7 +15,7 @@ def get_interaction_class(cls_name: str) -> Any:
         cls_name: The name, `package.module.Class`.
 
     Raises:
-        ConfigError: There is no such class, or it is no interaction.
+        ConfigError: There is no such class, or it is not an interaction.
     """
     return interaction_class(cls_name, "get_interaction_class")
 

@@ -49,7 +49,7 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
     """Load the interactions of a YAML file, by name, in the file's order.
 
     Raises:
-        ConfigError: There is no such file, it is no YAML, a key is unknown, a class cannot be found or built, or two
+        ConfigError: There is no such file, it is not YAML, a key is unknown, a class cannot be found or built, or two
             interactions have one name.
     """
     return _FILE.load(path, lambda entry, where: [build_interaction(entry, where)])
@@ -122,7 +122,7 @@ def interaction_class(name: Any, where: str) -> Any:
         where: The place that errors name.
 
     Raises:
-        ConfigError: There is no such class, it is no interaction, or it answers nothing.
+        ConfigError: There is no such class, it is not an interaction, or it answers nothing.
     """
     verl_modules.install()  # the author's module may import them
     found = resolve_class(verl_modules.ours(name), where)

@@ -51,7 +51,7 @@ def read_reply(name: str, method: str, returned: Any, most_characters: int) -> C
         most_characters: Largest number of characters in the text; a longer text loses its middle.
 
     Raises:
-        InteractionContractError: The value is no `Reply`, or one of its fields has a wrong type.
+        InteractionContractError: The value is not a `Reply`, or one of its fields has a wrong type.
         InteractionFailedError: The reward cannot be used (`read_number`).
     """
     if not isinstance(returned, Reply):
@@ -81,7 +81,7 @@ def read_number(name: str, method: str, value: Any) -> float:
     """Return a reward or score as a float.
 
     Raises:
-        InteractionContractError: The value is no number.
+        InteractionContractError: The value is not a number.
         InteractionFailedError: It is NaN, infinite, or too large. To leave it out would make it a zero.
     """
     where = f"interaction {name!r}: {method}"

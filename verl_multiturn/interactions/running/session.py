@@ -111,7 +111,7 @@ class InteractionSession:
 
         Raises:
             InteractionFailedError: It could not begin, or it is over before the model's first turn.
-            InteractionContractError: It returned something that is no `Reply`.
+            InteractionContractError: It returned something that is not a `Reply`.
             OutageEndError: There is an outage; `reply` and `score` raise it, too.
         """
         await self._gate.admit()
@@ -134,7 +134,7 @@ class InteractionSession:
 
         Raises:
             InteractionFailedError: There is no answer.
-            InteractionContractError: It returned something that is no `Reply`, or the session is closed.
+            InteractionContractError: It returned something that is not a `Reply`, or the session is closed.
         """
         self.owes = "reply"
         seen = [_copied(message) for message in messages]
@@ -147,8 +147,8 @@ class InteractionSession:
         """Return the reward of the whole conversation.
 
         Raises:
-            InteractionFailedError: There is none, or it is no finite number.
-            InteractionContractError: It returned something that is no number.
+            InteractionFailedError: There is none, or it is not a finite number.
+            InteractionContractError: It returned something that is not a number.
         """
         if "score" in self._gate.owner.inherited:
             return 0.0

@@ -79,7 +79,7 @@ def read_result(value: object, is_areals: bool = False) -> AgentResult:
         is_areals: Whether it was written for AReaL, so that a mapping has rewards by the completion's id.
 
     Raises:
-        AgentContractError: It is no reward, or one cannot be used.
+        AgentContractError: It is not a reward, or one cannot be used.
     """
     if value is None:
         return AgentResult()

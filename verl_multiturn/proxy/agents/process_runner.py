@@ -82,7 +82,7 @@ class ProcessRunner:
             returned: Is called as soon as the agent has returned or ended, which may be before its process is gone.
 
         Raises:
-            AgentContractError: The agent returned something that is no reward.
+            AgentContractError: The agent returned something that is not a reward.
             ConfigError: The agent cannot be imported, or there is no such command.
         """
         try:

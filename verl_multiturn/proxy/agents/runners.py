@@ -51,7 +51,7 @@ class AgentRunner(Protocol):
                 gone. Nothing that is asked from then on counts.
 
         Raises:
-            AgentContractError: The agent returned something that is no reward.
+            AgentContractError: The agent returned something that is not a reward.
             ConfigError: The agent cannot be imported, or there is no such command.
         """
 

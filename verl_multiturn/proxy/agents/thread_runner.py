@@ -69,7 +69,7 @@ class ThreadRunner:
             returned: Is called as soon as the agent has returned or raised. Its thread may still end tasks of it.
 
         Raises:
-            AgentContractError: The agent returned something that is no reward.
+            AgentContractError: The agent returned something that is not a reward.
         """
         self._running = {thread for thread in self._running if thread.is_alive()}
         if len(self._running) >= _MOST_THREADS:
@@ -148,7 +148,7 @@ class _AgentThread:
         """Return the end of an agent that is done.
 
         Raises:
-            AgentContractError: It returned something that is no reward.
+            AgentContractError: It returned something that is not a reward.
         """
         if isinstance(self._error, AgentContractError):
             raise self._error

@@ -111,7 +111,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, in our own words: aiohttp would repeat the line that it could not read."""
+        """Answer what is not HTTP, in our own words: aiohttp would repeat the line that it could not read."""
         response = web.json_response(
             {"error": {"type": "invalid_request_error", "message": "the request is no valid HTTP; correct it"}},
             status=400,

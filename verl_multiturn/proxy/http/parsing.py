@@ -48,7 +48,7 @@ def parse_json(body: bytes) -> Any:
 
     Raises:
         RefusedError: Parsing it would take too long.
-        orjson.JSONDecodeError: It is no JSON.
+        orjson.JSONDecodeError: It is not JSON.
     """
     if len(body) > MOST_MARKS and sum(map(body.count, (b"[", b"{", b":"))) > MOST_MARKS:
         raise RefusedError(

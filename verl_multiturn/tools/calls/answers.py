@@ -32,12 +32,12 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
         name: The tool's name, for errors.
         returned: The return value.
         most_characters: Largest number of characters in the answer's text; a longer text loses its middle.
-        foreign: Whether the tool was written for another agent loop (`is_foreign`). Then a reward that is no number,
-            and metrics that are no dict, are left out; otherwise they are errors.
+        foreign: Whether the tool was written for another agent loop (`is_foreign`). Then a reward that is not a number,
+            and metrics that are not a dict, are left out; otherwise they are errors.
 
     Raises:
         ToolContractError: The value is none of `ToolResponse`, `str`, or one of these with a reward and metrics; or the
-            response holds a video, or images that are no list.
+            response holds a video, or images that are not a list.
     """
     if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # the usual case
         return CallAnswer(shorten(returned.text, most_characters), truncated=len(returned.text) > most_characters)
@@ -74,10 +74,10 @@ def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> fl
         method: The method that returned the reward, for errors.
         value: The reward.
         foreign: Whether the tool was written for another agent loop (`is_foreign`). Then the result is None, and no
-            error, for a value that is no number.
+            error, for a value that is not a number.
 
     Raises:
-        ToolContractError: The value is no number.
+        ToolContractError: The value is not a number.
     """
     try:
         return as_reward(value)

@@ -45,7 +45,7 @@ class Gate(Slots):
         self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
 
     def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the key under which the answer to a call is kept; None where the call is no JSON and has no key.
+        """Return the key under which the answer to a call is kept; None where the call is not JSON and has no key.
 
         Args:
             arguments: The arguments of the call.

@@ -128,7 +128,7 @@ class ToolSession:
         """Run the calls of one turn in parallel, and return one result for each, in the calls' order.
 
         Raises:
-            ToolContractError: A tool returned something that is no tool result, or the session has ended.
+            ToolContractError: A tool returned something that is not a tool result, or the session has ended.
         """
         running = 0
         checked: list[CallResult | tuple[Gate, ToolCall, dict[str, Any]]] = []
@@ -159,7 +159,7 @@ class ToolSession:
         Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
 
         Raises:
-            ToolContractError: A tool that derives from `BaseTool` returned a reward that is no number.
+            ToolContractError: A tool that derives from `BaseTool` returned a reward that is not a number.
         """
         rewards: dict[str, float] = {}
         for name, gate in self._gates.items():

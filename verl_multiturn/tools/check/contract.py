@@ -48,7 +48,7 @@ def check_tool(
         One finding for each check, in the order of the checks.
 
     Raises:
-        ConfigError: It is no tool, or cannot be called with these kwargs; or its world does not begin.
+        ConfigError: It is not a tool, or cannot be called with these kwargs; or its world does not begin.
     """
     if not hasattr(tool, "tool_schema"):
         tool = function_tool(tool)

@@ -1,7 +1,7 @@
 """An examination: checks of an author's object, one after the other, each with a finding.
 
 Invariants:
-- a check compares the object with itself, alone and warmed up: a slow machine, a first import or a pool is no finding;
+- a check compares the object with itself, alone and warmed up: slow machines, first imports and pools are not findings;
 - a check that cannot pass, for a reason that an earlier check has found, is skipped, and its finding says so.
 """
 

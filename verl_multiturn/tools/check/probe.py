@@ -42,7 +42,7 @@ def text_of(outcome: Probed, name: str) -> str:
         name: The tool's name, for errors.
 
     Raises:
-        ToolContractError: The value is no result of a tool.
+        ToolContractError: The value is not a result of a tool.
     """
     if outcome.error is not None:
         return f"Error: {message_of(outcome.error)}"

@@ -142,8 +142,8 @@ def function_tool(function: Callable[..., Any], schema: ToolSchema | None = None
             compared with the function, and the arguments are passed as they come.
 
     Raises:
-        ConfigError: It is no function, its signature does not describe a call fully, or its return annotation is a text
-            and a number, which would be no reward.
+        ConfigError: It is not a function, its signature does not describe a call fully, or its return annotation is a
+            text and a number, which would be no reward.
     """
     where = f"function {getattr(function, '__qualname__', function)}"
     if not inspect.isroutine(function):

@@ -48,7 +48,7 @@ def load_tools(path: str | Path) -> dict[str, Any]:
         The tools by name, in the file's order: objects with the four methods of `BaseTool`, `name` and `tool_schema`.
 
     Raises:
-        ConfigError: There is no such file, it is no YAML, a key is unknown, a class or function cannot be found, a
+        ConfigError: There is no such file, it is not YAML, a key is unknown, a class or function cannot be found, a
             schema is wrong, a tool cannot be built, or two tools have one name.
     """
     return TOOL_FILE.load(path, build_tools)

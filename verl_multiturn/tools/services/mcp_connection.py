@@ -163,7 +163,7 @@ class Server:
         Raises:
             ConnectionError: There is no connection, or it ended during the call.
             ValueError: The server refuses the call.
-            RuntimeError: The answer is no result of a tool.
+            RuntimeError: The answer is not a result of a tool.
         """
         return await self._connection().call(name, arguments)
 

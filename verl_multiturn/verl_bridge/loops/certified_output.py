@@ -66,8 +66,8 @@ class CertifiedOutput(AgentLoopOutput):
         rows' rewards add up to the conversation's.
 
         Raises:
-            ConfigError: The reward function returned what is no reward, or the rewards add up to more than the trainer
-                can hold.
+            ConfigError: The reward function returned what is not a reward, or the rewards add up to more than the
+                trainer can hold.
         """
         self._read_score()
         output: dict[str, Any] = super().as_dict()
@@ -112,7 +112,7 @@ def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
     """Tell whether an agent loop returned a conversation that can be trained; one of another loop than ours always can.
 
     Args:
-        output: what the agent loop's `run` returned; an empty list is no conversation.
+        output: what the agent loop's `run` returned; an empty list is not a conversation.
     """
     outputs = output if isinstance(output, list) else [output]
     return bool(outputs) and all(getattr(each, "stats", {}).get("valid", True) for each in outputs)

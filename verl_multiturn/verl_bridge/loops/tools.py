@@ -21,7 +21,7 @@ def load_run_tools(tool_config_path: str | None, function_tool_path: str | None)
         function_tool_path: a Python file whose functions are decorated with verl's `@function_tool`; None: no file.
 
     Raises:
-        ConfigError: a file cannot be loaded, an entry is no valid tool, or a name is used twice.
+        ConfigError: a file cannot be loaded, an entry is not a valid tool, or a name is used twice.
     """
     tools = load_tools(tool_config_path) if tool_config_path else {}
     if not function_tool_path:

@@ -4,7 +4,7 @@ A parser registered with verl does not report a call that it cannot read. We do 
 - reasoning is cut out before the parser sees the text;
 - a section of reasoning that is not at the turn's beginning may hold calls, or lie within an argument. Where the parser
   reads other calls with that section left in, the calls are malformed;
-- calls are also malformed when the parser raises an exception, or when their arguments are no JSON.
+- calls are also malformed when the parser raises an exception, or when their arguments are not JSON.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class StartUpCheck(Callback):
             prepare_config(config)
             check_own_code(RunView(config), is_imported=not is_elsewhere)
         except MultiTurnError as error:
-            # Hydra turns a callback's Exception into a warning and goes on. SystemExit is no Exception.
+            # Hydra turns a callback's Exception into a warning and goes on. SystemExit is not an Exception.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)
             raise SystemExit(2) from None
         except Exception:  # a bug in the check must not pass for a checked configuration

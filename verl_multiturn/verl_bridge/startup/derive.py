@@ -126,7 +126,7 @@ def make_absolute(config: DictConfig, keys: Iterable[str]) -> None:
 
     Args:
         config: verl's whole configuration.
-        keys: settings that name a model; a name that is no folder here stays.
+        keys: settings that name a model; a name that is not a folder here stays.
     """
     for key in keys:
         path = Path(OmegaConf.select(config, key)).expanduser()

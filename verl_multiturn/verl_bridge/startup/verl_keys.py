@@ -105,7 +105,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def all_keys() -> list[str]:
-    """Return the settings of all flat files, sorted; not the class names (`_target_`), which are no settings."""
+    """Return the settings of all flat files, sorted; not the class names (`_target_`), which are not settings."""
     keys = set().union(*map(defaults, ENGINES))
     return sorted(key for key in keys if not key.endswith("._target_"))
 

@@ -77,7 +77,7 @@ class RunView:
         return dict(verl_keys.leaves(OmegaConf.to_container(self.config)))
 
     def changed(self, pattern: str) -> list[str]:
-        """Return the settings of verl that fit a pattern, with `*` for any text, and are no defaults."""
+        """Return the settings of verl that fit a pattern, with `*` for any text, and are not defaults."""
         keys = verl_keys.defaults(str(self.config.get("model_engine")))
         return [key for key in keys if fnmatchcase(key, pattern) and "_target_" not in key and self.is_changed(key)]
 

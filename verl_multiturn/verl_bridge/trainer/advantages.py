@@ -10,7 +10,7 @@ Invariants:
   also where a KL penalty was subtracted. So the settings that say which rewards count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
 - verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
-- the reward of a whole session lies on the last token of its last row. It is no turn's own (`Played.outcome`).
+- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`Played.outcome`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With `parameter_sync_step` of 2 or more, verl's trainer `separate_async` saves the parameters at the step's start. It
 restores them whenever it computes `old_log_probs`, so that all updates of a step share one proximal policy. With FSDP2
-verl saves `parameter.detach().cpu()`. For a parameter that lies on a CPU already, that is no copy, but the parameter
+verl saves `parameter.detach().cpu()`. For a parameter that lies on a CPU already, that is not a copy, but the parameter
 itself: the saved one changes with each update, and the proximal policy is silently the current one.
 
 Invariants:

@@ -138,7 +138,7 @@ def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSetti
 def check_interactions(run: RunView) -> None:
     """Refuse interactions that cannot be loaded, and local data rows that name others or give them wrong arguments.
 
-    Rows of a data set class of the user's own, and of files that are no local parquet files, are looked at only when
+    Rows of a data set class of the user's own, and of files that are not local parquet files, are looked at only when
     their conversation begins.
     """
     if run.settings.interaction_config_path is None:

@@ -15,7 +15,7 @@ _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config",
 
 
 def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Row:
-    """Return the row of a part that is off: it names all settings of the part that are no defaults."""
+    """Return the row of a part that is off: it names all settings of the part that are not defaults."""
 
     def found(run: RunView) -> str:
         if not is_off(run):
