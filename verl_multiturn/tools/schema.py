@@ -40,8 +40,8 @@ class ToolSchema(BaseModel):
             where: The place that errors name, for example `tools.yaml: tools[0].tool_schema`.
 
         Raises:
-            ConfigError: The mapping is not a function schema, it holds a value that is not JSON, its parameters are not a
-                JSON Schema of type `object`, or a `$ref` in it cannot be resolved.
+            ConfigError: The mapping is not a function schema, it holds a value that is not JSON, its parameters are not
+                a JSON Schema of type `object`, or a `$ref` in it cannot be resolved.
         """
         try:
             schema = cls.model_validate(raw)

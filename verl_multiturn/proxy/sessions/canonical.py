@@ -88,7 +88,7 @@ def arguments_key(text: str) -> str:
 def object_of(arguments: str) -> dict[str, Any] | None:
     """Return a call's arguments as the object that they are.
 
-    None for what is not a JSON object, and for one that is nested so deeply that a template fails at it, or that the body
+    None for what is not a JSON object, and one that is nested so deeply that a template fails at it, or that the body
     in which it comes back is refused.
     """
     try:
