@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
@@ -18,7 +18,10 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 Model = TypeVar("Model", bound=BaseModel)
 
 ImportanceWeight = Literal["exact", "truncated", "verl"]
-OutageMode = Literal["pause", "mask", "off"]
+OutageMode = Annotated[
+    Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)
+]
+"""YAML reads a bare `off` as False."""
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""

@@ -308,3 +308,13 @@ async def test_an_interaction_waits_too_and_its_outages_are_invalid_as_always() 
 def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         OutageSettings(**settings)
+
+
+def test_yaml_reads_a_bare_off_as_false() -> None:
+    import yaml
+
+    from verl_multiturn.calls.limits import OutageLimits
+    from verl_multiturn.config import read_settings
+
+    assert OutageLimits.model_validate(yaml.safe_load("mode: off")).mode == "off"
+    assert read_settings({"outage": yaml.safe_load("mode: off")}).outage.mode == "off"

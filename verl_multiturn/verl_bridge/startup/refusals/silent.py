@@ -359,7 +359,7 @@ def tell_all(run: RunView, rows: Sequence[Check]) -> None:
     refused, told = map("".join, (found[True], found[False]))
     begin = "settings of verl that do nothing here, or not what they say"
     if refused and run.settings.silent_settings == "refuse":
-        others = f"\nand, of less weight:{told}" if told else ""
-        raise ConfigError(f"{begin}:{refused}{others}\n(to go on all the same: {_SWITCH}=warn)")
+        others = f"\nand, less important:{told}" if told else ""
+        raise ConfigError(f"{begin}:{refused}{others}\n(to go on all the same: ++{_SWITCH}=warn)")
     if refused or told:
         print(f"verl-multiturn: {begin}:{refused}{told}", file=sys.stderr)
