@@ -18,9 +18,7 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 Model = TypeVar("Model", bound=BaseModel)
 
 ImportanceWeight = Literal["exact", "truncated", "verl"]
-OutageMode = Annotated[
-    Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)
-]
+OutageMode = Annotated[Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)]
 """YAML reads a bare `off` as False."""
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"

@@ -113,6 +113,8 @@ def _judge(name: str, found: str | None, expected: str, versions: Mapping[str, s
     if found is None:
         return "refused", f"{name} is not installed, the set has {expected}"
     own, known = _numbers(found), sorted(_numbers(each.versions[name]) for each in SETS)
+    if name in ("verl", "sglang") and own == _numbers(expected):
+        return "untried", f"{name} {found} is untried, a build of {expected}"
     if name == "sglang" and own >= _numbers(_NO_DATACLASS) and versions.get("verl") == "0.9.1":
         return (
             "refused",

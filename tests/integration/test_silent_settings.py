@@ -61,7 +61,7 @@ def test_one_message_lists_all_and_refuses(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(ConfigError) as refused:
         prepare(**several)
     said = str(refused.value)
-    assert re.search(r"\n  - \S+clip_ratio=0.3: .*\n  - \S+grad_clip=0.5: .*optim.clip_grad\nand, of less", said)
+    assert re.search(r"\n  - \S+clip_ratio=0.3: .*\n  - \S+grad_clip=0.5: .*optim.clip_grad\nand, less important", said)
     assert re.search(r"prefix_caching=False: .*disable_radix_cache.*\n  - \S+tau_pos=2.0 has no effect without", said)
     assert said.endswith("silent_settings=warn)")
     assert "do nothing here" not in capsys.readouterr().err

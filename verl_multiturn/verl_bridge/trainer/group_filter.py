@@ -38,8 +38,8 @@ TOO_FEW = math.nan
 """Verdict on a group with fewer than two valid conversations."""
 
 _REWARD = "reward"
-# Largest difference of two numbers, relative to the larger one or 1, that comes of adding up float32 rewards.
-_ROUNDING = 1e-5
+# Largest difference of two numbers, relative to the larger one, that comes of adding up float32 rewards.
+_ROUNDING = 1e-6
 
 
 LeftOut = Callable[[BatchRows], Collection[str]]
@@ -65,7 +65,7 @@ def verdict(numbers: Sequence[float | None]) -> float | None:
     if len(valid) < 2:
         return None if len(valid) == len(numbers) == 1 else TOO_FEW
     least, most = min(valid), max(valid)
-    return float(np.float32(most)) if most - least <= _ROUNDING * max(1.0, abs(most)) else None
+    return float(np.float32(most)) if most - least <= _ROUNDING * max(abs(least), abs(most)) else None
 
 
 def verdicts(

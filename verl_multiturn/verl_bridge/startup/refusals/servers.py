@@ -29,7 +29,11 @@ def _row_of_adapters(key: str) -> Row:
     # verl sends what `get_per_tensor_param()` gives, which for an adapter is the frozen base (verl issue 7495).
     return Row(
         (key, "trainer.v1.trainer_mode"),
-        when=lambda run: run.our_trainer == "separate_async" and adapter_rank(run.config)[0] == key,
+        when=lambda run: (
+            run.our_trainer == "separate_async"
+            and (run.runs_our_server or run.has_our_loop)
+            and adapter_rank(run.config)[0] == key
+        ),
         why="verl 0.9.1 sends the base model without the adapter to engines that are apart from the trainer, so that "
         "they would sample the untrained model for ever",
         remedy="set actor_rollout_ref.model.lora.merge=True, or trainer.v1.trainer_mode=colocate_async",

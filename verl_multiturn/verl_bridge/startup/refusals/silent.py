@@ -51,12 +51,24 @@ def _ignored_clip_ratio(run: RunView) -> bool:
     return run.is_changed(f"{_ACTOR}.clip_ratio") and ratio not in used and None not in used
 
 
+def _ignored_clip(model: str) -> When:
+    """Return whether the clip of gradients that the engine takes is another one."""
+    return lambda run: (
+        (model == _ACTOR or run.has_critic) and run.value(f"{model}.grad_clip") != run.value(f"{model}.optim.clip_grad")
+    )
+
+
 _CLIP_LENGTHS = ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu")
 
 
 def _ignored_lengths(key: str) -> When:
     taken = "critic.ppo_infer_max_token_len_per_gpu"
-    return lambda run: run.has_critic and run.is_changed(key) and run.value(key) != (run.value(taken) or 32768)
+    return lambda run: (
+        run.has_critic
+        and run.value("critic.use_dynamic_bsz")
+        and run.is_changed(key)
+        and run.value(key) != (run.value(taken) or 32768)
+    )
 
 
 _TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
@@ -74,8 +86,8 @@ _LEARNING = [
         why="actor.clip_ratio_low and actor.clip_ratio_high hold, each with a default of its own",
         remedy="set those two",
     ),
-    *_rows(f"{_ACTOR}.grad_clip", _UNREAD, "set actor.optim.clip_grad", refused=True),
-    *_rows("critic.grad_clip", _UNREAD, "set critic.optim.clip_grad", refused=True, when=_with_critic),
+    *_rows(f"{_ACTOR}.grad_clip", _UNREAD, "set actor.optim.clip_grad", refused=True, when=_ignored_clip(_ACTOR)),
+    *_rows("critic.grad_clip", _UNREAD, "set critic.optim.clip_grad", refused=True, when=_ignored_clip("critic")),
     *_rows(
         f"{_ACTOR}.freeze_vision_tower",
         "nothing reads it, and the vision tower is trained",
@@ -116,26 +128,24 @@ _LEARNING = [
     ),
     *_rows(
         [f"{_MODEL}.lora.{name}" for name in _MEGATRON_LORA],
-        "only Megatron reads it; with FSDP the whole model is trained, and SGLang waits for adapters",
+        "only Megatron reads it; FSDP takes model.lora_rank, and without that trains the whole model",
         "set model.lora_rank, lora_alpha, target_modules, exclude_modules and lora_adapter_path",
         refused=True,
-        when=lambda run: run.is_fsdp,
+        when=lambda run: run.is_fsdp and not run.value(f"{_MODEL}.lora_rank"),
     ),
     *_rows(
         [f"{_MODEL}.{name}" for name in _FSDP_LORA],
-        "only FSDP reads it; with Megatron the whole model is trained, and SGLang waits for adapters",
+        "only FSDP reads it; Megatron takes model.lora.rank, and without that trains the whole model",
         "set model.lora.rank and what stands beside it",
         refused=True,
-        when=lambda run: run.is_megatron,
+        when=lambda run: run.is_megatron and not run.value(f"{_MODEL}.lora.rank"),
     ),
-    *(
-        Row(
-            f"critic.{name}",
-            when=_ignored_lengths(f"critic.{name}"),
-            why="the V1 trainer takes critic.ppo_infer_max_token_len_per_gpu, which verl's YAML does not have",
-            remedy="set that one, with a + before it",
-        )
-        for name in _CLIP_LENGTHS
+    *_rows(
+        f"{_MODEL}.lora_adapter_path",
+        "FSDP makes an adapter only where model.lora_rank is above 0, and trains the whole model",
+        "set model.lora_rank to the adapter's rank",
+        refused=True,
+        when=lambda run: run.is_fsdp and not run.value(f"{_MODEL}.lora_rank"),
     ),
     *_rows(
         "trainer.balance_batch",
@@ -207,9 +217,19 @@ def _rows_of_engines() -> Iterator[Row]:
 
 
 _COST = [
+    *(
+        Row(
+            f"critic.{name}",
+            when=_ignored_lengths(f"critic.{name}"),
+            why="the V1 trainer takes critic.ppo_infer_max_token_len_per_gpu, which verl's YAML does not have",
+            remedy="set that one, with a + before it",
+            is_refusal=False,
+        )
+        for name in _CLIP_LENGTHS
+    ),
     Row(
         (f"{_ROLLOUT}.val_kwargs.do_sample", f"{_ROLLOUT}.val_kwargs.temperature"),
-        when=lambda run: run.rollout.val_kwargs.do_sample != (run.rollout.val_kwargs.temperature > 0),
+        when=lambda run: run.rollout.val_kwargs.do_sample != ((run.rollout.val_kwargs.temperature or 0) > 0),
         why="nothing reads the first, and validation samples where the temperature is above 0",
         remedy="let the two agree",
         is_refusal=False,
