@@ -38,7 +38,7 @@ from verl_multiturn.tasks import finish
 
 logger = logging.getLogger(__name__)
 
-PROBE_S = 30.0
+GOOD_AFTER_S = 30.0
 """Seconds after which a session that is a probe of its agent is good: it has met no outage, and may take hours more."""
 _TIME_UP = ("timed_out", "stuck")
 _NOTHING = "no request of the agent got a completion"
@@ -118,7 +118,12 @@ class Endpoint:
             session = AgentSession(name, self._run, sampling)
             session.returned()
             return await self._outcome(session, AgentEnd("outage", problem=str(error))), []
-        good = asyncio.get_running_loop().call_later(PROBE_S, lambda: watched.is_probe and watched.answered())
+
+        def runs() -> None:
+            if watched.is_probe:
+                watched.answered()
+
+        good = asyncio.get_running_loop().call_later(GOOD_AFTER_S, runs)
         try:
             return await self._run_agent(name, plain, sampling, watched, unfinished)
         finally:
