@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
+from tests.scoring import KEYS, OUTAGE
 from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.config import OutageSettings
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 class Judge:
     """What computes rewards: it judges, or says these keys."""
 
-    def __init__(self, **says: float) -> None:
+    def __init__(self, **says: Any) -> None:
         self.says = says
         self.asked: list[str] = []
 
@@ -76,6 +77,23 @@ async def test_a_row_that_waits_for_too_long_keeps_what_it_had() -> None:
     assert scoring.is_open
     assert [row.extra_fields["reward_extra_info"] for row in rows] == [{"outage": 1.0}] * 12
     assert {row.reward_score for row in rows} == {0.0}
+
+
+async def test_a_row_that_was_never_judged_is_left_out() -> None:
+    scoring = Scoring(Judge(outage=1.0, acc=0.5, prediction="7"), stop_s=0.25)
+    for number in range(8):
+        await scoring.score(number)
+    await until(lambda: scoring.is_open)
+    asked = len(scoring.judge.asked)
+    row = await scoring.score(8)
+    assert row.reward_score == 0.0, "verl needs a number"
+    assert row.extra_fields["reward_extra_info"] == {"outage": 1.0, "acc": 0.0, "prediction": ""}, "as other rows have"
+    fresh = Scoring(scoring.judge)
+    fresh.rewards = type(scoring.rewards)(scoring.outages)
+    row = await fresh.score(9)
+    assert row.reward_score == 0.0
+    assert row.extra_fields["reward_extra_info"] == dict(zip(KEYS, OUTAGE, strict=True)), "as the rewards in the box"
+    assert len(scoring.judge.asked) == asked
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ from verl_multiturn.tasks import finish
 
 logger = logging.getLogger(__name__)
 
+GOOD_AFTER_S = 30.0
+"""Seconds after which a session that is a probe of its agent is good: it has met no outage, and may take hours more."""
 _TIME_UP = ("timed_out", "stuck")
 _NOTHING = "no request of the agent got a completion"
 
@@ -116,9 +118,16 @@ class Endpoint:
             session = AgentSession(name, self._run, sampling)
             session.returned()
             return await self._outcome(session, AgentEnd("outage", problem=str(error))), []
+
+        def runs() -> None:
+            if watched.is_probe:
+                watched.answered()
+
+        good = asyncio.get_running_loop().call_later(GOOD_AFTER_S, runs)
         try:
             return await self._run_agent(name, plain, sampling, watched, unfinished)
         finally:
+            good.cancel()
             watched.dropped()  # where nothing else was told
 
     async def _run_agent(
@@ -155,6 +164,8 @@ class Endpoint:
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
+            elif end.kind in (*_TIME_UP, "failed"):
+                watched.dropped()  # it may have hung, or never begun
             else:
                 watched.answered()
             if end.kind == "outage" and not watched.met:  # nobody asks for outages

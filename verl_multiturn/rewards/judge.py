@@ -107,8 +107,9 @@ class _Judge:
         """Ask the judge, and return its verdict.
 
         Raises:
-            TimeoutError: all attempts together took too long, and the judge has replied to one.
-            WorkerError: no attempt brought a verdict, and the answer may be to blame.
+            TimeoutError: all attempts together took too long, and the answer may be to blame: the judge has replied
+                to one, or replies to another question.
+            WorkerError: no attempt brought a verdict, and the answer may be to blame in the same way.
             OutageError: the judge is not there.
         """
         replies = []
@@ -119,14 +120,14 @@ class _Judge:
 
         try:
             return await self._endpoint.ask(_messages(question, gold, answer), read)
-        except TimeoutError:
-            if replies:
-                raise
-            raise OutageError("the judge has not replied in time") from None
-        except EndpointError as error:
-            if replies or await self._is_there():
-                raise WorkerError(f"the judge has given no verdict: {error}") from error
-            raise OutageError(f"the judge is not there: {error}") from error
+        except (TimeoutError, EndpointError) as error:
+            is_late = isinstance(error, TimeoutError)
+            if not (replies or await self._is_there()):
+                problem = "no reply in time" if is_late else error
+                raise OutageError(f"the judge is not there: {problem}") from error
+            if is_late:
+                raise  # an answer can keep the judge's model writing until the time is up
+            raise WorkerError(f"the judge has given no verdict: {error}") from error
 
     async def _is_there(self) -> bool:
         """Tell whether the judge replies to a question that nobody else wrote."""

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.agent_sessions import certified, make_run, turns
-from tests.idle_loop import hold_up
+from tests.conftest import until
+from tests.idle_loop import hold_up, skip_waits
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.watch import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
@@ -18,7 +19,7 @@ from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
-from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.http.server import ProxyServer
@@ -238,6 +239,56 @@ async def test_a_session_that_waited_for_too_long_has_an_outcome() -> None:
     assert {outcome.stop_reason for outcome, _ in results} == {StopReason.OUTAGE}
     assert "more than 3 s" in late[0].error
     check(late[0], [])
+
+
+class Ending:
+    """A runner whose agents take so many seconds and end so, without a request."""
+
+    stuck = 0
+
+    def __init__(self, kind: EndKind, seconds: float = 0.0) -> None:
+        self.kind, self.seconds = kind, seconds
+
+    async def run(self, row: Any, address: Any, time_up: Any, returned: Any = None) -> AgentEnd:
+        kind, seconds = self.kind, self.seconds
+        await asyncio.sleep(seconds)
+        return AgentEnd(kind)
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+async def test_an_agent_that_runs_shows_that_what_it_needs_is_there_long_before_it_ends() -> None:
+    watch = Outages(stopped=stopped).of("agent x", OutageLimits(), 60)
+    assert watch is not None
+    async with serving("out", wall_clock_s=7200.0) as endpoint:
+        endpoint._watch, endpoint._agents = watch, (agents := Ending("outage"))
+        for each in range(8):
+            await endpoint.run(f"r{each}", ROW, {})
+        await until(lambda: watch.is_open)
+        agents.kind, agents.seconds = "returned", 3600.0
+        skip_waits()
+        began = asyncio.get_running_loop().time()
+        waiting = [asyncio.ensure_future(endpoint.run(f"w{each}", ROW, {})) for each in range(4)]
+        await until(lambda: not watch.is_open)
+        assert asyncio.get_running_loop().time() - began > 90, "three sessions of 30 s, one after the other"
+        assert not any(task.done() for task in waiting)
+        assert [outcome.stop_reason for outcome, _ in await asyncio.gather(*waiting)] == [StopReason.AGENT_FAILED] * 4
+        assert not watch.is_open
+
+
+@pytest.mark.parametrize(
+    ("kind", "answered"), [("returned", 1), ("raised", 1), ("exited", 1), ("timed_out", 0), ("stuck", 0), ("failed", 0)]
+)
+async def test_an_agent_that_came_to_no_end_of_its_own_says_nothing_of_what_it_needs(
+    kind: EndKind, answered: int
+) -> None:
+    watch = Outages(stopped=stopped).of("agent x", OutageLimits(), 60)
+    assert watch is not None
+    async with serving("out") as endpoint:
+        endpoint._watch, endpoint._agents = watch, Ending(kind)
+        await endpoint.run("r", ROW, {})
+        assert watch.take().answered == answered
 
 
 def test_the_order_of_reasons() -> None:

@@ -161,6 +161,9 @@ async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixtur
         assert await said("<answer>blue</answer>", options) == OUTAGE
     with judging("I cannot say.", "hang", timeout_s=2.0) as (_, options):
         assert await said("<answer>blue</answer>", options) == TIMED_OUT, "it has replied"
+    with judging("hang", "Judgement: 1", timeout_s=2.0) as (judge, options):
+        assert await said("<answer>count to 10000 first</answer>", options) == TIMED_OUT, "this answer keeps it busy"
+        assert json.loads(judge.asked[-1]["messages"][1]["content"])["answer"] == "It is red."
     gone = {"judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1}, "routes": ROUTES}
     assert await said("<answer>blue</answer>", gone) == OUTAGE
 

@@ -332,6 +332,11 @@ class Watched:
         return self._watch.name if self._watch is not None else ""
 
     @property
+    def is_probe(self) -> bool:
+        """Tell whether the call is a probe of which nothing was told yet."""
+        return bool(self._probe)
+
+    @property
     def must_wait(self) -> bool:
         """Tell whether there is an outage, and the call is not a probe."""
         return self._watch is not None and self._watch.is_open and not self._probe

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import PATH
 from verl_multiturn.proxy.agents.runners import build_runner
-from verl_multiturn.proxy.endpoint import Endpoint
+from verl_multiturn.proxy.endpoint import GOOD_AFTER_S, Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import load_select
@@ -109,7 +109,7 @@ def build_endpoint(
     )
     server, limit_s = ProxyServer(proxy.host), wall_clock_s(settings)
     agent = proxy.agent or (proxy.command or [""])[0]
-    watch = runner.outages.of(f"agent {agent}", OutageLimits(), limit_s + 60)
+    watch = runner.outages.of(f"agent {agent}", OutageLimits(), min(limit_s, GOOD_AFTER_S) + 60)
     return Endpoint(run, build_runner(proxy), server, limit_s, proxy.error_reward, watch)
 
 

@@ -9,7 +9,8 @@ A reward worker knows no keeper of the run, so the agent-loop worker watches ove
 
 Invariants:
 - what is waited for is a reward alone: the conversation has ended, and its tools are released;
-- a row that was judged again has the last verdict; one that waited for too long keeps the one that it had.
+- a row that was judged again has the last verdict; one that waited for too long keeps the one that it had. Without any
+  it scores 0, and has the keys of other rows with the mark of an outage: the trainer leaves it out.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from typing import Any
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.watch import OutageEndError, Outages, Watched
 from verl_multiturn.errors import OutageError
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
 from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE
 
 NAME = "reward"
 """Name of the reward workers' outages."""
 _LEASE_S = 600.0
 """Seconds after which a reward that was tried while the breaker is open counts as failed."""
+_OURS = compose(Score(answered=1.0, failed=1.0, outage=1.0), Solution("", ()), RewardOptions())
+"""What the rewards in the box report of an outage."""
 
 
 class Rewards:
@@ -37,6 +41,8 @@ class Rewards:
 
     def __init__(self, outages: Outages) -> None:
         self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
+        self._without_verdict: dict[str, Any] = _OURS
+        """What a row reports that was never judged: as the rewards in the box, until another row's keys are known."""
 
     async def score(self, outputs: Sequence[Any], compute: Callable[[], Awaitable[None]]) -> None:
         """Compute the reward of a conversation, again after an outage.
@@ -54,6 +60,9 @@ class Rewards:
             try:
                 await watched.wait()
             except OutageEndError:
+                if last.reward_score is None:
+                    last.reward_score = 0.0
+                    last.extra_fields["reward_extra_info"] = dict(self._without_verdict)
                 return
             last.reward_score = None  # verl computes none where there is one
             try:
@@ -61,12 +70,19 @@ class Rewards:
             except BaseException:
                 watched.dropped()
                 raise
+            self._note_keys(last)
             if not _is_outage(last):
                 watched.answered()
                 return
             await watched.failed(OutageError("the reward function could not judge a conversation"))
             if not (watched.ends or watched.again):
                 return
+
+    def _note_keys(self, output: Any) -> None:
+        """Note what the reward function reports; verl and the metrics ask the same keys of every row."""
+        if reported := output.extra_fields.get("reward_extra_info"):
+            nothing = {key: "" if isinstance(value, str) else 0.0 for key, value in reported.items()}
+            self._without_verdict = {**{key: _OURS.get(key, value) for key, value in nothing.items()}, OUTAGE: 1.0}
 
 
 def _is_outage(output: Any) -> bool:
