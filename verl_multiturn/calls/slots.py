@@ -83,7 +83,7 @@ class Slots:
             # What begins a conversation may need no service where a call does, or the other way round. So the one says
             # nothing of the other.
             if owner.begin not in owner.inherited:
-                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s, is_quiet=True)
+                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
     def watched(self, conversation: str, *, may_wait_again: bool = False, counts: bool = True) -> Watched:
         """Return what stands beside one call of a conversation.
@@ -100,7 +100,7 @@ class Slots:
 
         Args:
             conversation: Id of the conversation.
-            is_outage: Whether each failure is an outage.
+            is_outage: Whether each failure is an outage, but for a `ValueError`: that is the row's mistake.
         """
         return Watched(self._begin_watch, conversation, is_outage=is_outage)
 

@@ -17,16 +17,20 @@ import httpx
 import pytest
 
 from tests.idle_loop import hold_up, skip_waits
-from verl_multiturn import ConfigError, OutageError, ToolContractError
+from verl_multiturn import BaseTool, ConfigError, OutageError, ToolContractError
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
 from verl_multiturn.calls.outages.causes import Timeouts, cause_of, is_agents_outage
-from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper
+from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState
 from verl_multiturn.calls.outages.watch import REPORT_S, OutageEndError, Outages, Watch, Watched
+from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat_endpoint import EndpointError
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.sandbox.launch import SandboxError
+from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 
 NAME = "tool search"
@@ -514,3 +518,56 @@ async def test_a_busy_loop_does_not_shorten_the_wait() -> None:
     hold_up(30)
     service.is_up = True
     assert await waiting == "fine"
+
+
+async def state_of(watch: Watch, name: str = NAME) -> OutageState:
+    keeper = await watch.outages.ask(_itself)
+    return (await keeper.outages())[name]
+
+
+async def test_an_open_breaker_that_nobody_asks_lasts_no_longer() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    assert (await state_of(watch)).lasting_s == 0
+    await asyncio.sleep(50)
+    assert (await state_of(watch)).lasting_s == pytest.approx(50)
+    await asyncio.sleep(1_800)
+    state = await state_of(watch)
+    assert (state.open_s, state.lasting_s) == (pytest.approx(1_850), 0)
+    waiting = asyncio.create_task(call(watch, "a", service.answer, repeat=True))
+    await asyncio.sleep(70)
+    assert (await state_of(watch)).lasting_s == pytest.approx(70)
+    waiting.cancel()
+    await asyncio.sleep(30)
+    assert (await state_of(watch)).lasting_s == pytest.approx(100)
+    await asyncio.sleep(31)
+    assert (await state_of(watch)).lasting_s == 0
+
+
+async def test_a_row_that_no_tool_can_begin_with_is_no_outage() -> None:
+    class Sql(BaseTool):
+        def get_schema(self) -> ToolSchema:
+            function = {"name": "sql", "description": "x", "parameters": {"type": "object", "properties": {}}}
+            return ToolSchema.read({"type": "function", "function": function}, "sql")
+
+        async def create(self, instance_id: str, db: str = "", **kwargs: Any) -> None:
+            if db == "missing":
+                raise ConfigError("no such database")
+            if db == "down":
+                raise RuntimeError("no answer")
+
+    skip_waits()
+    outages = Outages()
+    gates, sql = Gates(Gate, 60.0, outages=outages), Sql({})
+
+    async def begins(number: int, db: str) -> None:
+        async with ToolSession(f"c{number}", {"sql": sql}, {"sql": {"create_kwargs": {"db": db}}}, gates, 4):
+            await asyncio.sleep(1)
+
+    for number in range(20):
+        await begins(number, "missing" if number < 10 else "well")
+    states = await (await outages.ask(_itself)).outages()
+    name = "tool sql create"
+    assert (states[name].calls, states[name].outages, states[name].is_open) == (20, 0, False)
+    await asyncio.gather(*(begins(number, "down") for number in range(8)), return_exceptions=True)
+    assert (await (await outages.ask(_itself)).outages())[name].is_open

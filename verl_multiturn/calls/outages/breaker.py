@@ -94,6 +94,10 @@ class Breaker:
         """Return the seconds for which it has been open now; 0 while it is closed."""
         return now - self.opened_at if self.is_open else 0.0
 
+    def is_probed(self, now: float) -> bool:
+        """Tell whether a probe is under way."""
+        return self._probe is not None and now < self._probe_ends
+
     def open_total_s(self, now: float) -> float:
         """Return the seconds for which it has been open in all."""
         return self._open_before_s + self.open_s(now)

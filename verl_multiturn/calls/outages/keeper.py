@@ -26,6 +26,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -33,6 +34,8 @@ from verl_multiturn.calls.outages.breaker import Breaker, Outage
 
 logger = logging.getLogger(__name__)
 
+IDLE_S = 60.0
+"""Seconds after which an open breaker lasts no more: nobody waits, and no call has failed since."""
 MOST_JUDGED = 100_000
 """How many judged conversations are remembered; the oldest are forgotten."""
 
@@ -89,6 +92,11 @@ class OutageState:
     """Whether calls wait."""
     open_s: float
     """Seconds for which the breaker has been open now; 0 while it is closed."""
+    lasting_s: float
+    """Seconds of it in which somebody asked for what is called; 0 after `IDLE_S` in which nobody did.
+
+    Somebody asks for it while a call or a new conversation waits, a probe is under way, or a call fails.
+    """
     open_total_s: float
     """Seconds for which it has been open in the whole run."""
     trips: int
@@ -144,6 +152,19 @@ class _Name:
     error: str = ""
     waiting: dict[str, _Waiter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    asked_since: float = -inf
+    asked_at: float = -inf
+
+    def ask(self, now: float) -> None:
+        """Note that somebody asks for it; called before anybody begins or ends to wait."""
+        if not (self.waiting or self.breaker.is_probed(now)) and now - self.asked_at > IDLE_S:
+            self.asked_since = now
+        self.asked_at = now
+
+    def lasting_s(self, now: float) -> float:
+        """Return the seconds for which it has been open and asked for."""
+        is_asked = self.waiting or self.breaker.is_probed(now) or now - self.asked_at <= IDLE_S
+        return min(self.breaker.open_s(now), now - self.asked_since) if is_asked else 0.0
 
     def say(self, name: str, now: float) -> None:
         """Log a change."""
@@ -183,6 +204,8 @@ class OutageKeeper:
             kept.outages += len(own.outages) + own.masked
             kept.bugs += own.bugs
             kept.error = own.error or kept.error
+            if own.outages or own.probe:
+                kept.ask(now)
             epoch = kept.breaker.epoch
             judged += kept.breaker.report(now, own.answered, own.outages)
             if own.probe:
@@ -231,7 +254,9 @@ class OutageKeeper:
         kept = self._of(name)
         if not kept.breaker.is_open:
             return Admitted("closed", kept.breaker.epoch)
-        admitted: asyncio.Future[Admitted] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        admitted: asyncio.Future[Admitted] = loop.create_future()
+        kept.ask(loop.time())
         kept.waiting[waiter] = _Waiter(kind, lease_s, admitted)
         self._admit(kept)
         try:
@@ -242,11 +267,12 @@ class OutageKeeper:
 
     async def leave(self, name: str, waiter: str) -> None:
         """Wait no longer, and be no probe any more: the caller was cancelled."""
-        kept = self._of(name)
+        kept, now = self._of(name), asyncio.get_running_loop().time()
+        kept.ask(now)
         left = kept.waiting.pop(waiter, None)
         if left is not None and not left.admitted.done():
             left.admitted.set_result(Admitted("closed", kept.breaker.epoch))  # nobody waits for it any more
-        kept.breaker.end_probe(asyncio.get_running_loop().time(), waiter, None)
+        kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
     async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
@@ -282,6 +308,7 @@ class OutageKeeper:
             name: OutageState(
                 kept.breaker.is_open,
                 kept.breaker.open_s(now),
+                kept.lasting_s(now),
                 kept.breaker.open_total_s(now),
                 kept.breaker.trips,
                 kept.calls,
@@ -334,6 +361,7 @@ class OutageKeeper:
                 self._let(kept, next(iter(kept.waiting)), "scout")
 
     def _let(self, kept: _Name, waiter: str, why: Literal["closed", "probe", "scout"]) -> None:
+        kept.ask(asyncio.get_running_loop().time())
         admitted = kept.waiting.pop(waiter).admitted
         if not admitted.done():
             admitted.set_result(Admitted(why, kept.breaker.epoch))

@@ -80,19 +80,18 @@ class Outages:
         self._timer: asyncio.TimerHandle | None = None
         self._poll: asyncio.Task[None] | None = None
 
-    def of(self, name: str, rules: OutageLimits, lease_s: float, is_quiet: bool = False) -> Watch | None:
+    def of(self, name: str, rules: OutageLimits, lease_s: float) -> Watch | None:
         """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
 
         Args:
             name: The name, for example `tool search`.
             rules: What counts as an outage, and what it does.
             lease_s: Seconds after which a call of it must have ended.
-            is_quiet: Whether answered calls are reported only once one has met an outage.
         """
         mode = rules.mode or self.settings.mode
         if mode == "off":
             return None
-        watch = Watch(self, name, rules, mode == "pause", lease_s, is_quiet)
+        watch = Watch(self, name, rules, mode == "pause", lease_s)
         if name in self._watches:
             watch.epoch = self._watches[name].epoch
         self._watches[name] = watch
@@ -175,19 +174,15 @@ class Watch:
     Attributes:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
-        is_quiet: Whether answered calls are not reported yet.
     """
 
-    def __init__(
-        self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float, is_quiet: bool
-    ) -> None:
+    def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
         self.outages = outages
         self.name = name
         self.rules = rules
         self.pauses = pauses
         self.epoch = 0
         self._lease_s = lease_s
-        self.is_quiet = is_quiet
         self._sums = Sums()
         self._has_told = False
 
@@ -208,8 +203,6 @@ class Watch:
 
     def answered(self) -> None:
         """Count a call that was answered."""
-        if self.is_quiet and not self.epoch:
-            return
         self._sums.answered += 1
         self.outages.report_soon()
 
@@ -286,7 +279,7 @@ class Watched:
         conversation: Id of the conversation.
         may_wait_again: Whether the call may be made once more, where it was a probe that failed.
         counts: Whether an answer says that the service is there.
-        is_outage: Whether each failure is an outage.
+        is_outage: Whether each failure is an outage, but for a `ValueError`.
 
     Attributes:
         met: Whether the call ended with an outage.
@@ -401,7 +394,7 @@ class Watched:
         if watch is None:
             return
         cause = cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
-        if self._is_outage:
+        if self._is_outage and not isinstance(error, ValueError):
             cause = "outage"
         if cause != "outage":
             if cause == "bug":
@@ -412,7 +405,6 @@ class Watched:
                 self.answered()
             return
         text = describe(error)
-        watch.is_quiet = False
         if not watch.pauses:
             watch.masked(text)
             self.met = self.ends = True
