@@ -7,7 +7,8 @@
       └────────┘ ◀─────────────────────────────────────────────────────────────────────── └──────┘ ◀─┘ after 1, 2, 4,
                  three probes in a row are answered; after a good one the next follows at once         then every 5 s
 
-A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over.
+A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
+passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
 
 Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
 old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
@@ -82,6 +83,7 @@ class Breaker:
         """Conversations of the outages since the last call that was answered."""
         self._probe: str | None = None
         self._probe_ends = 0.0
+        self._has_failed = False
         self._next_probe = 0.0
         self._failed_probes = self._good_probes = 0
 
@@ -192,15 +194,17 @@ class Breaker:
             self.end_probe(now, self._probe, False)
         return max(0.0, self._next_probe - now)
 
-    def begin_probe(self, now: float, probe: str, lease_s: float) -> None:
+    def begin_probe(self, now: float, probe: str, lease_s: float, has_failed: bool = False) -> None:
         """Note that a call begins as a probe.
 
         Args:
             now: The time.
             probe: Id of the call.
             lease_s: Seconds after which it counts as failed, since its process must have died.
+            has_failed: Whether the call has failed as a probe before. Where it does so again, that may be its own
+                doing, and the good ones before it still count.
         """
-        self._probe, self._probe_ends = probe, now + lease_s
+        self._probe, self._probe_ends, self._has_failed = probe, now + lease_s, has_failed
 
     def let_in(self, now: float) -> None:
         """Note that a new conversation was let in, since no call waits that could be a probe."""
@@ -220,7 +224,8 @@ class Breaker:
         if good is None:
             self._next_probe = now
         elif not good:
-            self._good_probes = 0
+            if not self._has_failed:
+                self._good_probes = 0
             self._wait_longer(now)
         else:
             self._good_probes += 1

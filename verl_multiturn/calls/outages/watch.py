@@ -44,6 +44,9 @@ _TOLD_S = 10.0
 _AGAIN_S = (0.1, 5.0)
 """Seconds between two attempts to reach a keeper, at first and at most."""
 _MOST_JUDGED = 10_000
+_MOST_PROBES = 3
+"""Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
+_PROBES_S = 120.0
 
 
 class OutageEndError(Exception):
@@ -70,7 +73,7 @@ class Outages:
     ) -> None:
         self.settings = settings or OutageSettings()
         self.stopped = stopped
-        self._is_shared = connect is not None
+        self.process = uuid4().hex if connect is not None else ""
         own = OutageKeeper()
         self._connect: Callable[[], Keeper] = connect or (lambda: own)
         self._keeper: Keeper | None = None
@@ -106,7 +109,7 @@ class Outages:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._timer = loop, None
-            if self._is_shared:
+            if self.process:
                 self._poll = loop.create_task(self._listen(), name="outages")
 
     def report_soon(self) -> None:
@@ -155,7 +158,7 @@ class Outages:
     async def _listen(self) -> None:
         keeper, seen = "", 0
         while True:
-            told = await self.ask(lambda each, known=(keeper, seen): each.changes(*known))  # type: ignore[misc]
+            told = await self.ask(lambda each, known=(keeper, seen, self.process): each.changes(*known))  # type: ignore[misc]
             self._learn(told)
             keeper, seen = told.keeper, told.version
 
@@ -238,14 +241,16 @@ class Watch:
         Raises:
             OutageEndError: It took too long.
         """
-        waiter, stop_s = uuid4().hex, self.outages.settings.stop_s
+        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
         with self.outages.stopped():
             try:
                 async with asyncio.timeout_at(until) as limit:
-                    admitted = await self.outages.ask(
-                        lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s)
-                    )
+                    admitted = again
+                    while admitted.why == "again":
+                        admitted = await self.outages.ask(
+                            lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s, self.outages.process)
+                        )
             except (TimeoutError, asyncio.CancelledError):
                 self.leave(waiter)
                 if limit.expired():
@@ -291,6 +296,8 @@ class Watched:
         "_conversation",
         "_counts",
         "_epoch",
+        "_failed_at",
+        "_failed_probes",
         "_is_outage",
         "_may_wait_again",
         "_probe",
@@ -315,6 +322,8 @@ class Watched:
         self._counts = counts
         self._is_outage = is_outage
         self._probe = ""
+        self._failed_probes = 0
+        self._failed_at = 0.0
         self._epoch = 0
         self._until: float | None = None
         self.met = self.ends = self.again = False
@@ -348,7 +357,7 @@ class Watched:
         if waits := self.must_wait:
             if self._until is None:  # also a probe that failed waits no longer than this in all
                 self._until = asyncio.get_running_loop().time() + watch.outages.settings.stop_s
-            admitted, waiter = await watch.enter("call", self._until)
+            admitted, waiter = await watch.enter("failed" if self._failed_probes else "call", self._until)
             self._probe = waiter if admitted.why == "probe" else ""
         self._epoch = watch.epoch
         return waits
@@ -410,7 +419,7 @@ class Watched:
             self.met = self.ends = True
             return
         probe, self._probe = self._probe, ""
-        self.again = bool(probe) and self._may_wait_again
+        self.again = bool(probe) and self._may_wait_again and not self._has_probed_enough()
         self.met = not self.again
         sums = watch.take()
         sums.error, sums.probe = text, probe
@@ -418,3 +427,9 @@ class Watched:
             sums.outages.append(Outage(self._conversation, self._epoch))
         await watch.outages.tell({watch.name: sums})
         self.ends = self.met and (watch.is_open or watch.outages.is_judged(self._conversation))
+
+    def _has_probed_enough(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._failed_at = self._failed_at if self._failed_probes else now
+        self._failed_probes += 1
+        return self._failed_probes >= _MOST_PROBES and now - self._failed_at >= _PROBES_S

@@ -123,14 +123,14 @@ class RayKeeper:
         told: Told = await self._ask(self._actor.report, dict(sums))
         return told
 
-    async def changes(self, keeper: str, seen: int) -> Told:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
         """Wait for a change."""
-        told: Told = await self._ask(self._actor.changes, keeper, seen)
+        told: Told = await self._ask(self._actor.changes, keeper, seen, process)
         return told
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
         """Wait at a breaker."""
-        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s)
+        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
         return admitted
 
     async def leave(self, name: str, waiter: str) -> None:
