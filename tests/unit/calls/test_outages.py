@@ -638,7 +638,7 @@ async def test_calls_that_alone_are_never_answered_end_their_conversations() -> 
     began = asyncio.get_running_loop().time()
     waiting = [asyncio.create_task(call(watch, each, service.answer, repeat=True)) for each in "ab"]
     assert await asyncio.gather(*waiting) == ["ends"] * 2
-    assert 100 < asyncio.get_running_loop().time() - began < 150
+    assert 600 < asyncio.get_running_loop().time() - began < 660
 
 
 async def test_where_few_conversations_call_it_more_and_more_come_in() -> None:

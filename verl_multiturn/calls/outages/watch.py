@@ -46,7 +46,7 @@ _AGAIN_S = (0.1, 5.0)
 _MOST_JUDGED = 10_000
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
-_PROBES_S = 120.0
+_PROBES_S = 600.0
 
 
 class OutageEndError(Exception):
