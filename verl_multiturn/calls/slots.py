@@ -240,7 +240,7 @@ class Slot:
             OutageEndError: The call has waited for too long for the end of an outage.
         """
         while True:
-            if await watched.wait():
+            if await watched.wait(begins=False):
                 self.asked = self.started = asyncio.get_running_loop().time()
             try:
                 await self.take()
@@ -249,6 +249,7 @@ class Slot:
                     raise
                 continue
             if not watched.must_wait:  # it may have begun while the call waited for its slot
+                watched.begin()
                 return
             self._slots.leave(self._lease)
             self._is_taken, self._lease = False, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 import urllib.error
 from collections import Counter
@@ -25,6 +26,7 @@ from verl_multiturn.calls.outages.causes import Timeouts, cause_of, is_agents_ou
 from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState, Sums
 from verl_multiturn.calls.outages.watch import REPORT_S, OutageEndError, Outages, Watch, Watched
 from verl_multiturn.calls.slots import Gates
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat_endpoint import EndpointError
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
@@ -401,13 +403,16 @@ async def test_a_new_keeper_is_told_what_the_old_one_knew() -> None:
     await asyncio.sleep(10)
     state = (await mortal.keeper.outages())[NAME]
     assert (state.is_open, state.waiting) == (True, 5)
+    assert state.open_s == state.lasting_s == pytest.approx(40)
     assert await mortal.keeper.touched(["first 0", "first 7", "c0"]) == {"first 0", "first 7"}
     service.is_up = True
     assert await asyncio.gather(*waiting) == ["fine"] * 5
     assert not watch.is_open
 
 
-async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def connect() -> Any:
         raise KeeperLostError("no actor")
 
@@ -417,7 +422,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCa
     assert watch is not None
     assert await call(watch, "a", service.answer) == "fine"
     service.is_up = False
-    assert await call(watch, "a", service.answer) == "told: down"
+    assert await call(watch, "a", service.answer) == "ends"  # nobody can say that it was none
     assert "cannot be reached" in caplog.text
 
 
@@ -425,9 +430,9 @@ async def test_healthy_calls_are_reported_in_sums() -> None:
     class Counting(OutageKeeper):
         reports = 0
 
-        async def report(self, sums: Any) -> Any:
+        async def report(self, sums: Any, process: str = "") -> Any:
             self.reports += 1
-            return await super().report(sums)
+            return await super().report(sums, process)
 
     service, keeper = Service(), Counting()
     watch = process(keeper)
@@ -502,7 +507,7 @@ async def test_calls_that_hung_since_before_the_outage_do_not_open_it_again() ->
         raise ConnectionResetError("at last")
 
     old = [asyncio.create_task(call(watch, f"old {each}", hangs)) for each in range(20)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(31)  # what hangs for longer than the window delays nothing
     await break_it(watch, service)
     service.is_up = True
     assert await asyncio.gather(*(call(watch, f"c{each}", service.answer) for each in range(5))) == ["fine"] * 5
@@ -665,3 +670,120 @@ async def test_changes_are_told_the_oldest_first() -> None:
     await keeper.report({NAME: Sums(outages=[Outage("late", 0)])})
     told = await keeper.changes("", 0)
     assert told.judged == (*(f"c{each}" for each in range(8)), "late")
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+async def test_failures_that_come_before_the_answers_open_nothing(processes: int, share: float) -> None:
+    keeper, chance = OutageKeeper(), random.Random(processes)
+    watches = [process(keeper) for _ in range(processes)]
+
+    async def answer(_: str) -> str:
+        if chance.random() < share:
+            await asyncio.sleep(0.01)
+            raise ConnectionRefusedError("busy")
+        await asyncio.sleep(chance.uniform(0.5, 2))
+        return "fine"
+
+    async def conversation(number: int) -> None:
+        for _ in range(4):
+            assert await call(watches[number % processes], f"c{number}", answer) in ("fine", "told: busy")
+            await asyncio.sleep(chance.uniform(0, 3))
+
+    await asyncio.gather(*(conversation(each) for each in range(128)))
+    state = (await keeper.outages())[NAME]
+    assert (state.calls, state.trips) == (512, 0)
+    assert state.outages > 8
+
+
+@pytest.mark.parametrize("after_s", [0.01, 60.0])
+async def test_where_all_of_a_burst_fail_it_opens_at_once(after_s: float) -> None:
+    keeper = OutageKeeper()
+    watches = [process(keeper) for _ in range(8)]
+
+    async def answer(_: str) -> str:
+        await asyncio.sleep(after_s)
+        raise ConnectionRefusedError("down")
+
+    said = await asyncio.gather(*(call(watches[each % 8], f"c{each}", answer) for each in range(128)))
+    assert asyncio.get_running_loop().time() <= after_s + 1
+    assert "ends" in said
+    assert (await keeper.outages())[NAME].trips == 1
+    assert len(await keeper.touched([f"c{each}" for each in range(128)])) == 128
+
+
+async def test_a_call_that_its_conversations_time_cut_off_is_judged_with_the_outage() -> None:
+    service, watch = Service(), process()
+    service.hangs = True
+    watched = Watched(watch, "cut")
+
+    async def hangs() -> None:
+        async with watched:
+            await watched.wait()
+            await service.answer("cut")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hangs(), 10)
+    assert watched.met
+    keeper = await watch.outages.ask(_itself)
+    assert await keeper.touched(["cut"]) == set()
+    service.hangs = False
+    await break_it(watch, service)
+    assert await keeper.touched(["cut"]) == {"cut"}
+
+
+async def test_calls_that_are_cut_off_open_nothing() -> None:
+    service, watch = Service(), process()
+    service.hangs = True
+    cut = [asyncio.create_task(call(watch, f"c{each}", service.answer)) for each in range(50)]
+    await asyncio.sleep(10)
+    for each in cut:
+        each.cancel()
+    await asyncio.wait(cut)
+    assert not watch.is_open
+    assert not watch.running
+
+
+async def test_a_conversation_that_met_nothing_but_outages_is_lost() -> None:
+    class Search(BaseTool):
+        down = True
+
+        def get_schema(self) -> ToolSchema:
+            function = {"name": "search", "description": "x", "parameters": {"type": "object", "properties": {}}}
+            return ToolSchema.read({"type": "function", "function": function}, "search")
+
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> str:
+            if self.down:
+                raise ConnectionRefusedError("down")
+            return "fine"
+
+    search = Search({})
+    gates = Gates(Gate, 60.0, outages=Outages())
+    lost = []
+    for downs in ([True], [True, True], [True, True, False]):
+        async with ToolSession(f"c{downs}", {"search": search}, {}, gates, 4) as session:
+            for search.down in downs:
+                await session.execute([ToolCall("search", "{}", "0")])
+            assert session.lost == ""
+            await session.calc_rewards()
+            lost.append(session.lost)
+    assert lost == ["", "tool search: each of its calls met an outage", ""]
+
+
+def test_each_loop_has_one_poll() -> None:
+    keeper = OutageKeeper()
+    outages = Outages(OutageSettings(), lambda: keeper)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def begin() -> int:
+        outages.begin()
+        return sum(task.get_name() == "outages" for task in asyncio.all_tasks())
+
+    try:
+        assert [loop.run_until_complete(begin()) for _ in range(3) for loop in loops] == [1] * 6
+    finally:
+        for loop in loops:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+                loop.run_until_complete(asyncio.wait([task]))
+            loop.close()

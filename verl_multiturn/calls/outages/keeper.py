@@ -68,6 +68,10 @@ class Sums:
     """Calls among these that failed by a bug."""
     outages: list[Outage] = field(default_factory=list)
     """Calls that ended with an outage, after those that were answered."""
+    hung: list[Outage] = field(default_factory=list)
+    """Calls that had not ended when their conversation's time was up, where lateness is an outage."""
+    beside: int = 0
+    """Calls that have not ended, and did not begin after the newest outage here."""
     masked: int = 0
     """Calls with an outage that says nothing to the breaker: `mode: mask`, where nothing waits."""
     error: str = ""
@@ -123,7 +127,7 @@ class OutageState:
 class Keeper(Protocol):
     """What a process needs of a keeper; a process of a run reaches it through Ray."""
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Note calls that have ended; see `OutageKeeper.report`."""
 
     async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
@@ -135,7 +139,7 @@ class Keeper(Protocol):
     async def leave(self, name: str, waiter: str) -> None:
         """Wait no longer; see `OutageKeeper.leave`."""
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows; see `OutageKeeper.recall`."""
 
 
@@ -201,11 +205,12 @@ class OutageKeeper:
         self._heard: dict[str, float] = {}
         """When a word of each process came last."""
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Note calls that have ended in one process, and judge.
 
         Args:
             sums: The calls, by the name of what was called.
+            process: Id of the process.
 
         Returns:
             The epochs of these names, and the conversations that were judged by this report.
@@ -223,7 +228,7 @@ class OutageKeeper:
             if own.outages or (own.probe and not own.probe_good):
                 kept.scouts = 1
             epoch = kept.breaker.epoch
-            judged += kept.breaker.report(now, own.answered, own.outages)
+            judged += kept.breaker.report(now, own.answered, own.outages, own.hung, process, own.beside)
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good)
             if kept.breaker.epoch != epoch:
@@ -298,18 +303,20 @@ class OutageKeeper:
         kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows of a keeper that has died.
 
         Args:
-            epochs: The epochs of the breakers, by name.
+            epochs: The epochs of the breakers, and for how many seconds each has been open, by name.
             judged: Conversations that were judged.
         """
         now = asyncio.get_running_loop().time()
         self._judge([conversation for conversation in judged if conversation not in self._judged])
-        for name, epoch in epochs.items():
+        for name, (epoch, open_s) in epochs.items():
             kept = self._of(name)
-            self._note(kept.breaker.recall(now, epoch))
+            self._note(kept.breaker.recall(now, epoch, open_s))
+            if kept.breaker.is_open:
+                kept.asked_since, kept.asked_at = kept.breaker.opened_at, now
             self._admit(kept)
 
     async def touched(self, ids: Collection[str]) -> set[str]:

@@ -23,9 +23,10 @@ from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from typing import TypeVar
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.breaker import Outage
+from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.outages.keeper import Admitted, Keeper, KeeperLostError, OutageKeeper, Sums, Told, Waiting
 from verl_multiturn.config import OutageSettings
@@ -44,6 +45,8 @@ _TOLD_S = 10.0
 _AGAIN_S = (0.1, 5.0)
 """Seconds between two attempts to reach a keeper, at first and at most."""
 _MOST_JUDGED = 10_000
+_BESIDE_S = 1.0
+"""Seconds after a call within which another one began beside it."""
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
@@ -81,7 +84,7 @@ class Outages:
         self._judged: OrderedDict[str, None] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._poll: asyncio.Task[None] | None = None
+        self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
 
     def of(self, name: str, rules: OutageLimits, lease_s: float) -> Watch | None:
         """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
@@ -109,8 +112,8 @@ class Outages:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._timer = loop, None
-            if self.process:
-                self._poll = loop.create_task(self._listen(), name="outages")
+            if self.process and loop not in self._polls:
+                self._polls[loop] = loop.create_task(self._listen(), name="outages")
 
     def report_soon(self) -> None:
         """Report the sums of all names within `REPORT_S`."""
@@ -122,12 +125,14 @@ class Outages:
         if sums := {watch.name: watch.take() for watch in self._watches.values() if watch.is_due}:
             keep(asyncio.ensure_future(self.tell(sums)))
 
-    async def tell(self, sums: dict[str, Sums]) -> None:
-        """Report calls, and wait until the keeper has judged them. A keeper that cannot be reached is only logged."""
+    async def tell(self, sums: dict[str, Sums]) -> bool:
+        """Report calls, and wait until the keeper has judged them; return whether it could be reached."""
         try:
-            self._learn(await self.ask(lambda keeper: keeper.report(sums), _TOLD_S))
+            self._learn(await self.ask(lambda keeper: keeper.report(sums, self.process), _TOLD_S))
         except KeeperLostError as error:
             logger.error("the keeper of outages cannot be reached, what is known of %s is lost: %s", list(sums), error)
+            return False
+        return True
 
     async def ask(self, question: Callable[[Keeper], Awaitable[T]], patience_s: float = inf) -> T:
         """Return the keeper's answer; where it has died, that of the next one.
@@ -142,7 +147,8 @@ class Outages:
             try:
                 if asked is None:
                     asked = self._connect()
-                    if epochs := {name: watch.epoch for name, watch in self._watches.items() if watch.epoch}:
+                    known = {name: watch for name, watch in self._watches.items() if watch.epoch}
+                    if epochs := {name: (watch.epoch, watch.open_s) for name, watch in known.items()}:
                         await asked.recall(epochs, list(self._judged))
                     self._keeper = asked
                 return await question(asked)
@@ -165,7 +171,7 @@ class Outages:
     def _learn(self, told: Told) -> None:
         for name, epoch in told.epochs.items():
             if (watch := self._watches.get(name)) is not None:
-                watch.epoch = max(watch.epoch, epoch)
+                watch.learn(epoch)
         self._judged.update(dict.fromkeys(told.judged))
         while len(self._judged) > _MOST_JUDGED:
             self._judged.popitem(last=False)
@@ -188,6 +194,11 @@ class Watch:
         self._lease_s = lease_s
         self._sums = Sums()
         self._has_told = False
+        self._opened_at = 0.0
+        self.running: dict[Watched, float] = {}
+        """Calls that have not ended, with the time at which they began."""
+        self.newest = -inf
+        """When the newest call that met an outage began."""
 
     @property
     def is_open(self) -> bool:
@@ -202,7 +213,19 @@ class Watch:
     def take(self) -> Sums:
         """Return the calls since the last report, to be reported."""
         sums, self._sums = self._sums, Sums()
+        since, until = _now() - WINDOW_S, self.newest + _BESIDE_S
+        sums.beside = sum(since < began <= until for began in self.running.values())
         return sums
+
+    def learn(self, epoch: int) -> None:
+        """Take over a newer epoch."""
+        if epoch > self.epoch:
+            self.epoch, self._opened_at = epoch, _now()
+
+    @property
+    def open_s(self) -> float:
+        """Return the seconds for which the breaker is known to have been open."""
+        return _now() - self._opened_at if self.epoch % 2 else 0.0
 
     def answered(self) -> None:
         """Count a call that was answered."""
@@ -256,7 +279,7 @@ class Watch:
                 if limit.expired():
                     raise OutageEndError(f"{self.name}: its outage has lasted for more than {stop_s:g} s") from None
                 raise
-        self.epoch = max(self.epoch, admitted.epoch)
+        self.learn(admitted.epoch)
         return admitted, waiter
 
     def leave(self, waiter: str) -> None:
@@ -342,10 +365,13 @@ class Watched:
         """Note that the call begins, where nothing is waited for."""
         if (watch := self._watch) is not None:
             watch.outages.begin()
-            self._epoch = watch.epoch
+            self._began(watch)
 
-    async def wait(self) -> bool:
+    async def wait(self, begins: bool = True) -> bool:
         """Wait while there is an outage; return whether that took time.
+
+        Args:
+            begins: Whether the call begins then; else `begin` says it.
 
         Raises:
             OutageEndError: It took too long.
@@ -360,7 +386,18 @@ class Watched:
             admitted, waiter = await watch.enter("failed" if self._failed_probes else "call", self._until)
             self._probe = waiter if admitted.why == "probe" else ""
         self._epoch = watch.epoch
+        if begins:
+            self._began(watch)
         return waits
+
+    def _began(self, watch: Watch) -> None:
+        self._epoch = watch.epoch
+        if self._counts:
+            watch.running[self] = _now()
+
+    def _ended(self) -> float | None:
+        """Note that the call runs no more; return when it began, None where it did not run."""
+        return self._watch.running.pop(self, None) if self._watch is not None else None
 
     async def __aenter__(self) -> Watched:
         self.again = False
@@ -372,10 +409,22 @@ class Watched:
         elif isinstance(error, Exception) and not isinstance(error, _NO_CAUSE):
             await self.failed(error)
         else:
+            if isinstance(error, asyncio.CancelledError):
+                self._hung()
             self.dropped()
+
+    def _hung(self) -> None:
+        """Tell of a call that is cut off: if there is an outage, that was it."""
+        watch = self._watch
+        if watch is not None and watch.pauses and watch.rules.timeouts == "outage" and self._ended() is not None:
+            self.met = True
+            sums = watch.take()
+            sums.hung.append(Outage(self._conversation, self._epoch))
+            keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     def dropped(self) -> None:
         """Note that the call was cancelled, or says nothing."""
+        self._ended()
         if self._watch is not None and self._probe:
             self._watch.leave(self._probe)
             self._probe = ""
@@ -383,6 +432,7 @@ class Watched:
     def answered(self) -> None:
         """Tell that the call was answered, in whatever way."""
         watch = self._watch
+        self._ended()
         if watch is None or not self._counts:
             return
         if not self._probe:
@@ -413,11 +463,14 @@ class Watched:
             else:
                 self.answered()
             return
+        began = self._ended()
         text = describe(error)
         if not watch.pauses:
             watch.masked(text)
             self.met = self.ends = True
             return
+        if began is not None:
+            watch.newest = max(watch.newest, began)
         probe, self._probe = self._probe, ""
         self.again = bool(probe) and self._may_wait_again and not self._has_probed_enough()
         self.met = not self.again
@@ -425,11 +478,15 @@ class Watched:
         sums.error, sums.probe = text, probe
         if self.met:
             sums.outages.append(Outage(self._conversation, self._epoch))
-        await watch.outages.tell({watch.name: sums})
-        self.ends = self.met and (watch.is_open or watch.outages.is_judged(self._conversation))
+        told = await watch.outages.tell({watch.name: sums})
+        self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
 
     def _has_probed_enough(self) -> bool:
         now = asyncio.get_running_loop().time()
         self._failed_at = self._failed_at if self._failed_probes else now
         self._failed_probes += 1
         return self._failed_probes >= _MOST_PROBES and now - self._failed_at >= _PROBES_S
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

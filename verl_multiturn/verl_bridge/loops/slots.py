@@ -118,9 +118,9 @@ class RayKeeper:
         except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
             raise KeeperLostError(str(error)) from error
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Report calls that have ended."""
-        told: Told = await self._ask(self._actor.report, dict(sums))
+        told: Told = await self._ask(self._actor.report, dict(sums), process)
         return told
 
     async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
@@ -137,7 +137,7 @@ class RayKeeper:
         """Wait no longer."""
         await self._ask(self._actor.leave, name, waiter)
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Tell a new actor what is known."""
         await self._ask(self._actor.recall, dict(epochs), list(judged))
 
