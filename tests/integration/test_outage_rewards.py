@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.config import OutageSettings
 
 # Importing verl's trainers warns about optional engines that are not installed.

@@ -12,7 +12,7 @@ import pytest
 from tests.agent_sessions import certified, make_run, turns
 from tests.idle_loop import hold_up
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record

@@ -13,7 +13,7 @@ from tests.scripted import CALL
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, ScriptedEngine, StopReason
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.keeper import OutageKeeper
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser

@@ -1,4 +1,4 @@
-"""`Outages`: what one process knows of outages. `Watched` stands beside each of its calls.
+"""`Watch` over what has a name, in one process (`process.py`); `Watched` stands beside each call of it.
 
     wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
       └──closed────────────────────────────────────────────────▶               └─ outage ─▶ told at once
@@ -9,42 +9,32 @@ While nothing is wrong a call costs the look at one number and a sum, which is r
 
 Invariants:
 - an outage is known to the keeper before its conversation goes on;
-- a call that waits, waits at most `stop_s`, also where the keeper has died and cannot be reached;
-- a keeper that is made anew is told what is known here before it is asked anything.
+- a call that waits, waits at most `stop_s`, also where the keeper has died and cannot be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from math import inf
-from typing import TypeVar
+from typing import TYPE_CHECKING
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of
-from verl_multiturn.calls.outages.keeper import Admitted, Keeper, KeeperLostError, OutageKeeper, Sums, Told, Waiting
-from verl_multiturn.config import OutageSettings
+from verl_multiturn.calls.outages.keeper import Admitted, Sums, Waiting
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import InteractionContractError, ToolContractError
 from verl_multiturn.tasks import keep
 
+if TYPE_CHECKING:
+    from verl_multiturn.calls.outages.process import Outages
+
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-REPORT_S = 0.5
-"""Seconds for which sums of calls are gathered."""
-_TOLD_S = 10.0
+TOLD_S = 10.0
 """Seconds in which a keeper must take a report; a new one may have to start."""
-_AGAIN_S = (0.1, 5.0)
-"""Seconds between two attempts to reach a keeper, at first and at most."""
-_MOST_JUDGED = 10_000
 _BESIDE_S = 1.0
 """Seconds after a call within which another one began beside it."""
 _MOST_PROBES = 3
@@ -59,122 +49,8 @@ class OutageEndError(Exception):
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 
 
-class Outages:
-    """What one process knows of outages.
-
-    Args:
-        settings: The run's settings.
-        connect: Reaches the keeper of the run, or makes one; None: this process has a keeper of its own.
-        stopped: Lets the clock of the conversation that the running task works for stand still.
-    """
-
-    def __init__(
-        self,
-        settings: OutageSettings | None = None,
-        connect: Callable[[], Keeper] | None = None,
-        stopped: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.settings = settings or OutageSettings()
-        self.stopped = stopped
-        self.process = uuid4().hex if connect is not None else ""
-        own = OutageKeeper()
-        self._connect: Callable[[], Keeper] = connect or (lambda: own)
-        self._keeper: Keeper | None = None
-        self._watches: dict[str, Watch] = {}
-        self._judged: OrderedDict[str, None] = OrderedDict()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
-
-    def of(self, name: str, rules: OutageLimits, lease_s: float) -> Watch | None:
-        """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
-
-        Args:
-            name: The name, for example `tool search`.
-            rules: What counts as an outage, and what it does.
-            lease_s: Seconds after which a call of it must have ended.
-        """
-        mode = rules.mode or self.settings.mode
-        if mode == "off":
-            return None
-        watch = Watch(self, name, rules, mode == "pause", lease_s)
-        if name in self._watches:
-            watch.epoch = self._watches[name].epoch
-        self._watches[name] = watch
-        return watch
-
-    def is_judged(self, conversation: str) -> bool:
-        """Tell whether a conversation met an outage that is known to be one; nothing that it still does is trained."""
-        return conversation in self._judged
-
-    def begin(self) -> None:
-        """Begin to listen, with the first call or conversation of an event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._timer = loop, None
-            if self.process and loop not in self._polls:
-                self._polls[loop] = loop.create_task(self._listen(), name="outages")
-
-    def report_soon(self) -> None:
-        """Report the sums of all names within `REPORT_S`."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._report)
-
-    def _report(self) -> None:
-        self._timer = None
-        if sums := {watch.name: watch.take() for watch in self._watches.values() if watch.is_due}:
-            keep(asyncio.ensure_future(self.tell(sums)))
-
-    async def tell(self, sums: dict[str, Sums]) -> bool:
-        """Report calls, and wait until the keeper has judged them; return whether it could be reached."""
-        try:
-            self._learn(await self.ask(lambda keeper: keeper.report(sums, self.process), _TOLD_S))
-        except KeeperLostError as error:
-            logger.error("the keeper of outages cannot be reached, what is known of %s is lost: %s", list(sums), error)
-            return False
-        return True
-
-    async def ask(self, question: Callable[[Keeper], Awaitable[T]], patience_s: float = inf) -> T:
-        """Return the keeper's answer; where it has died, that of the next one.
-
-        Raises:
-            KeeperLostError: There was none within `patience_s`.
-        """
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + patience_s, _AGAIN_S[0]
-        while True:
-            asked = self._keeper
-            try:
-                if asked is None:
-                    asked = self._connect()
-                    known = {name: watch for name, watch in self._watches.items() if watch.epoch}
-                    if epochs := {name: (watch.epoch, watch.open_s) for name, watch in known.items()}:
-                        await asked.recall(epochs, list(self._judged))
-                    self._keeper = asked
-                return await question(asked)
-            except KeeperLostError as error:
-                if asked is not None and self._keeper is asked:
-                    self._keeper = None
-                    logger.warning("the keeper of outages has died, the next one is told what is known: %s", error)
-                if loop.time() + pause_s > until:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _AGAIN_S[1])
-
-    async def _listen(self) -> None:
-        keeper, seen = "", 0
-        while True:
-            told = await self.ask(lambda each, known=(keeper, seen, self.process): each.changes(*known))  # type: ignore[misc]
-            self._learn(told)
-            keeper, seen = told.keeper, told.version
-
-    def _learn(self, told: Told) -> None:
-        for name, epoch in told.epochs.items():
-            if (watch := self._watches.get(name)) is not None:
-                watch.learn(epoch)
-        self._judged.update(dict.fromkeys(told.judged))
-        while len(self._judged) > _MOST_JUDGED:
-            self._judged.popitem(last=False)
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Watch:
@@ -183,6 +59,9 @@ class Watch:
     Attributes:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
+        opened_at: Time of the loop's clock at which it was learnt.
+        running: Calls that have not ended, with the time at which they began.
+        newest: When the newest call that met an outage began.
     """
 
     def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
@@ -194,11 +73,9 @@ class Watch:
         self._lease_s = lease_s
         self._sums = Sums()
         self._has_told = False
-        self._opened_at = 0.0
+        self.opened_at = 0.0
         self.running: dict[Watched, float] = {}
-        """Calls that have not ended, with the time at which they began."""
         self.newest = -inf
-        """When the newest call that met an outage began."""
 
     @property
     def is_open(self) -> bool:
@@ -220,12 +97,12 @@ class Watch:
     def learn(self, epoch: int) -> None:
         """Take over a newer epoch."""
         if epoch > self.epoch:
-            self.epoch, self._opened_at = epoch, _now()
+            self.epoch, self.opened_at = epoch, _now()
 
     @property
     def open_s(self) -> float:
         """Return the seconds for which the breaker is known to have been open."""
-        return _now() - self._opened_at if self.epoch % 2 else 0.0
+        return _now() - self.opened_at if self.epoch % 2 else 0.0
 
     def answered(self) -> None:
         """Count a call that was answered."""
@@ -284,7 +161,7 @@ class Watch:
 
     def leave(self, waiter: str) -> None:
         """Tell the keeper that somebody waits no longer, or that a probe was cancelled."""
-        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), _TOLD_S)))
+        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), TOLD_S)))
 
     async def admit(self) -> None:
         """Let a new conversation wait while the breaker is open.
@@ -453,7 +330,7 @@ class Watched:
         if watch is None:
             return
         cause = cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
-        if self._is_outage and not isinstance(error, ValueError):
+        if self._is_outage and not isinstance(error, ValueError):  # that is the row's mistake
             cause = "outage"
         if cause != "outage":
             if cause == "bug":
@@ -486,7 +363,3 @@ class Watched:
         self._failed_at = self._failed_at if self._failed_probes else now
         self._failed_probes += 1
         return self._failed_probes >= _MOST_PROBES and now - self._failed_at >= _PROBES_S
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
