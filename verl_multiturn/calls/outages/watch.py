@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from uuid import uuid4
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of
-from verl_multiturn.calls.outages.keeper import Admitted, Sums, Waiting
+from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
+from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import InteractionContractError, ToolContractError
 from verl_multiturn.tasks import keep
-
-if TYPE_CHECKING:
-    from verl_multiturn.calls.outages.process import Outages
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,29 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class Process(Protocol):
+    """What a watch needs of its process: `Outages`, of `process.py`."""
+
+    settings: OutageSettings
+    stopped: Callable[[], AbstractContextManager[None]]
+    process: str
+
+    def is_judged(self, conversation: str) -> bool:
+        """See `Outages.is_judged`."""
+
+    def begin(self) -> None:
+        """See `Outages.begin`."""
+
+    def report_soon(self) -> None:
+        """See `Outages.report_soon`."""
+
+    async def tell(self, sums: dict[str, Sums]) -> bool:
+        """See `Outages.tell`."""
+
+    async def ask(self, question: Callable[[Keeper], Awaitable[Any]], patience_s: float = inf) -> Any:
+        """See `Outages.ask`."""
+
+
 class Watch:
     """The watch of one process over what has a name.
 
@@ -64,7 +87,7 @@ class Watch:
         newest: When the newest call that met an outage began.
     """
 
-    def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
+    def __init__(self, outages: Process, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
         self.outages = outages
         self.name = name
         self.rules = rules
