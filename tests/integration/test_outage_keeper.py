@@ -34,7 +34,7 @@ class Worker:
 
     def __init__(self) -> None:
         from verl_multiturn.calls.limits import OutageLimits
-        from verl_multiturn.calls.outages.watch import Outages
+        from verl_multiturn.calls.outages.process import Outages
         from verl_multiturn.verl_bridge.loops.slots import RayKeeper
 
         self.watch: Any = Outages(connect=RayKeeper).of("tool search", OutageLimits(), 100)

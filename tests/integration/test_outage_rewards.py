@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import until
 from tests.scoring import KEYS, OUTAGE
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.config import OutageSettings
 
 # Importing verl's trainers warns about optional engines that are not installed.

@@ -29,7 +29,7 @@ SEARCH = "tool search"
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 
 
-STATE = OutageState(True, 0.0, 0.0, 0, 0, 0, 0, 0, "ConnectionError: refused")
+STATE = OutageState(True, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, "ConnectionError: refused")
 
 
 class FakeKeeper:
@@ -396,7 +396,7 @@ def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
 def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pytest.LogCaptureFixture) -> None:
     from verl_multiturn.verl_bridge.trainer.outages import OutageLasts
 
-    keeper = FakeKeeper(tool_search=replace(STATE, open_s=59.0, waiting=7))
+    keeper = FakeKeeper(tool_search=replace(STATE, lasting_s=59.0, waiting=7))
     trainer = trainer_of(keeper, stop_s=100.0)
     freed: list[str] = []
     trainer.checkpoint_manager = SimpleNamespace(
@@ -405,7 +405,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     trainer.look_after_servers = lambda: None
     trainer.look_after()
     assert not caplog.records
-    keeper.states[SEARCH] = replace(STATE, open_s=60.0, waiting=7)
+    keeper.states[SEARCH] = replace(STATE, lasting_s=60.0, waiting=7)
     trainer.look_after()
     trainer.look_after()
     (record,) = caplog.records
@@ -414,7 +414,9 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
         "with a checkpoint after 100 s (custom.multiturn.outage.stop_s) (said once)"
     )
     assert freed == []
-    keeper.states[SEARCH] = replace(STATE, open_s=101.0)
+    keeper.states[SEARCH] = replace(STATE, open_s=9_000.0, lasting_s=0.0)
+    trainer.look_after()  # nobody asks for it any more
+    keeper.states[SEARCH] = replace(STATE, lasting_s=101.0)
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
     assert freed == ["abort", "sleep"], "the servers make room for the workers that save"

@@ -17,7 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.limits import outage_rules
-from verl_multiturn.calls.outages.watch import Outages, Watch, Watched
+from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.outages.watch import Watch, Watched
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.tasks import Alarms, done_within, keep
 
@@ -83,7 +84,7 @@ class Slots:
             # What begins a conversation may need no service where a call does, or the other way round. So the one says
             # nothing of the other.
             if owner.begin not in owner.inherited:
-                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s, is_quiet=True)
+                self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
     def watched(self, conversation: str, *, may_wait_again: bool = False, counts: bool = True) -> Watched:
         """Return what stands beside one call of a conversation.
@@ -100,7 +101,7 @@ class Slots:
 
         Args:
             conversation: Id of the conversation.
-            is_outage: Whether each failure is an outage.
+            is_outage: Whether each failure is an outage, but for a `ValueError`: that is the row's mistake.
         """
         return Watched(self._begin_watch, conversation, is_outage=is_outage)
 
@@ -240,7 +241,7 @@ class Slot:
             OutageEndError: The call has waited for too long for the end of an outage.
         """
         while True:
-            if await watched.wait():
+            if await watched.wait(begins=False):
                 self.asked = self.started = asyncio.get_running_loop().time()
             try:
                 await self.take()
@@ -249,6 +250,7 @@ class Slot:
                     raise
                 continue
             if not watched.must_wait:  # it may have begun while the call waited for its slot
+                watched.begin()
                 return
             self._slots.leave(self._lease)
             self._is_taken, self._lease = False, None

@@ -181,3 +181,43 @@ def test_fewer_than_eight_calls_say_nothing(calls: int) -> None:
     breaker = Breaker()
     assert fail(breaker, 0, "abcdefgh"[:calls]) == []
     assert not breaker.is_open
+
+
+def test_as_many_outages_are_needed_as_calls_run_beside_them() -> None:
+    breaker = Breaker()
+    outages = [Outage(each, 0) for each in "abcdefgh"]
+    assert breaker.report(0, 0, outages, process="p", beside=9) == []
+    assert breaker.report(0, 0, outages[:1], process="q", beside=9) == []  # 9 of 27
+    assert breaker.report(0, 0, outages[:1], process="p", beside=1) == list("abcdefghaa")  # 10 of 20
+
+    breaker = Breaker()
+    breaker.report(0, 0, outages, process="dead", beside=100)
+    assert breaker.report(29, 0, outages[:1]) == []
+    assert breaker.report(31, 0, outages)  # nobody has said for 30 s that they still run
+
+
+def test_calls_that_were_cut_off_are_judged_and_not_counted() -> None:
+    breaker = Breaker()
+    assert breaker.report(0, 0, hung=[Outage(f"{each}", 0) for each in range(20)]) == []
+    assert not breaker.is_open
+    assert fail(breaker, 1, "abababab") == [*(f"{each}" for each in range(20)), *"abababab"]
+    assert breaker.report(2, 0, hung=[Outage("late", 1)]) == ["late"]
+
+
+def test_a_call_that_fails_as_a_probe_once_more_leaves_the_good_ones_counted() -> None:
+    breaker = opened()
+    probe(breaker, 1, good=True)
+    probe(breaker, 1, good=True)
+    breaker.begin_probe(1, "p", 100, has_failed=True)
+    assert breaker.end_probe(1, "p", False)
+    assert breaker.next_probe_s(1) == 2
+    probe(breaker, 3, good=True)
+    assert not breaker.is_open
+
+
+def test_who_knows_the_epoch_knows_for_how_long_it_was_open() -> None:
+    breaker = Breaker()
+    assert breaker.recall(100, 3, 40)
+    assert not breaker.recall(101, 3, 60)
+    assert not breaker.recall(101, 3, 5)
+    assert breaker.open_s(101) == 60

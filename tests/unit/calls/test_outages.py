@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 import urllib.error
 from collections import Counter
@@ -17,16 +18,23 @@ import httpx
 import pytest
 
 from tests.idle_loop import hold_up, skip_waits
-from verl_multiturn import ConfigError, OutageError, ToolContractError
+from verl_multiturn import BaseTool, ConfigError, OutageError, ToolContractError
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
+from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import Timeouts, cause_of, is_agents_outage
-from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper
-from verl_multiturn.calls.outages.watch import REPORT_S, OutageEndError, Outages, Watch, Watched
+from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState, Sums
+from verl_multiturn.calls.outages.process import REPORT_S, Outages
+from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
+from verl_multiturn.calls.slots import Gates
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat_endpoint import EndpointError
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.sandbox.launch import SandboxError
+from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 
 NAME = "tool search"
@@ -243,9 +251,9 @@ async def test_new_conversations_wait_and_one_comes_in_where_no_call_waits() -> 
     assert began == []
     await asyncio.sleep(0.5)
     assert began == [0]
-    await asyncio.sleep(100)
-    assert began == [0]  # its call waits, and is the probe from now on
-    assert service.got["c0"] > 10
+    await asyncio.sleep(50)
+    assert began == list(range(6))  # one after each probe: that the calls before it fail may be their own doing
+    assert 9 <= sum(service.got.values()) - 8 <= 14
     service.is_up = True
     assert await asyncio.gather(*waiting) == ["fine"] * 20
 
@@ -396,13 +404,16 @@ async def test_a_new_keeper_is_told_what_the_old_one_knew() -> None:
     await asyncio.sleep(10)
     state = (await mortal.keeper.outages())[NAME]
     assert (state.is_open, state.waiting) == (True, 5)
+    assert state.open_s == state.lasting_s == pytest.approx(40)
     assert await mortal.keeper.touched(["first 0", "first 7", "c0"]) == {"first 0", "first 7"}
     service.is_up = True
     assert await asyncio.gather(*waiting) == ["fine"] * 5
     assert not watch.is_open
 
 
-async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def connect() -> Any:
         raise KeeperLostError("no actor")
 
@@ -412,7 +423,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_no_call(caplog: pytest.LogCa
     assert watch is not None
     assert await call(watch, "a", service.answer) == "fine"
     service.is_up = False
-    assert await call(watch, "a", service.answer) == "told: down"
+    assert await call(watch, "a", service.answer) == "ends"  # nobody can say that it was none
     assert "cannot be reached" in caplog.text
 
 
@@ -420,9 +431,9 @@ async def test_healthy_calls_are_reported_in_sums() -> None:
     class Counting(OutageKeeper):
         reports = 0
 
-        async def report(self, sums: Any) -> Any:
+        async def report(self, sums: Any, process: str = "") -> Any:
             self.reports += 1
-            return await super().report(sums)
+            return await super().report(sums, process)
 
     service, keeper = Service(), Counting()
     watch = process(keeper)
@@ -497,7 +508,7 @@ async def test_calls_that_hung_since_before_the_outage_do_not_open_it_again() ->
         raise ConnectionResetError("at last")
 
     old = [asyncio.create_task(call(watch, f"old {each}", hangs)) for each in range(20)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(31)  # what hangs for longer than the window delays nothing
     await break_it(watch, service)
     service.is_up = True
     assert await asyncio.gather(*(call(watch, f"c{each}", service.answer) for each in range(5))) == ["fine"] * 5
@@ -514,3 +525,266 @@ async def test_a_busy_loop_does_not_shorten_the_wait() -> None:
     hold_up(30)
     service.is_up = True
     assert await waiting == "fine"
+
+
+async def state_of(watch: Watch, name: str = NAME) -> OutageState:
+    keeper = await watch.outages.ask(_itself)
+    return (await keeper.outages())[name]
+
+
+async def test_an_open_breaker_that_nobody_asks_lasts_no_longer() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    assert (await state_of(watch)).lasting_s == 0
+    await asyncio.sleep(50)
+    assert (await state_of(watch)).lasting_s == pytest.approx(50)
+    await asyncio.sleep(1_800)
+    state = await state_of(watch)
+    assert (state.open_s, state.lasting_s) == (pytest.approx(1_850), 0)
+    waiting = asyncio.create_task(call(watch, "a", service.answer, repeat=True))
+    await asyncio.sleep(70)
+    assert (await state_of(watch)).lasting_s == pytest.approx(70)
+    waiting.cancel()
+    await asyncio.sleep(30)
+    assert (await state_of(watch)).lasting_s == pytest.approx(100)
+    await asyncio.sleep(31)
+    assert (await state_of(watch)).lasting_s == 0
+
+
+async def test_a_row_that_no_tool_can_begin_with_is_no_outage() -> None:
+    class Sql(BaseTool):
+        def get_schema(self) -> ToolSchema:
+            function = {"name": "sql", "description": "x", "parameters": {"type": "object", "properties": {}}}
+            return ToolSchema.read({"type": "function", "function": function}, "sql")
+
+        async def create(self, instance_id: str, db: str = "", **kwargs: Any) -> None:
+            if db == "missing":
+                raise ConfigError("no such database")
+            if db == "down":
+                raise RuntimeError("no answer")
+
+    skip_waits()
+    outages = Outages()
+    gates, sql = Gates(Gate, 60.0, outages=outages), Sql({})
+
+    async def begins(number: int, db: str) -> None:
+        async with ToolSession(f"c{number}", {"sql": sql}, {"sql": {"create_kwargs": {"db": db}}}, gates, 4):
+            await asyncio.sleep(1)
+
+    for number in range(20):
+        await begins(number, "missing" if number < 10 else "well")
+    states = await (await outages.ask(_itself)).outages()
+    name = "tool sql create"
+    assert (states[name].calls, states[name].outages, states[name].is_open) == (20, 0, False)
+    await asyncio.gather(*(begins(number, "down") for number in range(8)), return_exceptions=True)
+    assert (await (await outages.ask(_itself)).outages())[name].is_open
+
+
+@pytest.mark.parametrize("probes", [False, True])
+async def test_calls_of_a_process_that_died_are_no_probes(probes: bool) -> None:
+    skip_waits()
+    keeper = OutageKeeper()
+    await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
+    # An actor runs on what a dead worker has asked.
+    dead = [asyncio.create_task(keeper.enter(NAME, f"dead{each}", "call", 240, "dead")) for each in range(8)]
+    if probes:
+        await asyncio.sleep(2)
+        assert dead[0].done()
+    watch, service = process(keeper), Service()
+    began = asyncio.get_running_loop().time()
+    await watch.admit()
+    waiting = [asyncio.create_task(call(watch, each, service.answer)) for each in "abc"]
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*waiting) == ["fine"] * 3
+    assert asyncio.get_running_loop().time() - began <= 20
+    assert not watch.is_open
+    assert not (await keeper.outages())[NAME].waiting
+
+
+async def test_a_process_that_was_only_busy_enters_again() -> None:
+    service, keeper = Service(), OutageKeeper()
+    watch = process(keeper)
+    await break_it(watch, service)
+    waiting = [asyncio.create_task(call(watch, f"c{each}", service.answer, repeat=True)) for each in range(5)]
+    await asyncio.sleep(3)
+    for _ in range(3):
+        hold_up(20)  # longer than a process may be silent
+        await asyncio.sleep(7)
+    assert (await keeper.outages())[NAME].waiting == 5
+    service.is_up = True
+    assert await asyncio.gather(*waiting) == ["fine"] * 5
+
+
+async def test_one_call_that_the_service_never_answers_keeps_nobody_waiting() -> None:
+    service, watch = Service(), process()
+
+    async def poison(_: str) -> str:
+        raise OutageError("429")
+
+    bad = [asyncio.create_task(call(watch, "ab"[each % 2], poison, repeat=True)) for each in range(8)]
+    await asyncio.sleep(0.01)
+    assert watch.is_open
+    bad = [asyncio.create_task(call(watch, each, poison, repeat=True)) for each in "ab"]
+    await asyncio.sleep(20)
+
+    async def conversation(number: int) -> str:
+        await watch.admit()
+        await asyncio.sleep(3)
+        return await call(watch, f"c{number}", service.answer, repeat=True)
+
+    began = asyncio.get_running_loop().time()
+    assert await asyncio.gather(*(conversation(each) for each in range(30))) == ["fine"] * 30
+    assert asyncio.get_running_loop().time() - began < 60
+    assert await asyncio.gather(*bad) in (["told: 429"] * 2, ["ends"] * 2)
+
+
+async def test_calls_that_alone_are_never_answered_end_their_conversations() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    began = asyncio.get_running_loop().time()
+    waiting = [asyncio.create_task(call(watch, each, service.answer, repeat=True)) for each in "ab"]
+    assert await asyncio.gather(*waiting) == ["ends"] * 2
+    assert 600 < asyncio.get_running_loop().time() - began < 660
+
+
+async def test_where_few_conversations_call_it_more_and_more_come_in() -> None:
+    service, watch = Service(), process()
+    await break_it(watch, service)
+    service.is_up = True
+    began = asyncio.get_running_loop().time()
+
+    async def conversation(number: int) -> None:
+        await watch.admit()
+        await asyncio.sleep(3)
+        if number % 50 == 49:
+            await call(watch, f"c{number}", service.answer)
+
+    await asyncio.gather(*(conversation(each) for each in range(512)))
+    assert not watch.is_open
+    assert asyncio.get_running_loop().time() - began < 60
+
+
+async def test_changes_are_told_the_oldest_first() -> None:
+    skip_waits()
+    keeper = OutageKeeper()
+    await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
+    await keeper.report({NAME: Sums(outages=[Outage("late", 0)])})
+    told = await keeper.changes("", 0)
+    assert told.judged == (*(f"c{each}" for each in range(8)), "late")
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+async def test_failures_that_come_before_the_answers_open_nothing(processes: int, share: float) -> None:
+    keeper, chance = OutageKeeper(), random.Random(processes)
+    watches = [process(keeper) for _ in range(processes)]
+
+    async def answer(_: str) -> str:
+        if chance.random() < share:
+            await asyncio.sleep(0.01)
+            raise ConnectionRefusedError("busy")
+        await asyncio.sleep(chance.uniform(0.5, 2))
+        return "fine"
+
+    async def conversation(number: int) -> None:
+        for _ in range(4):
+            assert await call(watches[number % processes], f"c{number}", answer) in ("fine", "told: busy")
+            await asyncio.sleep(chance.uniform(0, 3))
+
+    await asyncio.gather(*(conversation(each) for each in range(128)))
+    state = (await keeper.outages())[NAME]
+    assert (state.calls, state.trips) == (512, 0)
+    assert state.outages > 8
+
+
+@pytest.mark.parametrize("after_s", [0.01, 60.0])
+async def test_where_all_of_a_burst_fail_it_opens_at_once(after_s: float) -> None:
+    keeper = OutageKeeper()
+    watches = [process(keeper) for _ in range(8)]
+
+    async def answer(_: str) -> str:
+        await asyncio.sleep(after_s)
+        raise ConnectionRefusedError("down")
+
+    said = await asyncio.gather(*(call(watches[each % 8], f"c{each}", answer) for each in range(128)))
+    assert asyncio.get_running_loop().time() <= after_s + 1
+    assert "ends" in said
+    assert (await keeper.outages())[NAME].trips == 1
+    assert len(await keeper.touched([f"c{each}" for each in range(128)])) == 128
+
+
+async def test_a_call_that_its_conversations_time_cut_off_is_judged_with_the_outage() -> None:
+    service, watch = Service(), process()
+    service.hangs = True
+    watched = Watched(watch, "cut")
+
+    async def hangs() -> None:
+        async with watched:
+            await watched.wait()
+            await service.answer("cut")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hangs(), 10)
+    assert watched.met
+    keeper = await watch.outages.ask(_itself)
+    assert await keeper.touched(["cut"]) == set()
+    service.hangs = False
+    await break_it(watch, service)
+    assert await keeper.touched(["cut"]) == {"cut"}
+
+
+async def test_calls_that_are_cut_off_open_nothing() -> None:
+    service, watch = Service(), process()
+    service.hangs = True
+    cut = [asyncio.create_task(call(watch, f"c{each}", service.answer)) for each in range(50)]
+    await asyncio.sleep(10)
+    for each in cut:
+        each.cancel()
+    await asyncio.wait(cut)
+    assert not watch.is_open
+    assert not watch.running
+
+
+async def test_a_conversation_that_met_nothing_but_outages_is_lost() -> None:
+    class Search(BaseTool):
+        down = True
+
+        def get_schema(self) -> ToolSchema:
+            function = {"name": "search", "description": "x", "parameters": {"type": "object", "properties": {}}}
+            return ToolSchema.read({"type": "function", "function": function}, "search")
+
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> str:
+            if self.down:
+                raise ConnectionRefusedError("down")
+            return "fine"
+
+    search = Search({})
+    gates = Gates(Gate, 60.0, outages=Outages())
+    lost = []
+    for downs in ([True], [True, True], [True, True, False]):
+        async with ToolSession(f"c{downs}", {"search": search}, {}, gates, 4) as session:
+            for search.down in downs:
+                await session.execute([ToolCall("search", "{}", "0")])
+            assert session.lost == ""
+            await session.calc_rewards()
+            lost.append(session.lost)
+    assert lost == ["", "tool search: each of its calls met an outage", ""]
+
+
+def test_each_loop_has_one_poll() -> None:
+    keeper = OutageKeeper()
+    outages = Outages(OutageSettings(), lambda: keeper)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def begin() -> int:
+        outages.begin()
+        return sum(task.get_name() == "outages" for task in asyncio.all_tasks())
+
+    try:
+        assert [loop.run_until_complete(begin()) for _ in range(3) for loop in loops] == [1] * 6
+    finally:
+        for loop in loops:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+                loop.run_until_complete(asyncio.wait([task]))
+            loop.close()

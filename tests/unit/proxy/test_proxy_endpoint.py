@@ -13,7 +13,7 @@ from tests.agent_sessions import certified, make_run, turns
 from tests.conftest import until
 from tests.idle_loop import hold_up, skip_waits
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.certificate.verification import verify_record

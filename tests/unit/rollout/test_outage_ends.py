@@ -13,7 +13,7 @@ from tests.scripted import CALL
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, ScriptedEngine, StopReason
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.keeper import OutageKeeper
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -132,7 +132,7 @@ async def test_conversations_wait_with_their_clocks_standing_still() -> None:
     await asyncio.sleep(0.5)
     assert run.sampled == sampled  # none has a token
     await asyncio.sleep(200)
-    assert run.sampled == sampled + 1  # one was let in, and its call waits
+    assert run.sampled == sampled + 10  # let in one by one, and their calls wait
     assert (await run.keeper.outages())["tool echo"].waiting == 10
     tool.down = set()
     outcomes = await asyncio.gather(*waiting)

@@ -7,10 +7,14 @@
       └────────┘ ◀─────────────────────────────────────────────────────────────────────── └──────┘ ◀─┘ after 1, 2, 4,
                  three probes in a row are answered; after a good one the next follows at once         then every 5 s
 
-A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over.
+A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
+passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
 
 Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
 old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
+
+A call that fails at once ends before one that is answered. So as many outages are needed as there are calls that began
+beside them, within `WINDOW_S`, and have not ended yet: what becomes of these is not known.
 
 Invariants:
 - pure: the caller gives the time, always of the same clock. Nothing here waits, and nothing knows Ray;
@@ -57,6 +61,7 @@ class _Calls(NamedTuple):
     at: float
     answered: int
     outages: tuple[str, ...]
+    hung: tuple[str, ...]
 
 
 class Breaker:
@@ -78,10 +83,13 @@ class Breaker:
     def _clear(self) -> None:
         self._window: deque[_Calls] = deque()
         self._answered = self._failed = 0
+        self._beside: dict[str, tuple[float, int]] = {}
+        """Calls beside the outages of each process, and the time of the report."""
         self._row: list[str] = []
         """Conversations of the outages since the last call that was answered."""
         self._probe: str | None = None
         self._probe_ends = 0.0
+        self._has_failed = False
         self._next_probe = 0.0
         self._failed_probes = self._good_probes = 0
 
@@ -94,35 +102,52 @@ class Breaker:
         """Return the seconds for which it has been open now; 0 while it is closed."""
         return now - self.opened_at if self.is_open else 0.0
 
+    def is_probed(self, now: float) -> bool:
+        """Tell whether a probe is under way."""
+        return self._probe is not None and now < self._probe_ends
+
     def open_total_s(self, now: float) -> float:
         """Return the seconds for which it has been open in all."""
         return self._open_before_s + self.open_s(now)
 
-    def report(self, now: float, answered: int, outages: Sequence[Outage] = ()) -> list[str]:
+    def report(
+        self,
+        now: float,
+        answered: int,
+        outages: Sequence[Outage] = (),
+        hung: Sequence[Outage] = (),
+        process: str = "",
+        beside: int = 0,
+    ) -> list[str]:
         """Note calls that have ended, those that were answered first.
 
         Args:
             now: The time.
             answered: Number of calls that were answered, in whatever way.
             outages: The calls that ended with an outage.
+            hung: Calls whose conversation's time was up. They are judged as outages are, and open nothing.
+            process: Id of the process that made the calls.
+            beside: Calls of that process that have not ended, and did not begin after its newest outage.
 
         Returns:
             The conversations that are judged by it; empty while it stays closed.
         """
         if self.is_open:
-            return [outage.conversation for outage in outages]
-        judged = [outage.conversation for outage in outages if outage.epoch < self.epoch]
+            return [each.conversation for each in (*outages, *hung)]
+        judged = [each.conversation for each in (*outages, *hung) if each.epoch < self.epoch]
+        hanging = tuple(each.conversation for each in hung if each.epoch >= self.epoch)
+        self._beside[process] = now, beside
         counted = tuple(outage.conversation for outage in outages if outage.epoch >= self.epoch)
         if answered:
             self._row.clear()
         self._row += counted
-        if answered or counted:
-            self._window.append(_Calls(now, answered, counted))
+        if answered or counted or hanging:
+            self._window.append(_Calls(now, answered, counted, hanging))
             self._answered += answered
             self._failed += len(counted)
             self._forget(now)
-        if counted and self._trips():
-            judged += [conversation for calls in self._window for conversation in calls.outages]
+        if counted and self._trips(now):
+            judged += [conversation for calls in self._window for conversation in calls.outages + calls.hung]
             self._open(now, self.epoch + 1)
         return judged
 
@@ -136,11 +161,12 @@ class Breaker:
             self._answered -= first.answered
             self._failed -= len(first.outages)
 
-    def _trips(self) -> bool:
-        """Tell whether the calls of the window say that it is an outage."""
-        all_failed = len(self._row) >= LEAST_CALLS and _several(self._row)
+    def _trips(self, now: float) -> bool:
+        """Tell whether the calls of the window say that it is an outage, whatever becomes of those beside them."""
+        unknown = sum(calls for at, calls in self._beside.values() if at >= now - WINDOW_S)
+        all_failed = len(self._row) >= max(LEAST_CALLS, unknown) and _several(self._row)
         calls = self._answered + self._failed
-        if all_failed or calls < LEAST_CALLS or self._failed < SHARE * calls:
+        if all_failed or calls < LEAST_CALLS or self._failed < SHARE * (calls + unknown):
             return all_failed
         return _several(conversation for each in self._window for conversation in each.outages)
 
@@ -163,12 +189,22 @@ class Breaker:
         """
         return list(self._row) if _several(self._row) else []
 
-    def recall(self, now: float, epoch: int) -> bool:
-        """Take over an epoch that somebody else knows; return whether it is newer. Called after a keeper has died."""
-        if epoch <= self.epoch:
+    def recall(self, now: float, epoch: int, open_s: float = 0.0) -> bool:
+        """Take over an epoch that somebody else knows; return whether it is newer. Called after a keeper has died.
+
+        Args:
+            now: The time.
+            epoch: The epoch.
+            open_s: Seconds for which the breaker is known to have been open.
+        """
+        if epoch < self.epoch:
+            return False
+        if epoch == self.epoch:
+            self.opened_at = min(self.opened_at, now - open_s)
             return False
         if epoch % 2:
             self._open(now, epoch)
+            self.opened_at = now - open_s
         else:
             self._open_before_s += self.open_s(now)
             self._clear()
@@ -188,15 +224,17 @@ class Breaker:
             self.end_probe(now, self._probe, False)
         return max(0.0, self._next_probe - now)
 
-    def begin_probe(self, now: float, probe: str, lease_s: float) -> None:
+    def begin_probe(self, now: float, probe: str, lease_s: float, has_failed: bool = False) -> None:
         """Note that a call begins as a probe.
 
         Args:
             now: The time.
             probe: Id of the call.
             lease_s: Seconds after which it counts as failed, since its process must have died.
+            has_failed: Whether the call has failed as a probe before. Where it does so again, that may be its own
+                doing, and the good ones before it still count.
         """
-        self._probe, self._probe_ends = probe, now + lease_s
+        self._probe, self._probe_ends, self._has_failed = probe, now + lease_s, has_failed
 
     def let_in(self, now: float) -> None:
         """Note that a new conversation was let in, since no call waits that could be a probe."""
@@ -216,7 +254,8 @@ class Breaker:
         if good is None:
             self._next_probe = now
         elif not good:
-            self._good_probes = 0
+            if not self._has_failed:
+                self._good_probes = 0
             self._wait_longer(now)
         else:
             self._good_probes += 1

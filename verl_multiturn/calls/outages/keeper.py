@@ -15,7 +15,9 @@ Invariants:
 - only this object's clock counts: a report is as old as its arrival;
 - a report of an outage is answered after it was judged, so a conversation that waits for the answer is known here
   before its row is;
-- a waiting call that is cancelled leaves no place behind, and no probe under way;
+- a waiting call that is cancelled leaves no place behind, and no probe under way; nor does one whose process has died:
+  a process polls every `POLL_S`, and what is of one that was silent for `SILENT_S` waits and probes no more. One that
+  was only busy enters again;
 - after its death workers tell a new one the epochs that they know (`recall`), and which conversations were judged.
 """
 
@@ -26,6 +28,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -33,17 +36,24 @@ from verl_multiturn.calls.outages.breaker import Breaker, Outage
 
 logger = logging.getLogger(__name__)
 
+IDLE_S = 60.0
+"""Seconds after which an open breaker lasts no more: nobody waits, and no call has failed since."""
+POLL_S = 4.0
+"""Seconds after which a poll is answered, also without a change: the next one says that its process lives."""
+SILENT_S = 10.0
+"""Seconds without a word after which a process counts as dead."""
 MOST_JUDGED = 100_000
 """How many judged conversations are remembered; the oldest are forgotten."""
 
-Waiting = Literal["call", "conversation"]
+Waiting = Literal["call", "failed", "conversation"]
+"""A call; a call that has failed as a probe; a new conversation."""
 
 
 class Admitted(NamedTuple):
     """The end of a wait."""
 
-    why: Literal["closed", "probe", "scout"]
-    """The breaker is closed; the call is a probe; the new conversation may come in."""
+    why: Literal["closed", "probe", "scout", "again"]
+    """The breaker is closed; the call is a probe; the new conversation may come in; enter again."""
     epoch: int
     """Epoch of the breaker."""
 
@@ -58,6 +68,10 @@ class Sums:
     """Calls among these that failed by a bug."""
     outages: list[Outage] = field(default_factory=list)
     """Calls that ended with an outage, after those that were answered."""
+    hung: list[Outage] = field(default_factory=list)
+    """Calls that had not ended when their conversation's time was up, where lateness is an outage."""
+    beside: int = 0
+    """Calls that have not ended, and did not begin after the newest outage here."""
     masked: int = 0
     """Calls with an outage that says nothing to the breaker: `mode: mask`, where nothing waits."""
     error: str = ""
@@ -89,6 +103,11 @@ class OutageState:
     """Whether calls wait."""
     open_s: float
     """Seconds for which the breaker has been open now; 0 while it is closed."""
+    lasting_s: float
+    """Seconds of it in which somebody asked for what is called; 0 after `IDLE_S` in which nobody did.
+
+    Somebody asks for it while a call or a new conversation waits, a probe is under way, or a call fails.
+    """
     open_total_s: float
     """Seconds for which it has been open in the whole run."""
     trips: int
@@ -108,19 +127,19 @@ class OutageState:
 class Keeper(Protocol):
     """What a process needs of a keeper; a process of a run reaches it through Ray."""
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Note calls that have ended; see `OutageKeeper.report`."""
 
-    async def changes(self, keeper: str, seen: int) -> Told:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
         """Wait for a change; see `OutageKeeper.changes`."""
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
         """Wait at a breaker; see `OutageKeeper.enter`."""
 
     async def leave(self, name: str, waiter: str) -> None:
         """Wait no longer; see `OutageKeeper.leave`."""
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows; see `OutageKeeper.recall`."""
 
 
@@ -132,6 +151,7 @@ class KeeperLostError(Exception):
 class _Waiter:
     kind: Waiting
     lease_s: float
+    process: str
     admitted: asyncio.Future[Admitted]
 
 
@@ -144,6 +164,23 @@ class _Name:
     error: str = ""
     waiting: dict[str, _Waiter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    probe: tuple[str, str] = ("", "")
+    """The last probe, and its process."""
+    scouts: int = 1
+    """How many new conversations are let in next."""
+    asked_since: float = -inf
+    asked_at: float = -inf
+
+    def ask(self, now: float) -> None:
+        """Note that somebody asks for it; called before anybody begins or ends to wait."""
+        if not (self.waiting or self.breaker.is_probed(now)) and now - self.asked_at > IDLE_S:
+            self.asked_since = now
+        self.asked_at = now
+
+    def lasting_s(self, now: float) -> float:
+        """Return the seconds for which it has been open and asked for."""
+        is_asked = self.waiting or self.breaker.is_probed(now) or now - self.asked_at <= IDLE_S
+        return min(self.breaker.open_s(now), now - self.asked_since) if is_asked else 0.0
 
     def say(self, name: str, now: float) -> None:
         """Log a change."""
@@ -165,12 +202,15 @@ class OutageKeeper:
         """Conversations that were judged, with the version at which they were."""
         self._version = 0
         self._polls: set[asyncio.Future[None]] = set()
+        self._heard: dict[str, float] = {}
+        """When a word of each process came last."""
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Note calls that have ended in one process, and judge.
 
         Args:
             sums: The calls, by the name of what was called.
+            process: Id of the process.
 
         Returns:
             The epochs of these names, and the conversations that were judged by this report.
@@ -183,8 +223,12 @@ class OutageKeeper:
             kept.outages += len(own.outages) + own.masked
             kept.bugs += own.bugs
             kept.error = own.error or kept.error
+            if own.outages or own.probe:
+                kept.ask(now)
+            if own.outages or (own.probe and not own.probe_good):
+                kept.scouts = 1
             epoch = kept.breaker.epoch
-            judged += kept.breaker.report(now, own.answered, own.outages)
+            judged += kept.breaker.report(now, own.answered, own.outages, own.hung, process, own.beside)
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good)
             if kept.breaker.epoch != epoch:
@@ -195,20 +239,22 @@ class OutageKeeper:
         epochs = {name: self._of(name).breaker.epoch for name in sums}
         return Told(self._id, version, epochs, tuple(judged))
 
-    async def changes(self, keeper: str, seen: int) -> Told:
-        """Wait until there is a change, and return what has changed.
+    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
+        """Wait until there is a change, at most for `POLL_S`, and return what has changed, the oldest first.
 
         Args:
             keeper: Id of the keeper in the last answer; "" for none.
             seen: Version of the last answer.
+            process: Id of the process.
         """
+        self._hear(process)
         if keeper != self._id:
             seen = -1
-        while self._version <= seen:
+        if self._version <= seen:
             poll: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._polls.add(poll)
             try:
-                await poll
+                await asyncio.wait({poll}, timeout=POLL_S)
             finally:
                 self._polls.discard(poll)
         judged = []
@@ -217,22 +263,29 @@ class OutageKeeper:
                 break
             judged.append(conversation)
         epochs = {name: kept.breaker.epoch for name, kept in self._names.items()}
-        return Told(self._id, self._version, epochs, tuple(judged))
+        return Told(self._id, self._version, epochs, tuple(reversed(judged)))
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
-        """Wait at a breaker until it is closed, or the caller is let through. Calls come before new conversations.
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
+        """Wait at a breaker until it is closed, or the caller is let through.
+
+        A call that has not failed yet is the next probe. Without one, new conversations are let in: 1, 2, 4, …, and 1
+        again after each failure. And a call that has failed as a probe is one again.
 
         Args:
             name: Name of what is to be called.
             waiter: The caller's unique id; a probe is reported under it.
             kind: Who waits.
             lease_s: Seconds after which a probe counts as failed.
+            process: Id of the process, which polls `changes`; "": the keeper's own.
         """
+        self._hear(process)
         kept = self._of(name)
         if not kept.breaker.is_open:
             return Admitted("closed", kept.breaker.epoch)
-        admitted: asyncio.Future[Admitted] = asyncio.get_running_loop().create_future()
-        kept.waiting[waiter] = _Waiter(kind, lease_s, admitted)
+        loop = asyncio.get_running_loop()
+        admitted: asyncio.Future[Admitted] = loop.create_future()
+        kept.ask(loop.time())
+        kept.waiting[waiter] = _Waiter(kind, lease_s, process, admitted)
         self._admit(kept)
         try:
             return await admitted
@@ -242,25 +295,28 @@ class OutageKeeper:
 
     async def leave(self, name: str, waiter: str) -> None:
         """Wait no longer, and be no probe any more: the caller was cancelled."""
-        kept = self._of(name)
+        kept, now = self._of(name), asyncio.get_running_loop().time()
+        kept.ask(now)
         left = kept.waiting.pop(waiter, None)
         if left is not None and not left.admitted.done():
             left.admitted.set_result(Admitted("closed", kept.breaker.epoch))  # nobody waits for it any more
-        kept.breaker.end_probe(asyncio.get_running_loop().time(), waiter, None)
+        kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows of a keeper that has died.
 
         Args:
-            epochs: The epochs of the breakers, by name.
+            epochs: The epochs of the breakers, and for how many seconds each has been open, by name.
             judged: Conversations that were judged.
         """
         now = asyncio.get_running_loop().time()
         self._judge([conversation for conversation in judged if conversation not in self._judged])
-        for name, epoch in epochs.items():
+        for name, (epoch, open_s) in epochs.items():
             kept = self._of(name)
-            self._note(kept.breaker.recall(now, epoch))
+            self._note(kept.breaker.recall(now, epoch, open_s))
+            if kept.breaker.is_open:
+                kept.asked_since, kept.asked_at = kept.breaker.opened_at, now
             self._admit(kept)
 
     async def touched(self, ids: Collection[str]) -> set[str]:
@@ -282,6 +338,7 @@ class OutageKeeper:
             name: OutageState(
                 kept.breaker.is_open,
                 kept.breaker.open_s(now),
+                kept.lasting_s(now),
                 kept.breaker.open_total_s(now),
                 kept.breaker.trips,
                 kept.calls,
@@ -292,6 +349,12 @@ class OutageKeeper:
             )
             for name, kept in self._names.items()
         }
+
+    def _hear(self, process: str) -> None:
+        self._heard[process] = asyncio.get_running_loop().time()
+
+    def _is_silent(self, process: str, now: float) -> bool:
+        return bool(process) and now - self._heard.get(process, -inf) > SILENT_S
 
     def _of(self, name: str) -> _Name:
         return self._names.setdefault(name, _Name())
@@ -312,28 +375,43 @@ class OutageKeeper:
                     poll.set_result(None)
 
     def _admit(self, kept: _Name) -> None:
-        """Let through who may go now, and wake up when the next one may."""
+        """Let through who may go now, and look again when the next one may, or a process may have died."""
         if kept.timer is not None:
             kept.timer.cancel()
             kept.timer = None
         loop, breaker = asyncio.get_running_loop(), kept.breaker
-        while kept.waiting:
-            if not breaker.is_open:
-                self._let(kept, next(iter(kept.waiting)), "closed")
-                continue
-            now = loop.time()
-            if (wait_s := breaker.next_probe_s(now)) > 0:
-                kept.timer = loop.call_later(wait_s, self._admit, kept)
-                return
-            call = next((waiter for waiter, each in kept.waiting.items() if each.kind == "call"), None)
-            if call is not None:
-                breaker.begin_probe(now, call, kept.waiting[call].lease_s)
-                self._let(kept, call, "probe")
+        now = loop.time()
+        for waiter in [key for key, each in kept.waiting.items() if self._is_silent(each.process, now)]:
+            self._let(kept, waiter, "again")
+        probe, process = kept.probe
+        if self._is_silent(process, now):
+            breaker.end_probe(now, probe, None)
+        while kept.waiting and (not breaker.is_open or breaker.next_probe_s(now) <= 0):
+            if breaker.is_open:
+                self._take_turn(kept, now)
             else:
-                breaker.let_in(now)
-                self._let(kept, next(iter(kept.waiting)), "scout")
+                self._let(kept, next(iter(kept.waiting)), "closed")
+        if kept.waiting or breaker.is_probed(now):
+            kept.timer = loop.call_later(min(breaker.next_probe_s(now), POLL_S), self._admit, kept)
 
-    def _let(self, kept: _Name, waiter: str, why: Literal["closed", "probe", "scout"]) -> None:
+    def _take_turn(self, kept: _Name, now: float) -> None:
+        """Let the next probe begin, and new conversations come in."""
+        first: dict[Waiting, str] = {}
+        for waiter, each in kept.waiting.items():
+            first.setdefault(each.kind, waiter)
+        if "call" not in first and "conversation" in first:
+            scouts = [waiter for waiter, each in kept.waiting.items() if each.kind == "conversation"][: kept.scouts]
+            kept.scouts *= 2
+            kept.breaker.let_in(now)
+            for waiter in scouts:
+                self._let(kept, waiter, "scout")
+        if (call := first.get("call") or first.get("failed")) is not None:
+            kept.probe = call, kept.waiting[call].process
+            kept.breaker.begin_probe(now, call, kept.waiting[call].lease_s, "call" not in first)
+            self._let(kept, call, "probe")
+
+    def _let(self, kept: _Name, waiter: str, why: Literal["closed", "probe", "scout", "again"]) -> None:
+        kept.ask(asyncio.get_running_loop().time())
         admitted = kept.waiting.pop(waiter).admitted
         if not admitted.done():
             admitted.set_result(Admitted(why, kept.breaker.epoch))

@@ -1,4 +1,4 @@
-"""`Outages`: what one process knows of outages. `Watched` stands beside each of its calls.
+"""`Watch` over what has a name, in one process (`process.py`); `Watched` stands beside each call of it.
 
     wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
       └──closed────────────────────────────────────────────────▶               └─ outage ─▶ told at once
@@ -9,25 +9,23 @@ While nothing is wrong a call costs the look at one number and a sum, which is r
 
 Invariants:
 - an outage is known to the keeper before its conversation goes on;
-- a call that waits, waits at most `stop_s`, also where the keeper has died and cannot be reached;
-- a keeper that is made anew is told what is known here before it is asked anything.
+- a call that waits, waits at most `stop_s`, also where the keeper has died and cannot be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import inf
-from typing import TypeVar
+from typing import Any, Protocol
 from uuid import uuid4
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.breaker import Outage
+from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of
-from verl_multiturn.calls.outages.keeper import Admitted, Keeper, KeeperLostError, OutageKeeper, Sums, Told, Waiting
+from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import InteractionContractError, ToolContractError
@@ -35,15 +33,13 @@ from verl_multiturn.tasks import keep
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-REPORT_S = 0.5
-"""Seconds for which sums of calls are gathered."""
-_TOLD_S = 10.0
+TOLD_S = 10.0
 """Seconds in which a keeper must take a report; a new one may have to start."""
-_AGAIN_S = (0.1, 5.0)
-"""Seconds between two attempts to reach a keeper, at first and at most."""
-_MOST_JUDGED = 10_000
+_BESIDE_S = 1.0
+"""Seconds after a call within which another one began beside it."""
+_MOST_PROBES = 3
+"""Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
+_PROBES_S = 600.0
 
 
 class OutageEndError(Exception):
@@ -53,120 +49,31 @@ class OutageEndError(Exception):
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 
 
-class Outages:
-    """What one process knows of outages.
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
-    Args:
-        settings: The run's settings.
-        connect: Reaches the keeper of the run, or makes one; None: this process has a keeper of its own.
-        stopped: Lets the clock of the conversation that the running task works for stand still.
-    """
 
-    def __init__(
-        self,
-        settings: OutageSettings | None = None,
-        connect: Callable[[], Keeper] | None = None,
-        stopped: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.settings = settings or OutageSettings()
-        self.stopped = stopped
-        self._is_shared = connect is not None
-        own = OutageKeeper()
-        self._connect: Callable[[], Keeper] = connect or (lambda: own)
-        self._keeper: Keeper | None = None
-        self._watches: dict[str, Watch] = {}
-        self._judged: OrderedDict[str, None] = OrderedDict()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._poll: asyncio.Task[None] | None = None
+class Process(Protocol):
+    """What a watch needs of its process: `Outages`, of `process.py`."""
 
-    def of(self, name: str, rules: OutageLimits, lease_s: float, is_quiet: bool = False) -> Watch | None:
-        """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
-
-        Args:
-            name: The name, for example `tool search`.
-            rules: What counts as an outage, and what it does.
-            lease_s: Seconds after which a call of it must have ended.
-            is_quiet: Whether answered calls are reported only once one has met an outage.
-        """
-        mode = rules.mode or self.settings.mode
-        if mode == "off":
-            return None
-        watch = Watch(self, name, rules, mode == "pause", lease_s, is_quiet)
-        if name in self._watches:
-            watch.epoch = self._watches[name].epoch
-        self._watches[name] = watch
-        return watch
+    settings: OutageSettings
+    stopped: Callable[[], AbstractContextManager[None]]
+    process: str
 
     def is_judged(self, conversation: str) -> bool:
-        """Tell whether a conversation met an outage that is known to be one; nothing that it still does is trained."""
-        return conversation in self._judged
+        """See `Outages.is_judged`."""
 
     def begin(self) -> None:
-        """Begin to listen, with the first call or conversation of an event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._timer = loop, None
-            if self._is_shared:
-                self._poll = loop.create_task(self._listen(), name="outages")
+        """See `Outages.begin`."""
 
     def report_soon(self) -> None:
-        """Report the sums of all names within `REPORT_S`."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._report)
+        """See `Outages.report_soon`."""
 
-    def _report(self) -> None:
-        self._timer = None
-        if sums := {watch.name: watch.take() for watch in self._watches.values() if watch.is_due}:
-            keep(asyncio.ensure_future(self.tell(sums)))
+    async def tell(self, sums: dict[str, Sums]) -> bool:
+        """See `Outages.tell`."""
 
-    async def tell(self, sums: dict[str, Sums]) -> None:
-        """Report calls, and wait until the keeper has judged them. A keeper that cannot be reached is only logged."""
-        try:
-            self._learn(await self.ask(lambda keeper: keeper.report(sums), _TOLD_S))
-        except KeeperLostError as error:
-            logger.error("the keeper of outages cannot be reached, what is known of %s is lost: %s", list(sums), error)
-
-    async def ask(self, question: Callable[[Keeper], Awaitable[T]], patience_s: float = inf) -> T:
-        """Return the keeper's answer; where it has died, that of the next one.
-
-        Raises:
-            KeeperLostError: There was none within `patience_s`.
-        """
-        loop = asyncio.get_running_loop()
-        until, pause_s = loop.time() + patience_s, _AGAIN_S[0]
-        while True:
-            asked = self._keeper
-            try:
-                if asked is None:
-                    asked = self._connect()
-                    if epochs := {name: watch.epoch for name, watch in self._watches.items() if watch.epoch}:
-                        await asked.recall(epochs, list(self._judged))
-                    self._keeper = asked
-                return await question(asked)
-            except KeeperLostError as error:
-                if asked is not None and self._keeper is asked:
-                    self._keeper = None
-                    logger.warning("the keeper of outages has died, the next one is told what is known: %s", error)
-                if loop.time() + pause_s > until:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _AGAIN_S[1])
-
-    async def _listen(self) -> None:
-        keeper, seen = "", 0
-        while True:
-            told = await self.ask(lambda each, known=(keeper, seen): each.changes(*known))  # type: ignore[misc]
-            self._learn(told)
-            keeper, seen = told.keeper, told.version
-
-    def _learn(self, told: Told) -> None:
-        for name, epoch in told.epochs.items():
-            if (watch := self._watches.get(name)) is not None:
-                watch.epoch = max(watch.epoch, epoch)
-        self._judged.update(dict.fromkeys(told.judged))
-        while len(self._judged) > _MOST_JUDGED:
-            self._judged.popitem(last=False)
+    async def ask(self, question: Callable[[Keeper], Awaitable[Any]], patience_s: float = inf) -> Any:
+        """See `Outages.ask`."""
 
 
 class Watch:
@@ -175,21 +82,23 @@ class Watch:
     Attributes:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
-        is_quiet: Whether answered calls are not reported yet.
+        opened_at: Time of the loop's clock at which it was learnt.
+        running: Calls that have not ended, with the time at which they began.
+        newest: When the newest call that met an outage began.
     """
 
-    def __init__(
-        self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float, is_quiet: bool
-    ) -> None:
+    def __init__(self, outages: Process, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
         self.outages = outages
         self.name = name
         self.rules = rules
         self.pauses = pauses
         self.epoch = 0
         self._lease_s = lease_s
-        self.is_quiet = is_quiet
         self._sums = Sums()
         self._has_told = False
+        self.opened_at = 0.0
+        self.running: dict[Watched, float] = {}
+        self.newest = -inf
 
     @property
     def is_open(self) -> bool:
@@ -204,12 +113,22 @@ class Watch:
     def take(self) -> Sums:
         """Return the calls since the last report, to be reported."""
         sums, self._sums = self._sums, Sums()
+        since, until = _now() - WINDOW_S, self.newest + _BESIDE_S
+        sums.beside = sum(since < began <= until for began in self.running.values())
         return sums
+
+    def learn(self, epoch: int) -> None:
+        """Take over a newer epoch."""
+        if epoch > self.epoch:
+            self.epoch, self.opened_at = epoch, _now()
+
+    @property
+    def open_s(self) -> float:
+        """Return the seconds for which the breaker is known to have been open."""
+        return _now() - self.opened_at if self.epoch % 2 else 0.0
 
     def answered(self) -> None:
         """Count a call that was answered."""
-        if self.is_quiet and not self.epoch:
-            return
         self._sums.answered += 1
         self.outages.report_soon()
 
@@ -245,25 +164,27 @@ class Watch:
         Raises:
             OutageEndError: It took too long.
         """
-        waiter, stop_s = uuid4().hex, self.outages.settings.stop_s
+        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
         with self.outages.stopped():
             try:
                 async with asyncio.timeout_at(until) as limit:
-                    admitted = await self.outages.ask(
-                        lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s)
-                    )
+                    admitted = again
+                    while admitted.why == "again":
+                        admitted = await self.outages.ask(
+                            lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s, self.outages.process)
+                        )
             except (TimeoutError, asyncio.CancelledError):
                 self.leave(waiter)
                 if limit.expired():
                     raise OutageEndError(f"{self.name}: its outage has lasted for more than {stop_s:g} s") from None
                 raise
-        self.epoch = max(self.epoch, admitted.epoch)
+        self.learn(admitted.epoch)
         return admitted, waiter
 
     def leave(self, waiter: str) -> None:
         """Tell the keeper that somebody waits no longer, or that a probe was cancelled."""
-        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), _TOLD_S)))
+        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), TOLD_S)))
 
     async def admit(self) -> None:
         """Let a new conversation wait while the breaker is open.
@@ -286,7 +207,7 @@ class Watched:
         conversation: Id of the conversation.
         may_wait_again: Whether the call may be made once more, where it was a probe that failed.
         counts: Whether an answer says that the service is there.
-        is_outage: Whether each failure is an outage.
+        is_outage: Whether each failure is an outage, but for a `ValueError`.
 
     Attributes:
         met: Whether the call ended with an outage.
@@ -298,6 +219,8 @@ class Watched:
         "_conversation",
         "_counts",
         "_epoch",
+        "_failed_at",
+        "_failed_probes",
         "_is_outage",
         "_may_wait_again",
         "_probe",
@@ -322,6 +245,8 @@ class Watched:
         self._counts = counts
         self._is_outage = is_outage
         self._probe = ""
+        self._failed_probes = 0
+        self._failed_at = 0.0
         self._epoch = 0
         self._until: float | None = None
         self.met = self.ends = self.again = False
@@ -345,10 +270,13 @@ class Watched:
         """Note that the call begins, where nothing is waited for."""
         if (watch := self._watch) is not None:
             watch.outages.begin()
-            self._epoch = watch.epoch
+            self._began(watch)
 
-    async def wait(self) -> bool:
+    async def wait(self, begins: bool = True) -> bool:
         """Wait while there is an outage; return whether that took time.
+
+        Args:
+            begins: Whether the call begins then; else `begin` says it.
 
         Raises:
             OutageEndError: It took too long.
@@ -360,10 +288,21 @@ class Watched:
         if waits := self.must_wait:
             if self._until is None:  # also a probe that failed waits no longer than this in all
                 self._until = asyncio.get_running_loop().time() + watch.outages.settings.stop_s
-            admitted, waiter = await watch.enter("call", self._until)
+            admitted, waiter = await watch.enter("failed" if self._failed_probes else "call", self._until)
             self._probe = waiter if admitted.why == "probe" else ""
         self._epoch = watch.epoch
+        if begins:
+            self._began(watch)
         return waits
+
+    def _began(self, watch: Watch) -> None:
+        self._epoch = watch.epoch
+        if self._counts:
+            watch.running[self] = _now()
+
+    def _ended(self) -> float | None:
+        """Note that the call runs no more; return when it began, None where it did not run."""
+        return self._watch.running.pop(self, None) if self._watch is not None else None
 
     async def __aenter__(self) -> Watched:
         self.again = False
@@ -375,10 +314,22 @@ class Watched:
         elif isinstance(error, Exception) and not isinstance(error, _NO_CAUSE):
             await self.failed(error)
         else:
+            if isinstance(error, asyncio.CancelledError):
+                self._hung()
             self.dropped()
+
+    def _hung(self) -> None:
+        """Tell of a call that is cut off: if there is an outage, that was it."""
+        watch = self._watch
+        if watch is not None and watch.pauses and watch.rules.timeouts == "outage" and self._ended() is not None:
+            self.met = True
+            sums = watch.take()
+            sums.hung.append(Outage(self._conversation, self._epoch))
+            keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     def dropped(self) -> None:
         """Note that the call was cancelled, or says nothing."""
+        self._ended()
         if self._watch is not None and self._probe:
             self._watch.leave(self._probe)
             self._probe = ""
@@ -386,6 +337,7 @@ class Watched:
     def answered(self) -> None:
         """Tell that the call was answered, in whatever way."""
         watch = self._watch
+        self._ended()
         if watch is None or not self._counts:
             return
         if not self._probe:
@@ -406,7 +358,7 @@ class Watched:
         if watch is None:
             return
         cause = cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
-        if self._is_outage:
+        if self._is_outage and not isinstance(error, ValueError):  # that is the row's mistake
             cause = "outage"
         if cause != "outage":
             if cause == "bug":
@@ -416,18 +368,26 @@ class Watched:
             else:
                 self.answered()
             return
+        began = self._ended()
         text = describe(error)
-        watch.is_quiet = False
         if not watch.pauses:
             watch.masked(text)
             self.met = self.ends = True
             return
+        if began is not None:
+            watch.newest = max(watch.newest, began)
         probe, self._probe = self._probe, ""
-        self.again = bool(probe) and self._may_wait_again
+        self.again = bool(probe) and self._may_wait_again and not self._has_probed_enough()
         self.met = not self.again
         sums = watch.take()
         sums.error, sums.probe = text, probe
         if self.met:
             sums.outages.append(Outage(self._conversation, self._epoch))
-        await watch.outages.tell({watch.name: sums})
-        self.ends = self.met and (watch.is_open or watch.outages.is_judged(self._conversation))
+        told = await watch.outages.tell({watch.name: sums})
+        self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
+
+    def _has_probed_enough(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._failed_at = self._failed_at if self._failed_probes else now
+        self._failed_probes += 1
+        return self._failed_probes >= _MOST_PROBES and now - self._failed_at >= _PROBES_S

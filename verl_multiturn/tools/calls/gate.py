@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import limits_of
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slots
 from verl_multiturn.errors import ToolContractError

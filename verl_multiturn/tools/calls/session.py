@@ -16,6 +16,7 @@ import asyncio
 import copy
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,9 @@ class ToolSession:
         self.outages: dict[str, None] = {}
         """Names whose outage a call of the conversation met, in order."""
         self._lost = ""
+        self._called: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        """Calls of `execute` of each name, and those of them that met an outage."""
         self._broken: dict[str, str] = {}
         self._agent_data = AgentData(instance_id, tools_kwargs, messages)
 
@@ -156,6 +160,9 @@ class ToolSession:
     async def calc_rewards(self) -> dict[str, float]:
         """Return each tool's reward for the conversation, by name.
 
+        Then the conversation is lost that called a tool twice or more, and met an outage each time: whatever the run's
+        breaker says of it, it saw nothing else of the tool.
+
         Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
 
         Raises:
@@ -179,6 +186,8 @@ class ToolSession:
                 continue
             if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
                 rewards[name] = reward
+        if out := [name for name, calls in self._called.items() if calls == self._failed[name] > 1]:
+            self._lost = self._lost or f"{', '.join(out)}: each of its calls met an outage"
         return rewards
 
     async def _create(self, gate: Gate) -> None:
@@ -255,6 +264,7 @@ class ToolSession:
             if (known := gate.cached(key)) is not None:
                 return Run(gate, call).answered(known)
         watched = gate.watched(self._request_id, may_wait_again=gate.is_repeatable)
+        self._called[watched.name] += 1
         while True:
             run = Run(gate, call)
             try:
@@ -265,15 +275,19 @@ class ToolSession:
                         answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
             except (ToolContractError, OutageEndError):
                 raise
+            except asyncio.CancelledError as error:
+                self._note(watched, error)
+                raise
             except Exception as error:  # a tool's own code, or what stood in its way: tell the model
                 if watched.again:
                     continue
                 self._note(watched, error)
+                self._failed[watched.name] += watched.met
                 return run.failed(*_failure(error, gate.timeout_s))
             gate.remember(key, answer)
             return run.answered(answer)
 
-    def _note(self, watched: Watched, error: Exception) -> None:
+    def _note(self, watched: Watched, error: BaseException) -> None:
         """Note the outage that a call met."""
         if watched.met:
             self.outages[watched.name] = None

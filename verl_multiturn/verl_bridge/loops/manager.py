@@ -32,7 +32,7 @@ import ray
 from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.describe import describe
 from verl_multiturn.observe.traces import Traced
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.watch import OutageEndError, Outages, Watched
+from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.outages.watch import OutageEndError, Watched
 from verl_multiturn.errors import OutageError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
 from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE

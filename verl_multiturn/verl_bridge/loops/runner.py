@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from verl_multiturn.calls.outages.watch import Outages
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import RecordWriter, record_of

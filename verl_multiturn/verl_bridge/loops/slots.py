@@ -118,26 +118,26 @@ class RayKeeper:
         except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
             raise KeeperLostError(str(error)) from error
 
-    async def report(self, sums: Mapping[str, Sums]) -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
         """Report calls that have ended."""
-        told: Told = await self._ask(self._actor.report, dict(sums))
+        told: Told = await self._ask(self._actor.report, dict(sums), process)
         return told
 
-    async def changes(self, keeper: str, seen: int) -> Told:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
         """Wait for a change."""
-        told: Told = await self._ask(self._actor.changes, keeper, seen)
+        told: Told = await self._ask(self._actor.changes, keeper, seen, process)
         return told
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float) -> Admitted:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
         """Wait at a breaker."""
-        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s)
+        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
         return admitted
 
     async def leave(self, name: str, waiter: str) -> None:
         """Wait no longer."""
         await self._ask(self._actor.leave, name, waiter)
 
-    async def recall(self, epochs: Mapping[str, int], judged: Collection[str]) -> None:
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Tell a new actor what is known."""
         await self._ask(self._actor.recall, dict(epochs), list(judged))
 

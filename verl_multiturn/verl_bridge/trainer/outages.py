@@ -135,22 +135,22 @@ class Outages:
         """Look at the run's breakers, while the trainer waits and at the end of a step.
 
         Raises:
-            OutageLasts: one has been open for too long.
+            OutageLasts: one has been open for too long. Time in which nobody asks for what is called does not count.
         """
         for name, state in self._states().items():
             if not state.is_open:
                 continue
-            if state.open_s >= _OPEN_S:
+            if state.lasting_s >= _OPEN_S:
                 self._tell(
                     "open",
-                    f"{name} has not been there for {state.open_s:.0f} s, and {state.waiting} calls wait for it "
+                    f"{name} has not been there for {state.lasting_s:.0f} s, and {state.waiting} calls wait for it "
                     f"({state.error}); the run ends with a checkpoint after {self._stop_s:g} s "
                     "(custom.multiturn.outage.stop_s)",
                 )
-            if state.open_s > self._stop_s:
+            if state.lasting_s > self._stop_s:
                 raise OutageLasts(
-                    f"{name} has not been there for {state.open_s:.0f} s, longer than custom.multiturn.outage.stop_s="
-                    f"{self._stop_s:g}; its last error: {state.error}"
+                    f"{name} has not been there for {state.lasting_s:.0f} s, longer than "
+                    f"custom.multiturn.outage.stop_s={self._stop_s:g}; its last error: {state.error}"
                 )
 
     def leave_out(self, rows: BatchRows) -> None:
