@@ -6,8 +6,8 @@ In this order:
    unless with a `ValueError`, which is the row's mistake;
 3. what came too late (our own deadline, any `TimeoutError`, those of the usual clients of HTTP, and a gateway's status
    504): an **outage**, unless the limits say `timeouts: model`, since the model can cause it by what it writes;
-4. **the model's**: a `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools and
-   calls over a limit never come so far;
+4. **the model's**: a `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools
+   and calls over a limit never come so far;
 5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, and the statuses
    429, 502 and 503. But not a pipe that broke: the program at its other end may be the model's;
 6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
