@@ -235,6 +235,18 @@ uvicorn.run(Service().app, host="127.0.0.1", port=int(sys.argv[1]), log_level="i
 """
 
 
+async def test_an_answer_that_breaks_off_is_an_outage_where_nobody_listens_any_more() -> None:
+    async def answer_so(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        server.close()
+        writer.close()
+
+    server = await asyncio.start_server(answer_so, "127.0.0.1", 0)
+    async with conversation(tool_of("retrieval", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")) as call:
+        with pytest.raises(UnavailableError, match="broke off"):
+            await call(query="a")
+
+
 @contextlib.contextmanager
 def own_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run the service as a process of its own, and yield the process and its port."""

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -32,6 +33,8 @@ from verl_multiturn.tools.schema import ToolSchema
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=BaseModel)
+_THERE_S = 5.0
+"""Seconds in which a service whose answer broke off must take a connection."""
 
 
 class UnavailableError(OutageError):
@@ -140,11 +143,25 @@ class HttpTool(BaseTool):
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
             raise UnavailableError(self._say("cannot be reached", error)) from error
         except httpx.HTTPError as error:
-            raise self._failed("broke off", error) from error
+            text = self._say("broke off", error)
+            raise (ServiceFailedError if await self._is_there() else UnavailableError)(text) from error
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
             raise self._failed("gave an answer that cannot be read", error) from error
+
+    async def _is_there(self) -> bool:
+        """Tell whether the service still takes connections: then it was this request alone that broke off."""
+        url = httpx.URL(self._address)
+        try:
+            async with asyncio.timeout(min(_THERE_S, self._http.timeout_s)):
+                _, writer = await asyncio.open_connection(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except OSError:  # a TimeoutError is one, too
+            return False
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
 
     async def _read(self, response: httpx.Response) -> bytes:
         status = response.status_code
