@@ -14,6 +14,7 @@ agent or a network does never raises out of a conversation: it ends the conversa
     │   ├── SandboxError            the sandbox itself failed, not the code in it, in `sandbox/launch.py`
     │   ├── EndpointError           the endpoint of a judge or a simulated user, in `chat_endpoint.py`
     │   └── EnvironmentOutageError  an environment's server or process, in `interactions/failed.py`
+    ├── ServiceFailedError   an HTTP service failed at one request, in `tools/services/http_client.py`
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
     └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
 

@@ -31,6 +31,9 @@ from tests.servers.starting import (
     text,
     until,
 )
+from verl_multiturn.calls.invocation import TimedOutError
+from verl_multiturn.calls.limits import CallLimits, outage_rules
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.gate import Gate
@@ -180,7 +183,7 @@ async def test_a_server_that_dies_answers_every_call_and_the_next_one_finds_a_ne
     async with asyncio.timeout(120):
         results = await in_session(stdio, *hanging, ("die", {"delay_s": 0.1}))
     assert [result.status for result in results] == [CallStatus.ERROR] * 6
-    assert results[0].text == "Error: ConnectionError: the tool server ended during the call; call it again"
+    assert results[0].text == "Error: RuntimeError: the tool server ended during the call; call it again"
     after = await text(stdio, "pid")
     assert after != before
 
@@ -226,7 +229,7 @@ async def test_an_older_http_server_that_forgets_its_sessions() -> None:
     try:
         before = await text(tools, "session")
         server.sessions.clear()
-        with pytest.raises(ConnectionError, match="call it again"):
+        with pytest.raises(RuntimeError, match="call it again"):
             await text(tools, "session")
         assert await text(tools, "session") != before
         await tools["session"].aclose()
@@ -242,11 +245,21 @@ async def test_a_server_that_does_not_start_again_and_then_does(tmp_path: Path) 
     tools = by_name(mcp_tools({"command": "sh", "args": ["-c", program]}, "here"))
     lock.touch()
     for _ in range(3):
-        with pytest.raises(ConnectionError, match="the tool server is not available"):
+        with pytest.raises(ConnectionError, match="the tool server is not available") as caught:
             await text(tools, "ask")
+        assert cause_of(caught.value, "model") == "outage"
     lock.unlink()
     assert "Sampling" in await text(tools, "ask")
     await tools["ask"].aclose()
+
+
+async def test_code_that_ends_its_server_or_never_ends_is_no_outage(stdio: Tools) -> None:
+    for name, arguments in (("die", {"delay_s": 0.1}), ("die", {"delay_s": 0.1})):
+        with pytest.raises(RuntimeError, match="ended during the call") as caught:
+            await text(stdio, name, **arguments)
+        assert cause_of(caught.value, "outage") == "bug"
+    rules = outage_rules(stdio["die"], CallLimits(), "here")
+    assert cause_of(TimedOutError(), rules.timeouts or "model") == "model"
 
 
 async def test_a_frozen_server_is_replaced(stdio: Tools) -> None:
@@ -284,7 +297,7 @@ async def test_aclose_during_a_call_ends_the_call(tools: Tools) -> None:
     hanging = asyncio.create_task(text(tools, "hang"))
     await text(tools, "pid")
     await tools["add"].aclose()
-    with pytest.raises(ConnectionError, match="ended during the call"):
+    with pytest.raises(RuntimeError, match="ended during the call"):
         await hanging
     assert await text(tools, "add", a=1, b=1) == "2"
 

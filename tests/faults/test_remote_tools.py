@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from tests.serving import conversation, serving
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.gate import Gate
@@ -29,7 +30,7 @@ from verl_multiturn.tools.e2b_router import E2bRouterTool
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.retrieval import RetrievalTool
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
-from verl_multiturn.tools.services.http_client import HttpTool, UnavailableError
+from verl_multiturn.tools.services.http_client import HttpTool, ServiceFailedError, UnavailableError
 
 GOOD = {
     "/retrieve": {"result": [[{"document": {"id": "1", "contents": "fine"}, "score": 1.0}]]},
@@ -127,7 +128,9 @@ FAULTS = {
     "drips": "did not answer within",
     "breaks off": "broke off",
     "500": r"failed \(HTTP 500\)",
+    "502": r"failed \(HTTP 502\)",
     "503": r"failed \(HTTP 503\)",
+    "504": r"failed \(HTTP 504\)",
     "429": r"failed \(HTTP 429\)",
     "floods compressed": "cannot be read",
     "says nothing": "cannot be read",
@@ -139,6 +142,8 @@ FAULTS = {
     "says no results": "cannot be read",
 }
 LATE = {"hangs", "drips"}
+OUTAGES = {"hangs", "drips", "429", "502", "503", "504"}
+"""Faults that no single request can be the reason of, but for its time (`LATE` and 504)."""
 REFUSALS = {
     "floods": "has more than 2000000 bytes",
     "404": r"refused the request \(HTTP 404\)",
@@ -158,10 +163,12 @@ async def test_every_fault_is_one_short_error_and_the_next_call_works(
     async with conversation(tool) as call:
         await call(**arguments)
         service.fault = fault
-        with pytest.raises((UnavailableError, ValueError)) as caught:
+        with pytest.raises((UnavailableError, ServiceFailedError, ValueError)) as caught:
             await call(**arguments)
         assert caught.match(FAULTS.get(fault) or REFUSALS[fault])
-        assert isinstance(caught.value, UnavailableError) == (fault in FAULTS), "whether a retry may help"
+        assert isinstance(caught.value, ValueError) == (fault in REFUSALS), "whether a retry may help"
+        assert (cause_of(caught.value, "outage") == "outage") == (fault in OUTAGES)
+        assert (cause_of(caught.value, "model") == "outage") == (fault in OUTAGES - LATE - {"504"})
         assert len(str(caught.value)) < 100
         assert running[1] not in str(caught.value), "the model has no business with addresses"
         service.fault = ""
@@ -217,7 +224,7 @@ async def test_no_http_at_all(answer: bytes) -> None:
     async with await asyncio.start_server(answer_so, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with conversation(tool_of("retrieval", url)) as call:
-            with pytest.raises(UnavailableError, match="broke off"):
+            with pytest.raises(ServiceFailedError, match="broke off"):
                 await call(query="a")
 
 
@@ -226,6 +233,18 @@ import sys, uvicorn
 from tests.faults.test_remote_tools import Service
 uvicorn.run(Service().app, host="127.0.0.1", port=int(sys.argv[1]), log_level="info", ws="none")
 """
+
+
+async def test_an_answer_that_breaks_off_is_an_outage_where_nobody_listens_any_more() -> None:
+    async def answer_so(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        server.close()
+        writer.close()
+
+    server = await asyncio.start_server(answer_so, "127.0.0.1", 0)
+    async with conversation(tool_of("retrieval", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")) as call:
+        with pytest.raises(UnavailableError, match="broke off"):
+            await call(query="a")
 
 
 @contextlib.contextmanager
@@ -250,7 +269,9 @@ def test_a_server_that_dies_between_calls_and_comes_back(name: str) -> None:
         async with conversation(tool_of(name, f"http://127.0.0.1:{port}")) as call:
             assert "fine" in (await call(**arguments))[0].text
             await asyncio.to_thread(stop, first)
-            with pytest.raises(UnavailableError, match=r"cannot be reached|broke off"):
+            with pytest.raises((UnavailableError, ServiceFailedError), match=r"cannot be reached|broke off"):
+                await call(**arguments)
+            with pytest.raises(UnavailableError, match="cannot be reached"):
                 await call(**arguments)
             with own_process(port):
                 assert "fine" in (await call(**arguments))[0].text
@@ -277,7 +298,7 @@ async def test_the_runtime_repeats_what_may_help_and_only_that(running: tuple[Se
         service.fault = "500"
         (result,) = await session.execute([call])
         assert (result.status, result.attempts) == (CallStatus.ERROR, 6)
-        assert result.text == "Error: UnavailableError: the search server failed (HTTP 500)"
+        assert result.text == "Error: ServiceFailedError: the search server failed (HTTP 500)"
         service.fault = ""
         (result,) = await session.execute([call])
         assert (result.status, result.attempts) == (CallStatus.OK, 1)

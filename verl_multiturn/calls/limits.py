@@ -29,13 +29,13 @@ class OutageLimits(BaseModel):
     """
 
     timeouts: Literal["model", "outage"] | None = None
-    """Whose it is that a call came too late or found no slot; null: what the class says, and else `model`.
+    """Whose it is that a call came too late; null: what the class says, and else `model`.
 
     `model`: it may depend on what the model wrote, as with code that it lets run. `outage`: on the service alone.
     """
 
     errors: tuple[type[BaseException], ...] = ()
-    """Classes of errors that are outages, by their dotted names, beside `OutageError` and errors of connections."""
+    """Classes of errors that are outages, by their dotted names, beside those of `calls/outages/causes.py`."""
 
     @field_validator("errors", mode="before")
     @classmethod

@@ -1,7 +1,8 @@
 """`EnvironmentFailedError`: what the interactions in the box raise when their endpoint, server or process fails.
 
 Where nobody can have caused it, they raise the class `EnvironmentOutageError`: what an action of the model may bring
-about, such as an error of the environment's own code, is no outage.
+about, such as an error of the environment's own code or the end of its server, is no outage. An answer that is late is
+an `EnvironmentLateError`, for which `limits.outage.timeouts` says it.
 
 `LlmUser`, `PolicyUser`, `StepEnv` and `OpenEnvClient` raise it, also when the environment itself raised an error in its
 process. The runtime then does what it does for every error of an interaction's method: the conversation ends with the
@@ -22,3 +23,7 @@ class EnvironmentFailedError(MultiTurnError, RuntimeError):
 
 class EnvironmentOutageError(EnvironmentFailedError, OutageError):
     """An endpoint or a server is not there, or no process can be had."""
+
+
+class EnvironmentLateError(EnvironmentOutageError, TimeoutError):
+    """An endpoint or a server was late; the limits say whether what the model wrote may be the reason."""

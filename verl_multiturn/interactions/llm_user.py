@@ -12,7 +12,7 @@ from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentOutageError
+from verl_multiturn.interactions.failed import EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
@@ -69,14 +69,15 @@ class LlmUser(SimulatedUser):
         """Return the endpoint's next turn, without its reasoning.
 
         Raises:
-            EnvironmentOutageError: The endpoint gave no text, or not in time.
+            EnvironmentOutageError: The endpoint gave no text.
+            EnvironmentLateError: It gave none in time.
         """
         endpoint = self._endpoints.get()
         try:
             return await endpoint.ask(messages, _read)
         except TimeoutError:
             problem = f"{endpoint.address} did not answer within {self._llm.timeout_s:g} s"
-            raise EnvironmentOutageError(f"the user's model at {problem}") from None
+            raise EnvironmentLateError(f"the user's model at {problem}") from None
         except EndpointError as error:
             raise EnvironmentOutageError(f"the user's model at {error}") from None
 

@@ -31,7 +31,6 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
@@ -39,7 +38,7 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import asking
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
+from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
@@ -97,8 +96,6 @@ class OpenEnvClient(Interaction):
         ConfigError: A setting is wrong.
     """
 
-    outage_limits = OutageLimits(timeouts="outage")
-
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         self._settings = settings = read_config(config, OpenEnvSettings, "OpenEnvClient")
@@ -117,7 +114,8 @@ class OpenEnvClient(Interaction):
         """Connect, reset the environment with the row's kwargs, and return its first observation.
 
         Raises:
-            EnvironmentFailedError: The server cannot be reached, is full, fails, is late, or breaks off.
+            EnvironmentOutageError: The server cannot be reached, is full, fails, is late, or breaks off.
+            EnvironmentFailedError: Its answer is none of the protocol.
             InteractionContractError: `to_text` returned no text.
         """
         session = self._sessions[instance_id] = _RemoteEpisode()
@@ -127,9 +125,9 @@ class OpenEnvClient(Interaction):
                 session.http = aiohttp.ClientSession()
                 session.socket = await session.http.ws_connect(self._address, max_msg_size=_MOST_BYTES)
         except TimeoutError:
-            raise self._failed(f"did not take the connection within {self._settings.timeout_s:g} s") from None
+            raise self._out(f"did not take the connection within {self._settings.timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(f"cannot be reached: {describe(error)}") from None
+            raise self._out(f"cannot be reached: {describe(error)}") from None
         return self._reply(session, await self._ask(session, "reset", data))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
@@ -182,7 +180,11 @@ class OpenEnvClient(Interaction):
         return action
 
     async def _ask(self, session: _RemoteEpisode, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send a request, and return the data of the observation that answers it."""
+        """Send a request, and return the data of the observation that answers it.
+
+        A step may be late, break off or fail by what the model does in it; a reset cannot.
+        """
+        failed = self._out if kind == "reset" else self._failed
         assert session.socket is not None
         request = json.dumps({"type": kind, "data": dict(data)}, default=plain)
         try:
@@ -190,23 +192,22 @@ class OpenEnvClient(Interaction):
                 await session.socket.send_str(request)
                 message = await session.socket.receive()
         except TimeoutError:
-            raise self._failed(f"did not answer {kind!r} within {self._settings.timeout_s:g} s") from None
+            problem = f"did not answer {kind!r} within {self._settings.timeout_s:g} s"
+            raise (failed(problem) if kind == "reset" else EnvironmentLateError(self._say(problem))) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(f"broke off in {kind!r}: {describe(error)}") from None
+            raise failed(f"broke off in {kind!r}: {describe(error)}") from None
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise self._failed(f"broke off in {kind!r}: {message.type.name} {show(message.extra or message.data, 99)}")
+            raise failed(f"broke off in {kind!r}: {message.type.name} {show(message.extra or message.data, 99)}")
         try:
             answer = json.loads(message.data)
         except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict) and answer.get("type") == "error":
             problem = answer.get("data")
-            raise self._failed(
-                f"answered {kind!r} with an error: {show(problem)}{_advice(problem)}", is_outage=kind == "reset"
-            )
+            raise failed(f"answered {kind!r} with an error: {show(problem)}{_advice(problem)}")
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("observation"), dict):
-            raise self._failed(f"answered {kind!r} with {show(message.data)}, expected an observation", is_outage=False)
+            raise self._failed(f"answered {kind!r} with {show(message.data)}, expected an observation")
         return found
 
     def _reply(self, session: _RemoteEpisode, found: Mapping[str, Any]) -> Reply:
@@ -214,11 +215,9 @@ class OpenEnvClient(Interaction):
         try:
             reward = None if given is None else as_reward(given)
         except (NoNumberError, UnusableNumberError):
-            raise self._failed(
-                f"answered with reward {show(given, 60)}, expected a {USABLE}", is_outage=False
-            ) from None
+            raise self._failed(f"answered with reward {show(given, 60)}, expected a {USABLE}") from None
         if not isinstance(done, bool):
-            raise self._failed(f"answered with done {show(done, 60)}, expected true or false", is_outage=False)
+            raise self._failed(f"answered with done {show(done, 60)}, expected true or false")
         text = (self._to_text or _text)(found["observation"])
         if not isinstance(text, str):
             raise InteractionContractError(
@@ -229,9 +228,14 @@ class OpenEnvClient(Interaction):
             session.rewards.append(reward)
         return Reply(text=text, reward=reward, done=done, state=text)
 
-    def _failed(self, problem: str, is_outage: bool = True) -> EnvironmentFailedError:
-        failed = EnvironmentOutageError if is_outage else EnvironmentFailedError  # an action may bring about the latter
-        return failed(f"the OpenEnv server at {self._address} {problem}")
+    def _failed(self, problem: str) -> EnvironmentFailedError:
+        return EnvironmentFailedError(self._say(problem))
+
+    def _out(self, problem: str) -> EnvironmentOutageError:
+        return EnvironmentOutageError(self._say(problem))
+
+    def _say(self, problem: str) -> str:
+        return f"the OpenEnv server at {self._address} {problem}"
 
 
 def _function(name: str | None, where: str) -> Callable[[Any], Any] | None:

@@ -88,7 +88,8 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
         Raises:
             ValueError: The language is none of `languages`, the router refuses the request, or the sandbox did not run
                 the script to its end.
-            UnavailableError: The router does not answer, or its answer cannot be read.
+            UnavailableError: The router does not answer.
+            ServiceFailedError: It failed at this request, broke off, or its answer cannot be read.
         """
         settings = self._settings
         payload = {
@@ -99,7 +100,7 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
         }
         scripts = (await self._ask(payload, _Batch)).root
         if len(scripts) != 1:
-            raise self._unavailable("gave an answer that cannot be read", f"{len(scripts)} results for one script")
+            raise self._failed("gave an answer that cannot be read", f"{len(scripts)} results for one script")
         execution = scripts[0].execution
         if execution is None:
             # The router does not say whose fault it was, and gives no reason when the time was up. No UnavailableError,

@@ -26,7 +26,6 @@ from typing import Any
 from mcp import types
 from mcp.types import CallToolResult
 
-from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
@@ -100,7 +99,6 @@ class McpTool(BaseTool):
         schema: The schema of the tool, with the name that the model uses.
     """
 
-    outage_limits = OutageLimits(timeouts="outage")
     schema_of_others = True
     """True: the schema's names come from the server, so the author of the run cannot change them."""
 
@@ -117,8 +115,8 @@ class McpTool(BaseTool):
 
         Raises:
             ValueError: The server refuses the call, or says that it failed.
-            ConnectionError: There is no connection, or it ended during the call.
-            RuntimeError: The answer cannot be read.
+            ConnectionError: There is no connection.
+            RuntimeError: The connection ended during the call, or the answer cannot be read.
         """
         return await read_result(await self.server.call(self.remote_name, parameters))
 

@@ -72,14 +72,15 @@ class RetrievalTool(HttpTool):
 
         Raises:
             ValueError: There is nothing to search for, or the server refuses the request; the text is for the model.
-            UnavailableError: The server does not answer, or its answer cannot be read.
+            UnavailableError: The server does not answer.
+            ServiceFailedError: It failed at this request, broke off, or its answer cannot be read.
         """
         settings = self._settings
         queries = read_queries(parameters["query"], settings.max_queries)
         payload = {"queries": queries, "topk": settings.top_k, "return_scores": True}
         answer = await self._ask(payload, _Hits)
         if len(answer.result) != len(queries):
-            raise self._unavailable("gave an answer that cannot be read", f"{len(answer.result)} results")
+            raise self._failed("gave an answer that cannot be read", f"{len(answer.result)} results")
         hits = [[_read_hit(hit) for hit in found[: settings.top_k]] for found in answer.result]
         text = show_hits(queries, hits, settings.snippet_characters)
         return ToolResponse(text), 0.0, {"hits": sum(map(len, hits))}

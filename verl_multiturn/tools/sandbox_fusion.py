@@ -72,7 +72,8 @@ class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
 
         Raises:
             ValueError: The language is none of `languages`, or the service refuses the request.
-            UnavailableError: The service does not answer, or failed to make a sandbox.
+            UnavailableError: The service does not answer.
+            ServiceFailedError: It failed at this request, broke off, or its answer cannot be read.
         """
         settings = self._settings
         payload = {
@@ -84,12 +85,12 @@ class SandboxFusionTool(CodeServiceTool[SandboxFusionSettings]):
         }
         result = await self._ask(payload, _Ran)
         if result.status == "SandboxError":
-            raise self._unavailable("failed", result.message)
+            raise self._failed("failed", result.message)
         ran, limit_s = result.run_result, settings.run_timeout_s
         if ran is None and result.compile_result is not None:  # it did not compile, so it was not run
             ran, limit_s = result.compile_result, settings.compile_timeout_s
         if ran is None:
-            raise self._unavailable("gave an answer that cannot be read", "it has no result")
+            raise self._failed("gave an answer that cannot be read", "it has no result")
         end = ""
         if ran.status == "TimeLimitExceeded":
             end = f"[stopped after {limit_s:g} s]"

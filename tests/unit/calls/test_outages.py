@@ -6,9 +6,12 @@ Each `Outages` stands for a process; they share a keeper as workers share the ac
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
+import socket
 import ssl
+import sys
 import urllib.error
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -40,6 +43,15 @@ from verl_multiturn.tools.services.http_client import LateError, UnavailableErro
 NAME = "tool search"
 
 
+def _class(module: str, name: str, base: type[Exception] = Exception) -> type[Exception]:
+    """Return a class as a client that need not be installed here has it."""
+    return type(name, (base,), {"__module__": module, "__qualname__": name})
+
+
+def _named(module: str, name: str, *args: object, base: type[Exception] = Exception) -> Exception:
+    return _class(module, name, base)(*args)
+
+
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
@@ -52,7 +64,28 @@ NAME = "tool search"
         (httpx.ConnectError("refused"), "outage"),
         (httpx.ReadError("broke off"), "outage"),
         (ssl.SSLError(), "bug"),
-        (urllib.error.HTTPError("http://x", 404, "no", None, None), "bug"),  # type: ignore[arg-type]
+        (httpx.ConnectTimeout("no host there"), "outage"),
+        (_named("requests.exceptions", "ConnectionError", _named("urllib3.exceptions", "ProtocolError")), "outage"),
+        (_named("requests.exceptions", "ConnectionError"), "outage"),
+        (_named("urllib3.exceptions", "MaxRetryError", ConnectionRefusedError()), "outage"),
+        (_named("aiohttp.client_exceptions", "ClientPayloadError"), "outage"),
+        (_named("httpx2", "ConnectError", base=_class("httpx2", "TransportError")), "outage"),
+        (urllib.error.URLError(ConnectionRefusedError()), "outage"),
+        (urllib.error.URLError(socket.gaierror(socket.EAI_AGAIN, "again")), "outage"),
+        (socket.gaierror(socket.EAI_AGAIN, "again"), "outage"),
+        (OSError(errno.EHOSTUNREACH, "no route"), "outage"),
+        (OSError(errno.ENETUNREACH, "no network"), "outage"),
+        (OSError(errno.ENOSPC, "no space"), "bug"),
+        # What a model writes as an address is its own mistake.
+        (socket.gaierror(socket.EAI_NONAME, "no such host"), "model"),
+        (urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "no such host")), "model"),
+        (httpx.UnsupportedProtocol("foo://"), "model"),
+        (httpx.LocalProtocolError("a header"), "model"),
+        (_named("urllib3.exceptions", "LocationValueError", base=ValueError), "model"),
+        # So may be the program that a pipe leads to, and that has ended.
+        (BrokenPipeError(), "bug"),
+        (ConnectionResetError("Connection lost"), "bug"),
+        (BusyError("no slot"), "busy"),
         (EnvironmentFailedError("step() raised KeyError"), "bug"),
         (ValueError("no such column"), "model"),
         (ConfigError("row"), "model"),
@@ -65,9 +98,70 @@ def test_whose_a_failure_is(error: Exception, cause: str, timeouts: Timeouts) ->
     assert cause_of(error, timeouts) == cause
 
 
+@pytest.mark.parametrize(
+    ("status", "cause"), [(404, "bug"), (429, "outage"), (500, "bug"), (502, "outage"), (503, "outage"), (504, "late")]
+)
+@pytest.mark.parametrize("timeouts", ["model", "outage"])
+def test_a_status_says_whose_it_is(status: int, cause: str, timeouts: Timeouts) -> None:
+    response = httpx.Response(status, request=httpx.Request("GET", "http://x"))
+    openais = _named("openai", "InternalServerError", base=_class("openai", "APIStatusError"))
+    openais.status_code = status  # type: ignore[attr-defined]
+    requests = _named("requests.exceptions", "HTTPError", base=OSError)
+    requests.response = response  # type: ignore[attr-defined]
+    aiohttps = _named("aiohttp.client_exceptions", "ClientResponseError")
+    aiohttps.status = status  # type: ignore[attr-defined]
+    for error in (
+        httpx.HTTPStatusError("x", request=response.request, response=response),
+        urllib.error.HTTPError("http://x", status, "no", None, None),  # type: ignore[arg-type]
+        openais,
+        requests,
+        aiohttps,
+    ):
+        assert cause_of(error, timeouts) == (timeouts if cause == "late" else cause), error
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(socket.EAI_NONAME, "model"), (socket.EAI_AGAIN, "outage"), (None, "outage")]
+)
+def test_a_real_client_wraps_what_says_it(number: int | None, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> Any:
+        raise ConnectionRefusedError if number is None else socket.gaierror(number, "no address")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError) as caught:
+        client.get("http://search.invalid/")
+    assert cause_of(caught.value, "model") == cause
+
+
+async def test_a_program_that_does_not_read_its_input_is_no_outage() -> None:
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", "import os; os._exit(0)", stdin=-1)
+    assert program.stdin is not None
+    await program.wait()
+    caught: list[Exception] = []
+    for _ in range(3):
+        try:
+            program.stdin.write(b"x" * 2_000_000)
+            await program.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            caught.append(error)
+    assert caught
+    assert {cause_of(each, "outage") for each in caught} == {"bug"}
+
+
 @pytest.mark.parametrize("timeouts", ["model", "outage"])
 @pytest.mark.parametrize(
-    "error", [TimedOutError(), BusyError(), TimeoutError(), LateError("late"), httpx.ReadTimeout("late")]
+    "error",
+    [
+        TimedOutError(),
+        TimeoutError(),
+        LateError("late"),
+        httpx.ReadTimeout("late"),
+        _named("requests.exceptions", "ReadTimeout", base=_class("requests.exceptions", "Timeout")),
+        _named("requests.exceptions", "ConnectionError", _named("urllib3.exceptions", "TimeoutError")),
+        _named("urllib3.exceptions", "ReadTimeoutError", base=_class("urllib3.exceptions", "TimeoutError")),
+        _named("openai", "APITimeoutError", base=_class("openai", "APIConnectionError")),
+        urllib.error.URLError(TimeoutError()),
+    ],
 )
 def test_what_comes_too_late_is_whose_the_limits_say(error: Exception, timeouts: Timeouts) -> None:
     assert cause_of(error, timeouts) == timeouts
@@ -479,10 +573,65 @@ async def test_mistakes_of_the_model_and_bugs_open_nothing_and_a_bug_is_told_onc
     await asyncio.sleep(2 * REPORT_S)
     keeper = await watch.outages.ask(_itself)
     state = (await keeper.outages())[NAME]
-    assert (state.calls, state.bugs, state.outages, state.trips) == (100, 50, 0, 0)
+    assert (state.calls, state.bugs, state.outages, state.trips) == (50, 50, 0, 0)  # a bug is no answer either
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 1
     assert "KeyError" in told[0].getMessage()
+
+
+async def test_what_says_nothing_of_the_service_hides_no_outage() -> None:
+    watch, service = process(), Service()
+
+    async def broken(_: str) -> str:
+        raise KeyError("results")
+
+    async def busy(_: str) -> str:
+        raise BusyError("no slot")
+
+    service.is_up = False
+    for each in range(7):
+        assert await call(watch, f"c{each}", service.answer) == "told: down"
+        for other in (broken, busy):
+            for again in range(3):
+                assert (await call(watch, f"{each} {again}", other)).startswith("told")
+    assert await call(watch, "last", service.answer) == "ends"  # the eighth of eight that say something
+
+    waiting = [asyncio.create_task(call(watch, each.__name__, each)) for each in (broken, busy)]
+    assert [(await each)[:4] for each in waiting] == ["told", "told"]
+    assert watch.is_open
+    service.is_up = True
+    assert [await call(watch, each, service.answer) for each in "ab"] == ["fine"] * 2
+    await asyncio.sleep(0.01)
+    assert watch.is_open  # neither of the two others was a good probe
+    assert await call(watch, "c", service.answer) == "fine"
+    await asyncio.sleep(0.01)
+    assert not watch.is_open
+
+
+async def test_our_own_limit_on_calls_is_no_outage() -> None:
+    watch = process()
+
+    async def busy(_: str) -> str:
+        raise BusyError("no slot")
+
+    assert {await call(watch, f"c{each}", busy) for each in range(50)} == {"told: no slot"}
+    await asyncio.sleep(2 * REPORT_S)
+    keeper = await watch.outages.ask(_itself)
+    assert NAME not in await keeper.outages()
+
+
+async def test_a_mistake_of_the_row_is_no_outage_where_each_failure_is_one() -> None:
+    async def begin(error: Exception) -> Watched:
+        watched = Watched(process(), "a", is_outage=True)
+        with pytest.raises(type(error)):
+            async with watched:
+                raise error
+        return watched
+
+    assert (await begin(KeyError("host"))).met
+    assert (await begin(TimedOutError())).met
+    assert not (await begin(ValueError("no such file"))).met
+    assert not (await begin(ConfigError("no such database"))).met
 
 
 async def test_a_broken_contract_is_raised_and_says_nothing() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
@@ -145,8 +146,9 @@ async def test_it_waits_as_long_as_the_endpoint_says() -> None:
 @pytest.mark.parametrize("reply", [None, [b"HTTP/1.1 200 X\r\n", b"a: b\r\n"]], ids=["hangs", "drips"])
 async def test_one_that_is_late(reply: Any) -> None:
     async with user(reply, timeout_s=0.3) as (ann, endpoint):
-        with pytest.raises(EnvironmentFailedError, match=r"did not answer within 0\.3 s"):
+        with pytest.raises(EnvironmentFailedError, match=r"did not answer within 0\.3 s") as caught:
             await ann.reply("a", ANSWERED)
+        assert [cause_of(caught.value, whose) for whose in ("model", "outage")] == ["model", "outage"]
         assert len(endpoint.bodies) == 1
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from verl_multiturn.calls.limits import CallLimits, outage_rules
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
@@ -183,8 +185,10 @@ async def test_a_server_that_fails(odd: Any, message: str) -> None:
 
     async with playing(answer, timeout_s=0.5 if odd is _hangs else 60.0) as (env, _):
         await env.start("a")
-        with pytest.raises(EnvironmentFailedError, match=message):
+        with pytest.raises(EnvironmentFailedError, match=message) as caught:
             await env.reply("a", said("one"))
+        assert cause_of(caught.value, outage_rules(env, CallLimits(), "here").timeouts or "model") != "outage"
+        assert (cause_of(caught.value, "outage") == "outage") == (odd is _hangs)
         await env.close("a")
 
 
@@ -212,8 +216,11 @@ async def test_a_cancelled_request_can_be_closed() -> None:
 
 async def test_one_that_is_not_there() -> None:
     env = OpenEnvClient({"base_url": "http://127.0.0.1:9", "action_field": "message"})
-    with pytest.raises(EnvironmentFailedError, match=r"ws://127\.0\.0\.1:9/ws|127\.0\.0\.1:9/ws cannot be reached"):
+    with pytest.raises(
+        EnvironmentFailedError, match=r"ws://127\.0\.0\.1:9/ws|127\.0\.0\.1:9/ws cannot be reached"
+    ) as caught:
         await env.start("a")
+    assert cause_of(caught.value, "model") == "outage"
     await env.close("a")
 
 

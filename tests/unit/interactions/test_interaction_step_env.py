@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import select
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,9 +26,11 @@ from benchmarks import interaction_envs
 from tests.conftest import ROOT, has_ended
 from tests.forger import forger
 from tests.idle_loop import hold_up
-from verl_multiturn.errors import ConfigError, InteractionContractError
+from verl_multiturn.errors import ConfigError, InteractionContractError, OutageError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply
+from verl_multiturn.interactions.environments.episode import EnvironmentCode
+from verl_multiturn.interactions.environments.zygote import serve
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
@@ -480,3 +484,44 @@ async def _until(holds: Any) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - other processes set no event
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "in_reset", "in_step"),
+    [
+        (ConnectionRefusedError("the world's server"), True, False),  # an action may have ended it
+        (OutageError("the world's server"), True, True),
+        (ValueError("no such map"), False, False),
+    ],
+)
+def test_an_error_of_a_connection_is_an_outage_in_reset_alone(error: Exception, in_reset: bool, in_step: bool) -> None:
+    class World:
+        def __init__(self, fails: bool) -> None:
+            self._fails = fails
+
+        def reset(self, seed: int | None) -> tuple[str, dict[str, Any]]:
+            if self._fails:
+                raise error
+            return "here", {}
+
+        def step(self, action: object) -> None:
+            raise error
+
+    ours, theirs = socket.socketpair()
+    code = EnvironmentCode(World, None, lambda env, text: text, None, None)
+    serving = threading.Thread(target=serve, args=(theirs, code))
+    serving.start()
+    with ours, ours.makefile("rw") as stream:
+
+        def ask(**request: object) -> Any:
+            stream.write(json.dumps(request) + "\n")
+            stream.flush()
+            return json.loads(stream.readline())
+
+        assert "process" in json.loads(stream.readline())
+        assert ask(do="reset", seed=None, kwargs={"fails": True})["is_outage"] is in_reset
+        assert "text" in ask(do="reset", seed=None, kwargs={"fails": False})
+        assert ask(do="step", text="go")["is_outage"] is in_step
+        ours.shutdown(socket.SHUT_RDWR)
+    serving.join()
+    theirs.close()

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tests.serving import conversation, serving
 from verl_multiturn import ConfigError
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
-from verl_multiturn.tools.services.http_client import UnavailableError
+from verl_multiturn.tools.services.http_client import ServiceFailedError
 
 
 class RunCode(BaseModel):
@@ -72,7 +72,7 @@ async def test_what_the_model_reads_of_a_program(url: str) -> None:
         assert (response.text, metrics) == ("a\nbad\n[exit code 1]", {"succeeded": 0.0})
         assert (await call(code="1 + 1"))[0].text == "[no output; print what you want to see]"
         assert (await call(code="x", language="cpp"))[0].text == "main.cpp:1: error\n[exit code 1]"
-        with pytest.raises(UnavailableError, match=r"^the code sandbox failed$"):
+        with pytest.raises(ServiceFailedError, match=r"^the code sandbox failed$"):
             await call(code="x", language="broken")
 
 
@@ -87,7 +87,7 @@ async def test_limits_reach_the_service(url: str) -> None:
 async def test_text_that_is_hard_to_carry(url: str) -> None:
     async with conversation(tool_of(url)) as call:
         assert (await call(code="print('zażółć \N{PILE OF POO} \\0')"))[0].text == "zażółć \N{PILE OF POO} \0"
-        with pytest.raises((ValueError, UnavailableError), match="code sandbox"):
+        with pytest.raises((ValueError, ServiceFailedError), match="code sandbox"):
             await call(code="print('\ud800')")  # no server can read it; the next call works
         assert (await call(code="print(1)"))[0].text == "1"
 

@@ -108,7 +108,7 @@ class Watch:
     @property
     def is_due(self) -> bool:
         """Tell whether there are calls to report."""
-        return self._sums.answered > 0 or self._sums.masked > 0
+        return self._sums.answered > 0 or self._sums.masked > 0 or self._sums.bugs > 0
 
     def take(self) -> Sums:
         """Return the calls since the last report, to be reported."""
@@ -141,6 +141,7 @@ class Watch:
     def bug(self, error: BaseException) -> None:
         """Count a call that failed by a bug, and tell of the first one."""
         self._sums.bugs += 1
+        self.outages.report_soon()
         if not self._has_told:
             self._has_told = True
             logger.error(
@@ -363,8 +364,8 @@ class Watched:
         if cause != "outage":
             if cause == "bug":
                 watch.bug(error)
-            if self._probe and cause == "model" and not isinstance(error, ValueError):
-                self.dropped()  # it was late, by what the model wrote: that says nothing of the service
+            if cause != "model" or (self._probe and not isinstance(error, ValueError)):
+                self.dropped()  # as where it was late by what the model wrote: that says nothing of the service
             else:
                 self.answered()
             return

@@ -12,6 +12,7 @@ import socket
 from typing import Any
 
 from verl_multiturn.calls.outages.causes import cause_of
+from verl_multiturn.errors import OutageError
 from verl_multiturn.interactions.environments.episode import EnvironmentCode, Episode, WrongTypeError, load
 from verl_multiturn.processes.zygote import problem_of
 
@@ -48,6 +49,8 @@ def serve(served: socket.socket, loaded: EnvironmentCode) -> None:
             except WrongTypeError as error:
                 answer = {"wrong_type": str(error)}
             except BaseException as error:  # an environment may raise anything, SystemExit too
-                answer = {"failed": problem_of(error), "is_outage": cause_of(error, "model") == "outage"}
+                # An action may be the reason of an error of a connection; it is not that of what `reset` needs.
+                can_be = request["do"] == "reset" or isinstance(error, OutageError)
+                answer = {"failed": problem_of(error), "is_outage": can_be and cause_of(error, "model") == "outage"}
             if os.getpid() != process:  # a child that the environment forked: it would answer a second time
                 os._exit(0)

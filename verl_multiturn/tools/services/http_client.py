@@ -3,13 +3,16 @@
 Invariants:
 - a request ends within `timeout_s`, however slowly the answer comes, and holds no connection afterwards;
 - never more than `max_response_bytes` of an answer are kept, and a compressed answer is refused;
-- every failure is an `UnavailableError`, where asking again may help, or a `ValueError`; both have a short text for the
-  model, and the log has the address and the cause.
+- every failure is an `UnavailableError` or a `ServiceFailedError`, where asking again may help, or a `ValueError`; all
+  have a short text for the model, and the log has the address and the cause;
+- only what cannot depend on what was asked is an `UnavailableError`, and so an outage: one request may end a process of
+  the service, or lead to its status 500.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -20,8 +23,9 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.causes import LATE_STATUS, OUTAGE_STATUSES
 from verl_multiturn.calls.per_loop import PerLoop
-from verl_multiturn.errors import OutageError
+from verl_multiturn.errors import MultiTurnError, OutageError
 from verl_multiturn.http_connections import Connections, trusted
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.schema import ToolSchema
@@ -29,16 +33,20 @@ from verl_multiturn.tools.schema import ToolSchema
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=BaseModel)
-
-_TOO_MANY_REQUESTS = 429
+_THERE_S = 5.0
+"""Seconds in which a service whose answer broke off must take a connection."""
 
 
 class UnavailableError(OutageError):
-    """A service could not be reached, broke off, was late, or failed; asking again may help."""
+    """A service could not be reached, was late, or says that it cannot answer now; asking again may help."""
 
 
 class LateError(UnavailableError, TimeoutError):
     """A service was late; where it runs the model's code, that may be the reason."""
+
+
+class ServiceFailedError(MultiTurnError, RuntimeError):
+    """A service failed at a request, broke off, or gave no result; what was asked may be the reason."""
 
 
 class HttpSettings(BaseModel):
@@ -114,7 +122,8 @@ class HttpTool(BaseTool):
             answer: The pydantic model that reads the answer.
 
         Raises:
-            UnavailableError: There is no answer, or it cannot be read; asking again may help.
+            UnavailableError: The service cannot be reached, is late, or cannot answer now; asking again may help.
+            ServiceFailedError: It broke off, or its answer cannot be read; asking again may help, too.
             ValueError: The service refuses the request, or its answer is too large.
         """
         timeout_s = self._http.timeout_s
@@ -127,27 +136,46 @@ class HttpTool(BaseTool):
                 connection.stream("POST", self._address, content=content) as response,
             ):
                 body = await self._read(response)
+        except LateError:
+            raise
         except TimeoutError:
-            late = self._unavailable(f"did not answer within {timeout_s:g} s")
-            raise LateError(str(late)) from None
+            raise LateError(self._say(f"did not answer within {timeout_s:g} s")) from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
-            raise self._unavailable("cannot be reached", error) from error
+            raise UnavailableError(self._say("cannot be reached", error)) from error
         except httpx.HTTPError as error:
-            raise self._unavailable("broke off", error) from error
+            text = self._say("broke off", error)
+            raise (ServiceFailedError if await self._is_there() else UnavailableError)(text) from error
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
-            raise self._unavailable("gave an answer that cannot be read", error) from error
+            raise self._failed("gave an answer that cannot be read", error) from error
+
+    async def _is_there(self) -> bool:
+        """Tell whether the service still takes connections: then it was this request alone that broke off."""
+        url = httpx.URL(self._address)
+        try:
+            async with asyncio.timeout(min(_THERE_S, self._http.timeout_s)):
+                _, writer = await asyncio.open_connection(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except OSError:  # a TimeoutError is one, too
+            return False
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
 
     async def _read(self, response: httpx.Response) -> bytes:
         status = response.status_code
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == _TOO_MANY_REQUESTS:
-            raise self._unavailable(f"failed (HTTP {status})")
+        if status == LATE_STATUS:
+            raise LateError(self._say(f"failed (HTTP {status})"))
+        if status in OUTAGE_STATUSES:
+            raise UnavailableError(self._say(f"failed (HTTP {status})"))
+        if status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise self._failed(f"failed (HTTP {status})")
         if status != httpx.codes.OK:
             logger.warning("%s refused a request with HTTP %d", self._address, status)
             raise ValueError(f"the {self.service} refused the request (HTTP {status})")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise self._unavailable("gave an answer that cannot be read", "it is compressed, which was not asked for")
+            raise self._failed("gave an answer that cannot be read", "it is compressed, which was not asked for")
         body, most = bytearray(), self._http.max_response_bytes
         async for chunk in response.aiter_raw():
             body += chunk
@@ -155,9 +183,13 @@ class HttpTool(BaseTool):
                 raise ValueError(f"the answer of the {self.service} has more than {most} bytes; ask for less")
         return bytes(body)
 
-    def _unavailable(self, problem: str, cause: object = "") -> UnavailableError:
+    def _failed(self, problem: str, cause: object = "") -> ServiceFailedError:
+        return ServiceFailedError(self._say(problem, cause))
+
+    def _say(self, problem: str, cause: object = "") -> str:
+        """Log a problem with its cause, and return what the model reads of it."""
         logger.warning("%s %s%s", self._address, problem, f": {cause!r:.500}" if cause else "")
-        return UnavailableError(f"the {self.service} {problem}")
+        return f"the {self.service} {problem}"
 
     def _open_connections(self) -> Connections:
         return Connections(self._http.max_connections, self._tls)

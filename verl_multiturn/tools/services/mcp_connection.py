@@ -161,9 +161,9 @@ class Server:
             arguments: The arguments of the call.
 
         Raises:
-            ConnectionError: There is no connection, or it ended during the call.
+            ConnectionError: There is no connection.
             ValueError: The server refuses the call.
-            RuntimeError: The answer is not a result of a tool.
+            RuntimeError: The connection ended during the call, or the answer is not a result of a tool.
         """
         return await self._connection().call(name, arguments)
 
@@ -263,8 +263,9 @@ class _Connection:
             logger.warning("MCP server %s: a new connection is made: %s", self._settings.label, reason)
         self._retired = True
 
-    def _lost(self, what: str) -> ConnectionError:
-        return ConnectionError(f"the tool server {what}; call it again")
+    def _lost(self, what: str) -> RuntimeError:
+        # No error of a connection, which would be an outage: what the model asked for may have ended the server.
+        return RuntimeError(f"the tool server {what}; call it again")
 
     async def _own(self) -> None:
         failure: Exception | None = None
