@@ -117,7 +117,7 @@ QA = {
     "<answer>Lyon</answer>": WRONG,
     "<answer>Pa ris</answer>": WRONG,
     "<answer>Lyon</answer> <answer>Paris</answer>": (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
-    "Paris": (0.0,) * 6,
+    "Paris": (0.0,) * 8,
 }
 
 

@@ -203,8 +203,8 @@ class OpenEnvClient(Interaction):
         except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict) and answer.get("type") == "error":
-            problem = answer.get("data")
-            raise failed(f"answered {kind!r} with an error: {show(problem)}{_advice(problem)}")
+            told = answer.get("data")
+            raise failed(f"answered {kind!r} with an error: {show(told)}{_advice(told)}")
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("observation"), dict):
             raise self._failed(f"answered {kind!r} with {show(message.data)}, expected an observation")
