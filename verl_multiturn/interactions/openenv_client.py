@@ -192,8 +192,8 @@ class OpenEnvClient(Interaction):
                 await session.socket.send_str(request)
                 message = await session.socket.receive()
         except TimeoutError:
-            problem = f"did not answer {kind!r} within {self._settings.timeout_s:g} s"
-            raise (failed(problem) if kind == "reset" else EnvironmentLateError(self._say(problem))) from None
+            late = f"did not answer {kind!r} within {self._settings.timeout_s:g} s"
+            raise (failed(late) if kind == "reset" else EnvironmentLateError(self._say(late))) from None
         except (aiohttp.ClientError, OSError) as error:
             raise failed(f"broke off in {kind!r}: {describe(error)}") from None
         if message.type is not aiohttp.WSMsgType.TEXT:
