@@ -317,13 +317,14 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
     class Ours(hooks.MultiTurnHooks, Verls):
         def __init__(self) -> None:
             self.replay_buffer = Users()
+            self._outages = SimpleNamespace(look=lambda: done.append("outages"))
 
         def look_after_servers(self) -> None:
             done.append("servers")
 
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
     Ours().fit(SimpleNamespace(agent_loop_workers=[], wait=done.append))
-    assert done == [0.0, "servers", "listed"]
+    assert done == [0.0, "servers", "outages", "listed"]
 
 
 def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
