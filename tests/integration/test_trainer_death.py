@@ -84,7 +84,7 @@ def make(folder: Path, **trainer: Any) -> Any:
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Take the place of TransferQueue; the list gets the groups that are removed."""
-    from verl_multiturn.verl_bridge.trainer import history
+    from verl_multiturn.verl_bridge.trainer import history, hooks
 
     calls: list[set[str]] = []
 
@@ -94,6 +94,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
         return 2 * len(uids)
 
     monkeypatch.setattr(history, "clear_groups", clear_groups)
+    monkeypatch.setattr(hooks, "list_prompts", lambda partition: {})
     return calls
 
 
