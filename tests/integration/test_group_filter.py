@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
         ([1.0, 0.0, None], None),
         # Sums of the same rewards in another order.
         ([0.1 + 0.2, 0.3], 0.30000001192092896),
-        ([100.0, 100.0005], 100.00050354003906),
+        ([100.0, 100.00001], 100.00000762939453),
+        ([100.0, 100.0009], None),
+        ([0.0, 5e-6], None),
         ([0.3, 0.3001], None),
         # With `rollout.n=1` a group of one is meant.
         ([0.5], None),
