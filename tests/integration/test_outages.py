@@ -1,5 +1,6 @@
 """Outages in our trainers: what they have touched is left out, with a cause that the certificate checks."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -220,7 +221,11 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
     assert asked.touched(["r1", "r9"]) == {"r1"}
     state = asked.outages()[SEARCH]
     assert (state.is_open, state.trips, state.calls, state.outages, state.error) == (True, 1, 11, 8, "refused")
-    ray.kill(run_keeper())
+    keeper = run_keeper()
+    ray.kill(keeper)
+    with contextlib.suppress(ray.exceptions.RayError):
+        while True:  # it may still answer for a moment
+            ray.get(keeper.outages.remote())
     with pytest.raises(KeeperLostError, match="does not answer"):
         asked.touched(["r1"])
 

@@ -173,8 +173,11 @@ def check_that_it_exists(text: str) -> None:
     program, *rest = words
     if program.endswith("python") and rest[:1] == ["-m"]:
         module = rest[1].partition("=")[0]
-        ours = module.startswith(("benchmarks", "verl_multiturn"))
-        assert importlib.util.find_spec(module if ours else module.partition(".")[0]) is not None, text
+        if module.startswith("verl_multiturn."):  # by its file: to find it otherwise imports its package, and verl
+            assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), text
+        else:
+            found = module if module.startswith("benchmarks") else module.partition(".")[0]
+            assert importlib.util.find_spec(found) is not None, text
     elif program in ("bash", "sh") or program.endswith("python"):
         script = next((word for word in rest if not word.startswith("-")), "")
         # A script without a folder belongs to another project.
