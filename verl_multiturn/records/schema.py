@@ -1,0 +1,499 @@
+"""The form of a run's records on disk, schema 2: what each file holds, entry by entry.
+
+    run-<start>.json                               RunFile       versions, settings, tools, hashes
+    <start>-<host>-<pid>-<random>.jsonl.gz         Record        a JSON object for each conversation that ended
+    <start>-<host>-<pid>-<random>.lines.jsonl      Line          a conversation began, ended, was cancelled, raised
+    <start>-<host>-<pid>-<random>.open.json        Snapshot      what runs now; written anew every 2 s
+    steps.jsonl                                    StepLine      a line for each step and validation of the trainer
+    join/step-<step>-<start>.parquet               JOINED        what the trainer made of each row
+    join/validation-<step>-<start>.parquet         JOINED        what the validation scored of each row
+
+`docs/train/records.md` is written from this module, and a test compares both with what a run writes. Writers make plain
+dictionaries (`encode.py`); these models are the description of them, and validate them in tests and for strangers'
+files. All times are `time.time` of the host that wrote them, in seconds; the `RunFile` has the clocks' offsets.
+
+JSON has neither NaN nor infinity: the texts `nan`, `inf` and `-inf` stand for them. All text is valid UTF-8: half of a
+surrogate pair becomes U+FFFD. A log-probability is written as the shortest decimal that is read as the same float32.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = 2
+"""Number of the schema. A reader refuses a larger one, by name."""
+
+Number = float | Literal["nan", "inf", "-inf"]
+Message = dict[str, Any]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class Image(_Entry):
+    """An image, which is not kept itself."""
+
+    digest: str
+    """Digest (blake2b-128, hexadecimal) of its mode, size and pixels."""
+    size: tuple[int, int]
+    """Width and height in pixels."""
+
+
+class Sample(_Entry):
+    """What the data set says of the conversation, and what its reward function gets."""
+
+    index: Any = None
+    """The column `index`, or `extra_info.index`; null: the row has none."""
+    data_source: str | None = None
+    """The column `data_source`."""
+    ground_truth: Any = None
+    """`reward_model.ground_truth`."""
+    extra_info: Any = None
+    """The column `extra_info`, as the reward function gets it."""
+    messages: list[Message] = []
+    """The row's own messages as they came, before anything is made harmless; an image is an `Image`."""
+    tools: list[str] = []
+    """Names of the conversation's tools, in their order."""
+    tools_kwargs: dict[str, Any] = {}
+    """Arguments for the tools' methods."""
+    interaction: str | None = None
+    """Name of the interaction that answers; null: none."""
+    interaction_kwargs: dict[str, Any] = {}
+    """Arguments for the interaction's methods."""
+
+
+class Row(_Entry):
+    """One row of the training batch: a stretch of the conversation in which ids were only appended."""
+
+    prompt_length: int
+    """Tokens of the prompt."""
+    ids: list[int]
+    """Token ids, the prompt first."""
+    logprobs: list[Number]
+    """Log-probability of each sampled token (source 1), in order. A token that was not sampled has none."""
+    runs: list[tuple[int, int, int, int, int]]
+    """Runs of tokens that have the same values: count, mask, weight version (-1: none), turn, source. Sources are
+    0 prompt, 1 sampled, 2 template, 3 observation, 4 injected, 5 earlier (`rollout.trajectory.Source`)."""
+    images: list[Image] = []
+    """Images in the order of their placeholders."""
+
+
+class Generation(_Entry):
+    """What the engine was asked for, and what came back. They are in the order of sampling; so are turns."""
+
+    prompt_tokens: int
+    """Number of ids that the engine was given."""
+    prompt_digest: str
+    """Digest (blake2b-128) of those ids as little-endian int32."""
+    max_tokens: int
+    """Budget: the most tokens that it was asked for."""
+    tokens: int
+    """Number of tokens that it returned."""
+    finish: str
+    """Why it ended, in the engine's word: `stop`, `length`, `abort`; "" where it is not known."""
+    digest: str
+    """Digest (blake2b-128) of the receipt: lengths, budget, ids, logprobs and versions, as the engine returned them."""
+    row: int | None = None
+    """Row that holds it; null: none does."""
+    start: int | None = None
+    """Position of its first token in the row's `ids`."""
+    cause: str | None = None
+    """Why no row holds it (`certificate.receipts.CAUSES`); null: one does."""
+    ids: list[int] | None = None
+    """Its ids, where no row holds them; else null. So with the next two."""
+    logprobs: list[Number] | None = None
+    versions: list[tuple[int, int]] | None = None
+    """Runs: count, weight version."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the engine had in its cache; null: it does not say."""
+    parent: int | None = None
+    """Number of the generation that it continues; null: it begins anew."""
+    summary: bool = False
+    """Whether it is a summary that the model was asked for."""
+    state: str | None = None
+    """Digest of the environment's state in which the model acted."""
+    reward: Number | None = None
+    """Reward that an agent gave to it alone."""
+    text: str | None = None
+    """Text of the turn beside its calls; null where it was not read."""
+    asked_at: float = 0.0
+    """When the engine was asked."""
+    at: float = 0.0
+    """When it had answered."""
+
+
+class Call(_Entry):
+    """One tool call of the model, answered or refused."""
+
+    turn: int
+    """Number of the generation that holds it."""
+    id: str
+    """Id of the call."""
+    tool: str
+    """Name of the tool that answered; "" where the call could not be read, or named none."""
+    name: str
+    """Name that the model wrote."""
+    arguments: Any = None
+    """Arguments that the model wrote; of a call that could not be read, its text."""
+    status: str
+    """How it ended (`tools.calls.results.CallStatus`)."""
+    text: str
+    """The whole answer, before it was shortened for the model; of a long one the first 1,000,000 characters."""
+    images: list[Image] = []
+    """Images of the answer."""
+    reward: Number = 0.0
+    """Reward of the call."""
+    metrics: dict[str, Any] = {}
+    """Metrics that the tool reported."""
+    attempts: int = 0
+    """How often `execute` was called."""
+    cached: bool = False
+    """Whether the answer came from the cache."""
+    truncated: bool = False
+    """Whether the model read less than the tool answered."""
+    altered: bool = False
+    """Whether zero-width spaces part control tokens in the answer."""
+    queue_s: float = 0.0
+    """Seconds that it waited for a slot."""
+    seconds: float = 0.0
+    """Seconds that it ran, all attempts together."""
+    at: float = 0.0
+    """When the answer was there."""
+
+
+class Reply(_Entry):
+    """An answer of the interaction: to a turn, or its opening."""
+
+    turn: int | None
+    """Number of the generation that it answers; null: the opening."""
+    text: str
+    """Its text."""
+    images: list[Image] = []
+    """Its images."""
+    reward: Number | None = None
+    """Its reward."""
+    done: bool = False
+    """Whether it ended the conversation."""
+    truncated: bool = False
+    """Whether it ended it before its time."""
+    state: str | None = None
+    """Digest of the state that it leads to."""
+    metrics: dict[str, Any] = {}
+    """Metrics that it reported."""
+    at: float = 0.0
+    """When it was there."""
+
+
+class SessionRequest(_Entry):
+    """One request of an agent behind the endpoint, in the order in which they came."""
+
+    at: float
+    """When it came."""
+    protocol: str
+    """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
+    parent: int | None = None
+    """Generation that it continues; null: it begins anew."""
+    shared: int = 0
+    """How many of its messages are those of the parent's whole conversation; `messages` has the others."""
+    messages: list[Message] = []
+    """Its messages after the shared ones, as the template gets them."""
+    tools: list[Any] | int | None = None
+    """Its tools; an integer: the same as those of that request, by its place here."""
+    wishes: dict[str, Any] = {}
+    """`n`, `max_tokens`, `stop`, `tool_choice` and other fields that change the answer."""
+    generations: list[int] = []
+    """Generations that answered it."""
+    delivered: bool = False
+    """Whether its client got the whole answer."""
+    order: int | None = None
+    """Place in the order in which answers went to clients; null: none did."""
+    refused: str | None = None
+    """Code of the error that it got; null: none."""
+
+
+class Session(_Entry):
+    """The part of a record that only an agent's session has."""
+
+    requests: list[SessionRequest] = []
+    """Its requests."""
+    roots: int = 0
+    """Prompts that were rendered whole."""
+    unenforced: dict[str, int] = {}
+    """Requests that had a field which changes nothing, by the field's name."""
+    reward: Number | None = None
+    """The session's reward, by its agent or for its failure."""
+    by_id: bool = False
+    """Whether the agent gave rewards to completions alone."""
+    end: str = ""
+    """How the agent ended: `returned`, `raised`, `timed_out`, `stuck`, `failed`, `outage`."""
+    problem: str = ""
+    """What went wrong."""
+
+
+class Span(_Entry):
+    """A stretch of time in a conversation."""
+
+    kind: Literal[
+        "generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"
+    ]
+    """`wait` is that for a slot or for an outage's end, `pause` that of an engine that stands still."""
+    name: str = ""
+    """Name of the tool or interaction."""
+    turn: int | None = None
+    """Number of the generation that it belongs to; null: to none."""
+    start: float
+    """When it began."""
+    end: float
+    """When it ended."""
+
+
+class Record(_Entry):
+    """One conversation that ended, or one session of an agent."""
+
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
+    """2."""
+    request_id: str
+    """Id of the request: unique, also among conversations of one name that were begun again."""
+    uid: str
+    """verl's id of the group."""
+    number: int
+    """Number of the conversation in its group (verl's `session_id`)."""
+    rerolled_from: str | None = None
+    """uid of the group in whose place this one was begun; null: none."""
+    validation: bool
+    """Whether it belongs to a validation."""
+    step: int
+    """Step of the trainer in which it was begun. In which one it was trained, the join says."""
+    loop: str
+    """Name of the agent loop."""
+    began: float
+    """When it began."""
+    ended: float
+    """When it had ended, before its reward was computed."""
+    sample: Sample
+    """What the data set says."""
+    sampling: dict[str, Any]
+    """Sampling parameters, under the engine's names."""
+    stop_reason: str
+    """Why it ended (`rollout.limits.StopReason`)."""
+    valid: bool
+    """Whether it says anything about the model."""
+    void: bool = False
+    """Whether it has a void turn."""
+    error: str = ""
+    """What went wrong; "" otherwise."""
+    outages: list[str] = []
+    """Names whose outage a call met, such as `tool search`."""
+    rows: list[Row]
+    """Its rows, in order."""
+    generations: list[Generation]
+    """Its generations, in order."""
+    calls: list[Call] = []
+    """Its tool calls, in order."""
+    replies: list[Reply] = []
+    """Answers of its interaction, in order; the opening first."""
+    messages: list[Message] = []
+    """The conversation as the model saw it; of several rows, that of the last."""
+    asked: int = 0
+    """How many of `messages` are the row's own."""
+    calc_rewards: dict[str, Number] = {}
+    """What each tool's `calc_reward` returned."""
+    score: Number = 0.0
+    """The interaction's score for the whole."""
+    differences: list[str] = []
+    """Differences between the template's rendering of the whole and the tokens."""
+    time_up: str | None = None
+    """What it was doing when its time was up: `generate`, `tools`, `interaction`, `score`; null: it was not."""
+    generate_s: float = 0.0
+    """Seconds spent waiting for the engine; so with the next two."""
+    tools_s: float = 0.0
+    interaction_s: float = 0.0
+    session: Session | None = None
+    """The part of an agent's session; null for a conversation."""
+    timeline: list[Span] = []
+    """What happened when."""
+
+
+class Line(_Entry):
+    """A line about one conversation, beside the records: it began, or what became of it."""
+
+    event: Literal["begin", "end", "cancel", "raise", "drop", "score"]
+    """`drop`: it ended, and its record could not be kept. `score`: its reward was computed, after `end`."""
+    request_id: str
+    """As in `Record`, and so with the next entries."""
+    uid: str = ""
+    number: int = 0
+    validation: bool = False
+    step: int = 0
+    rerolled_from: str | None = None
+    at: float
+    """When it happened."""
+    why: str = ""
+    """Why it was cancelled (`cut`: enough siblings had ended; `cancelled`: the trainer no longer wanted it; `killed`),
+    what it raised, why its record was dropped."""
+    offset: int | None = None
+    """Of `end`: position of the gzip member that holds its record; null: there is none (`record_share`)."""
+    place: int | None = None
+    """Of `end`: number of the record in its member."""
+    summary: Summary | None = None
+    """Of `end`: what a table shows of it."""
+    score: Number | None = None
+    """Of `score`: the whole reward."""
+
+
+class Summary(_Entry):
+    """What a table shows of a conversation that ended."""
+
+    data_source: str | None = None
+    index: Any = None
+    stop_reason: str = ""
+    valid: bool = True
+    rows: int = 1
+    """Number of rows."""
+    turns: int = 0
+    """Number of generations."""
+    calls: int = 0
+    """Number of calls."""
+    failed_calls: int = 0
+    """Calls whose status is not `ok`."""
+    prompt_tokens: int = 0
+    """Tokens of the first row's prompt."""
+    response_tokens: int = 0
+    """Tokens of all rows after their prompts."""
+    sampled_tokens: int = 0
+    """Tokens that a row trains."""
+    seconds: float = 0.0
+    """Seconds from begin to end; the next three are parts of it."""
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    interaction_s: float = 0.0
+
+
+class Open(_Entry):
+    """A conversation that is under way."""
+
+    request_id: str
+    uid: str = ""
+    number: int = 0
+    validation: bool = False
+    step: int = 0
+    began: float
+    doing: str
+    """What it waits for: `generation`, `call NAME`, `wait NAME`, `interaction NAME`, `reward`, and so on."""
+    since: float
+    """Since when."""
+    turn: int = 0
+    """Turns so far."""
+
+
+class Snapshot(_Entry):
+    """What a worker's open conversations were waiting for."""
+
+    at: float
+    """When this was written."""
+    open: list[Open]
+    dropped: int = 0
+    """Records that could not be kept so far."""
+
+
+class RunFile(_Entry):
+    """What a run is."""
+
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
+    """2."""
+    start: str
+    """The start, as file names have it: `20261126T101500`, UTC, and a random part."""
+    began: float
+    """When it began."""
+    host: str
+    """Host of the trainer's process."""
+    versions: dict[str, str]
+    """Versions of this package, verl, SGLang, torch, transformers and Python."""
+    settings: dict[str, Any]
+    """verl's whole configuration, resolved; values whose key names a secret are `***`."""
+    tools: Any = None
+    """The tools' YAML; null: none."""
+    interactions: Any = None
+    """The interactions' YAML; null: none."""
+    schemas: list[Any] = []
+    """Schemas of all tools, as the template gets them."""
+    tokenizer: dict[str, Any] = {}
+    """Path, class, vocabulary's size and a digest of the vocabulary."""
+    template: dict[str, Any] = {}
+    """Digest and text of the chat template."""
+    reward_function: dict[str, Any] = {}
+    """Path, name and digest of the file; {} for verl's own."""
+    resumed_from: int | None = None
+    """Step of the checkpoint that it began with; null: none."""
+
+
+class Clock(_Entry):
+    """A line in the run's `steps.jsonl`: how far a worker's clock is from the trainer's."""
+
+    event: Literal["clock"]
+    file: str
+    """Stem of the worker's files."""
+    offset_s: float
+    """Add this to the worker's times to get the trainer's."""
+    error_s: float
+    """How wrong it may be."""
+
+
+class StepLine(_Entry):
+    """A line in `steps.jsonl`: a step of the trainer, or a validation, that is over."""
+
+    event: Literal["step", "validation"]
+    start: str
+    """`RunFile.start` of the run."""
+    step: int
+    began: float
+    ended: float
+    phases: dict[str, float]
+    """Seconds of the trainer's phases (verl's `timing_s`)."""
+    join: str | None
+    """Name of the Parquet file; null: it could not be written."""
+    rows: int
+    """Rows in it."""
+    metrics: dict[str, Number]
+    """All metrics of the step, as loggers get them."""
+    evicted: list[str] = []
+    """uids of groups that were too old, and so with the next: left out by the group filter, failed, and begun anew
+    (old uid → new uid)."""
+    filtered: list[str] = []
+    failed: list[str] = []
+    rerolled: dict[str, str] = {}
+
+
+UNTRAINED = ("void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", "padding")
+"""Causes in the join's column `untrained`: of a whole row, or (`too_old`, `rejected`) of some of its tokens."""
+
+_FLOATS = pa.list_(pa.float32())
+JOINED = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("uid", pa.string()),
+        ("number", pa.int32()),
+        ("row", pa.int32()),
+        ("validation", pa.bool_()),
+        ("step", pa.int32()),  # of the trainer
+        ("update", pa.int32()),  # which of the step's optimizer steps; null where none
+        ("score", pa.float64()),  # verl's sum of token-level scores, before KL
+        ("parts", pa.string()),  # JSON: the reward's parts and the other numbers that the reward function reported
+        ("otc_factor", pa.float64()),
+        ("group_mean", pa.float64()),
+        ("group_std", pa.float64()),
+        ("advantages", _FLOATS),  # of the row's sampled tokens, in order; so with the next
+        ("old_log_probs", _FLOATS),
+        ("ref_log_probs", _FLOATS),
+        ("importance_weights", _FLOATS),
+        ("entropy", pa.list_(pa.float16())),
+        ("trained", pa.int32()),  # sampled tokens that the loss counted
+        ("untrained", pa.string()),  # one of UNTRAINED; null: all sampled tokens are trained
+        ("untrained_tokens", pa.list_(pa.int32())),  # which sampled tokens are not trained, where only some are not
+    ]
+)
+"""Columns of a join's Parquet file. A column that the trainer does not have (no reference, bypass mode) is null."""
