@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
-from verl_multiturn.calls.outages.causes import cause_of
+from verl_multiturn.calls.limits import outage_rules
+from verl_multiturn.calls.outages.causes import Cause, cause_of
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import Alarms
@@ -25,6 +26,8 @@ class Probed:
     value: Any = None
     error: Exception | None = None
     seconds: float = 0.0
+    cause: Cause = "model"
+    """Whose the error is, with the limits of the object's entry."""
 
     @property
     def timed_out(self) -> bool:
@@ -41,9 +44,8 @@ class Probed:
             return ""
         if self.timed_out:
             return f"hangs: {self.error}"
-        counts = {"outage": ", an outage in a run", "bug": ", a bug in a run", "model": ""}
-        said = f"raised {describe(self.error)[:250]}{place_of(self.error)}"
-        return said + counts[cause_of(self.error, "model")]
+        counts = {"outage": ", an outage in a run", "bug": ", a bug in a run"}
+        return f"raised {describe(self.error)[:250]}{place_of(self.error)}{counts.get(self.cause, '')}"
 
 
 class CallProbe:
@@ -57,6 +59,7 @@ class CallProbe:
     def __init__(self, owner: Owner, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._owner = owner
+        self._outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
         """Return the keyword arguments of a call.
@@ -81,7 +84,8 @@ class CallProbe:
             failure = TimedOutError(f"no answer within {self.timeout_s:g} s")
         except Exception as error:  # the author's own code
             failure = error
-        return Probed(value, failure, loop.time() - started)
+        cause = "model" if failure is None else cause_of(failure, self._outage.timeouts or "model", self._outage.errors)
+        return Probed(value, failure, loop.time() - started, cause)
 
     async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
         """Start a call, cancel it after `wait`, and return whether it ended, and its value if it returned one."""
