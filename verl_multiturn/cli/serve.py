@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
 from verl_multiturn.certificate.verification import verify_record
@@ -285,7 +287,8 @@ def _row(path: Path) -> dict[str, Any]:
 
 
 async def _play(run: ProxyRun, runner: AgentRunner, row: Mapping[str, Any], host: str) -> tuple[Outcome, list[Receipt]]:
-    endpoint = Endpoint(run, runner, ProxyServer(host), _LONGEST_S)
+    watch = Outages().of("agent", OutageLimits(mode="mask"), _LONGEST_S)  # one session waits for none
+    endpoint = Endpoint(run, runner, ProxyServer(host), _LONGEST_S, watch=watch)
     try:
         return await endpoint.run("serve", row, {})
     finally:

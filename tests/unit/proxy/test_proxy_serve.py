@@ -57,7 +57,11 @@ def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("raise SystemExit(3)", "agent_failed"), ("import urllib.request; urllib.request.urlopen('http:x')", "URLError")],
+    [
+        ("raise SystemExit(3)", "agent_failed"),
+        ("raise SystemExit(75)", "no outage"),
+        ("import urllib.request; urllib.request.urlopen('http:x')", "URLError"),
+    ],
 )
 def test_an_agent_that_fails_ends_with_1(program: str, said: str) -> None:
     done = CliRunner().invoke(cli.app, ["serve", "--", sys.executable, "-c", program], env={"COLUMNS": "200"})
