@@ -374,7 +374,7 @@ def test_a_run_that_goes_on_doubts_the_groups_that_had_finished(store: WritableS
 
 def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
     add(store, [1.0, 0.0, 0.0, 0.5])
-    search = replace(STATE, open_s=12.0, open_total_s=12.0, trips=1, calls=11, outages=9, waiting=5)
+    search = replace(STATE, open_s=12.0, open_total_s=12.0, trips=1, calls=11, outages=9, waiting=5, bugs=2)
     keeper = FakeKeeper(tool_search=search, judge=replace(STATE, is_open=False))
     trainer = trainer_of(keeper)
 
@@ -388,7 +388,7 @@ def test_metrics_of_a_step_are_what_came_in_it(store: WritableStore) -> None:
 
     first = outage_metrics()
     assert first == {
-        "open_s": 12.0, "trips": 1, "calls": 9, "waiting": 5, "rows_left_out": 0, "conversations": 0,
+        "open_s": 12.0, "trips": 1, "calls": 9, "bugs": 2, "waiting": 5, "rows_left_out": 0, "conversations": 0,
         "tool_search/open": 1, "tool_search/trips": 1, "judge/open": 0, "judge/trips": 0,
     }  # fmt: skip
     keeper.states[SEARCH] = replace(search, is_open=False, open_total_s=20.0, trips=3, outages=10, waiting=0)

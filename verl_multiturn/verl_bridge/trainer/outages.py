@@ -101,6 +101,7 @@ class Outages:
     Metrics of a step, under `rollout/outage/`; none before the keeper knows a name:
     - `open_s`: seconds for which a breaker was open, of the name whose breaker was open longest;
     - `trips`, `calls`: how often breakers opened, and calls that met an outage;
+    - `bugs`: calls that failed by a bug;
     - `waiting`: the most calls and new conversations that were seen waiting;
     - `rows_left_out`: rows of conversations that had ended well and are left out;
     - `NAME/open`, `NAME/trips`: whether the breaker of a name was seen open, and how often it opened.
@@ -117,8 +118,8 @@ class Outages:
         """Groups of whose conversations the keeper does not know everything."""
         self._told: set[str] = set()
         """Alarms that were told."""
-        self._before: dict[str, tuple[float, int, int]] = {}
-        """Seconds, trips and calls of each name up to the last step."""
+        self._before: dict[str, tuple[float, int, int, int]] = {}
+        """Seconds, trips, calls and bugs of each name up to the last step."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -209,16 +210,17 @@ class Outages:
         if not states and not self._rows:
             return {}
         found = {"waiting": float(self._waiting), "rows_left_out": float(self._rows)}
-        found |= {"open_s": 0.0, "trips": 0.0, "calls": 0.0}
+        found |= {"open_s": 0.0, "trips": 0.0, "calls": 0.0, "bugs": 0.0}
         for name, state in states.items():
-            counts = state.open_total_s, state.trips, state.outages
-            before = self._before.get(name, (0.0, 0, 0))
+            counts = state.open_total_s, state.trips, state.outages, state.bugs
+            before = self._before.get(name, (0.0, 0, 0, 0))
             self._before[name] = counts
             # A new keeper counts from 0.
-            open_s, trips, calls = (max(0.0, now - then) for now, then in zip(counts, before, strict=True))
+            open_s, trips, calls, bugs = (max(0.0, now - then) for now, then in zip(counts, before, strict=True))
             found["open_s"] = max(found["open_s"], open_s)
             found["trips"] += trips
             found["calls"] += calls
+            found["bugs"] += bugs
             place = name.replace(" ", "_")
             found[f"{place}/open"] = float(name in self._were_open or open_s > 0)
             found[f"{place}/trips"] = trips
