@@ -85,6 +85,8 @@ def has_flash_attn() -> bool:
 
 
 _MISSING = "not installed"
+_PATIENCE_S = 300
+"""Seconds that a probe in a process of its own may take."""
 
 
 def _has_gpu() -> bool:
@@ -154,14 +156,17 @@ def _shared_memory() -> Finding:
 
 
 def _python_says(program: str) -> tuple[bool, list[str]]:
-    """Run a Python program in a separate process, for at most 300 s.
+    """Run a Python program in a separate process, for at most `_PATIENCE_S` seconds.
 
     Returns:
         Whether it ended without an error, and the lines of its output (with an error: of its error output).
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=300
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        return False, [f"no answer within {_PATIENCE_S} s: the machine is busy, or an import hangs"]
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
     return done.returncode == 0, said or [f"no message (exit status {done.returncode})"]
 

@@ -16,7 +16,7 @@ _DOCTOR = "run `verl-multiturn doctor`, which says what to install"
 def check_versions() -> None:
     """Refuse versions of verl and SGLang that this package cannot run with; warn of those that nobody has tried.
 
-    Where a version is in no set, this imports all that we use of verl, SGLang and Ray, which takes some 15 s.
+    Where a version is in no set, this imports all that we use of verl, SGLang and Ray, which takes some 30 s.
 
     Raises:
         ConfigError: verl or SGLang is refused, or a name that we use is missing or has changed.
@@ -26,6 +26,8 @@ def check_versions() -> None:
         return
     if refused := [judgement.wrong[name] for name in ("verl", "sglang") if name in judgement.refused]:
         raise ConfigError(f"{'; '.join(refused)}; {_DOCTOR}")
+    said = "; ".join(judgement.wrong.values())
+    logger.warning("%s; it takes some 30 s to look whether all names that we use are there", said)
     if faults := check():
-        raise ConfigError(f"{'; '.join([*judgement.wrong.values(), *faults])}; {_DOCTOR}")
-    logger.warning("%s; all names that we use are there", "; ".join(judgement.wrong.values()))
+        raise ConfigError(f"{'; '.join([said, *faults])}; {_DOCTOR}")
+    logger.warning("all names that we use are there")
