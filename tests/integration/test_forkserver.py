@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shlex
 import signal
@@ -12,13 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.support import spawned_child
 from tests.support.warm_python import run_warm
 from verl_multiturn.cpu import forkserver as module
-from verl_multiturn.cpu.forkserver import READ_AT_IMPORT, ForkServer, forkserver
+from verl_multiturn.cpu.forkserver import ADDRESS, READ_AT_IMPORT, ForkServer, forkserver
+from verl_multiturn.cpu.spawned import ForkedProcess
 
 pytestmark = [pytest.mark.stack, pytest.mark.deaths]
 
@@ -117,6 +121,57 @@ def test_a_fork_ends_with_who_started_it(server: ForkServer, tmp_path: Path) -> 
     client.kill()
     client.communicate(timeout=550)
     fork.wait(550)
+
+
+def spawned(server: ForkServer, monkeypatch: pytest.MonkeyPatch, target: Any, *given: Any) -> tuple[Any, Any]:
+    """Start a process as SGLang's engine does in a fork of the server; return it, and what it sent."""
+    monkeypatch.setenv(ADDRESS, shlex.split(server.executable)[-1])
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = ForkedProcess(target=target, args=(there, *given))
+    process.start()
+    there.close()  # so that a child that fails before it sends ends the wait
+    return process, here.recv()
+
+
+def test_a_process_that_multiprocessing_spawns_is_a_fork_that_knows_its_parent(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, (pid, parent, has_imported) = spawned(server, monkeypatch, spawned_child.tell, 5)
+    process.join(550)
+    assert (parent, has_imported, process.exitcode) == (os.getpid(), True, 5)
+    assert pid != process.pid
+    assert multiprocessing.spawn.get_executable() in (sys.executable, os.fsencode(sys.executable))
+
+
+def test_a_spawned_fork_ends_with_its_client(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, pid = spawned(server, monkeypatch, spawned_child.stay)
+    fork = psutil.Process(pid)
+    process.kill()
+    process.join(550)
+    assert process.exitcode == -signal.SIGKILL
+    fork.wait(550)
+
+
+def test_a_spawned_process_is_a_new_python_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer([])
+    server.close()
+    process, (pid, parent, _) = spawned(server, monkeypatch, spawned_child.tell, 5)
+    process.join(550)
+    assert (pid, parent, process.exitcode) == (process.pid, os.getpid(), 5)
+
+
+def test_a_server_refuses_a_descriptor_that_it_has_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The fork would have it closed, or lose one of its own.
+    opened = "import os\nfor number in range(60, 200): os.dup2(2, number)\n"
+    monkeypatch.setattr(module, "_SCRIPT", opened + module._SCRIPT)
+    server = ForkServer(["decimal"])
+    kept = os.dup2(2, 150)
+    process, (pid, _, has_imported) = spawned(server, monkeypatch, spawned_child.tell, 0)
+    process.join(550)
+    os.close(kept)
+    server.close()
+    assert pid != process.pid
+    assert has_imported
 
 
 def test_without_a_server_python_is_started(tmp_path: Path) -> None:

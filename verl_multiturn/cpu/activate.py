@@ -71,6 +71,7 @@ def activate() -> None:
         load_value_model,
     )
     from verl_multiturn.cpu.defaults import fill_in
+    from verl_multiturn.cpu.spawned import fork_engines
     from verl_multiturn.verl_bridge.servers import registered
     from verl_multiturn.verl_bridge.startup import configuration
 
@@ -85,5 +86,6 @@ def activate() -> None:
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign,assignment,return-value]
     if fill_in not in configuration.config_hooks:
         configuration.config_hooks.append(fill_in)
+    fork_engines()
     rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
     registered.set_rollout_class(rollout, rollout)

@@ -1,16 +1,21 @@
-"""The program that Ray starts in place of Python: it asks `forkserver.py` for a worker, and ends with the worker.
+"""The program that is started in place of Python: it asks `forkserver.py` for a process, and ends with that.
 
-    python -I -S fork_worker.py SOCKET PROGRAM [ARGUMENT …]
+    python -I -S fork_worker.py SOCKET PROGRAM [ARGUMENT …]      started by Ray
+    python -I -S fork_worker.py SOCKET -c CODE [ARGUMENT …]      started by `multiprocessing`
 
 It imports only the standard library, and little of it.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import sys
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -19,9 +24,21 @@ def main() -> None:
     Where no fork can be had, start Python with the program in this process instead.
     """
     address, *arguments = sys.argv[1:]
+    spawner, inherited = None, []
+    started = arguments
+    if arguments[0].startswith("-"):
+        # Before the code are the options of warnings, which the server has from its environment, too.
+        started = arguments[arguments.index("-c") :]
+        if "spawn_main(" not in started[1]:  # `multiprocessing` has helpers of its own
+            os.execv(sys.executable, [sys.executable, *arguments])
+        spawner, inherited = os.getppid(), inheritable()
+        end_with(spawner)
     with open("/proc/self/oom_score_adj") as score:
         request = {
-            "arguments": arguments,
+            "address": address,
+            "arguments": started,
+            "spawner": spawner,
+            "inherited": inherited,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
@@ -31,7 +48,7 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.connect(address)
-        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *inherited])
         verdict, _, said = server.recv(4096).decode().partition(" ")
     except OSError as error:
         verdict, said = "", str(error)
@@ -41,7 +58,26 @@ def main() -> None:
         )
         print(f"verl-multiturn: {reason}: this worker imports everything itself", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, *arguments])
+    for descriptor in inherited:
+        os.close(descriptor)
     end(wait(server, int(said)))
+
+
+def inheritable() -> list[int]:
+    """Return the descriptors, beyond the standard ones, that a program started here would inherit."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder is closed by now
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
+
+
+def end_with(parent: int) -> None:
+    """End when the process ends that started this one, as SGLang's processes do."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 def wait(server: socket.socket, pid: int) -> int:

@@ -3,9 +3,13 @@
     driver ─starts→ forkserver.py, which imports, then waits
     raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ forkserver.py ─forks→ the worker
 
-A worker that imports everything itself takes some 10 s of CPU. A run has seven workers, and most start one after
-another. A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client
-(`fork_worker.py`), and has random numbers and a process group of its own. It ends when its client is killed.
+    engine ─spawns→ fork_worker.py (`multiprocessing`'s executable, `spawned.py`) ─asks→ … ─forks→ the scheduler
+
+A process that imports everything itself takes some 10 s of CPU. A run has seven workers and two processes of SGLang,
+and most start one after another. A fork gets its environment, folder, output, niceness, blocked signals and arguments
+from its client (`fork_worker.py`), and has random numbers and a process group of its own. It ends when its client is
+killed. One that `multiprocessing` spawned also gets the descriptors that it was to inherit, under their numbers, and
+takes the process that spawned it for its parent.
 
 The worker is started in Ray's usual way when no server answers, when the server cannot fork, and when a variable that
 is read at import has another value than in the server.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -51,9 +56,18 @@ READ_AT_IMPORT = (
     "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
     "TORCH_", "TRANSFORMERS_",
 )  # fmt: skip
+ADDRESS = "VERL_MULTITURN_FORKSERVER"
+"""Environment variable of a fork: the address of the server."""
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
 _SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _CLIENT = Path(__file__).with_name("fork_worker.py")
+# What `multiprocessing` starts in place of Python. The kernel takes one argument after the interpreter.
+_SPAWNED = """#!{python} -IS
+import runpy, sys
+sys.argv[1:1] = [{address!r}]
+runpy.run_path({client!r}, run_name="__main__")
+"""
+_FDS = Path("/proc/self/fd")
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
 logger = logging.getLogger(__name__)
@@ -74,6 +88,9 @@ class ForkServer:
         self._folder = tempfile.TemporaryDirectory(prefix="verl-multiturn-", ignore_cleanup_errors=True)
         address = os.path.join(self._folder.name, "forkserver")
         try:
+            spawned = executable_of(address)
+            spawned.write_text(_SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)))
+            spawned.chmod(0o700)
             self._process = _start(address, modules)
         except OSError:
             self._folder.cleanup()
@@ -82,10 +99,15 @@ class ForkServer:
         """Command line that Ray starts in place of Python, quoted for a shell."""
 
     def close(self) -> None:
-        """End the server; its forks go on."""
+        """End the server; its forks go on, but for processes of SGLang, which end with who forked them."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
+
+
+def executable_of(address: str) -> Path:
+    """Return what `multiprocessing` may start in place of Python, of the server that listens at an address."""
+    return Path(address).with_name("spawned")
 
 
 def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -153,7 +175,8 @@ class _Server:
         """Serve clients; return only in a forked process.
 
         Returns:
-            The client's request, and file descriptors of the client's standard input, output and error.
+            The client's request, and file descriptors of the client: its standard input, output and error, and
+            those that the fork inherits.
         """
         while True:
             for key, _ in self._selector.select():
@@ -177,10 +200,13 @@ class _Server:
         self._selector.unregister(client)
         descriptors: list[int] = []
         try:
-            message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 3)
+            message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 250)
             request = json.loads(message)
             if other := self._other_variables(request["environment"]):
                 client.send(f"refused with another {', '.join(other)}".encode())
+                raise ValueError
+            if taken := self._taken(request["inherited"], [client.fileno(), *descriptors]):
+                client.send(f"refused with descriptor {taken[0]} of its own".encode())
                 raise ValueError
             pid = os.fork()
         except (OSError, ValueError):  # a client without an answer starts its worker itself
@@ -206,6 +232,11 @@ class _Server:
         names = sorted(name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORT))
         return [name for name in names if environment.get(name) != self._environment.get(name)]
 
+    def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
+        """Return which descriptors a fork would have open besides those that it closes."""
+        closes = {*closed, self._selector.fileno(), *self._selector.get_map()}  # type: ignore[attr-defined]
+        return [number for number in numbers if number not in closes and (_FDS / str(number)).exists()]
+
     def _close(self, client: socket.socket) -> None:
         """Close the server's sockets and descriptors, in a fork."""
         for key in list(self._selector.get_map().values()):
@@ -229,9 +260,7 @@ class _Server:
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Run a client's program in this fork, as a new Python process would."""
     os.setpgid(0, 0)  # when a worker dies, Ray kills its whole process group
-    for standard, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
+    _take(dict(zip([0, 1, 2, *request["inherited"]], descriptors, strict=True)))
     before, after = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, request["environment"]))
     sys.path[:] = [*filter(None, after), *(folder for folder in sys.path if folder not in (*before, *after))]
     os.environ.clear()
@@ -245,11 +274,41 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    os.environ[ADDRESS] = request["address"]
     program, *arguments = request["arguments"]
-    sys.argv = [program, *arguments]
     sys.orig_argv = [sys.executable, program, *arguments]
+    if request["spawner"] is not None:
+        _take_for_parent(request["spawner"])
+        code, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        exec(code, {"__name__": "__main__"})
+        return
+    sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path(program).parent))
     runpy.run_path(program, run_name="__main__")
+
+
+def _take(descriptors: dict[int, int]) -> None:
+    """Give descriptors, the values, the numbers that are the keys."""
+    above = max(*descriptors, *descriptors.values()) + 1
+    moved = {number: fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, above) for number, given in descriptors.items()}
+    for given in descriptors.values():
+        os.close(given)
+    for number, given in moved.items():
+        os.dup2(given, number)
+        os.close(given)
+
+
+def _take_for_parent(spawner: int) -> None:
+    """Let psutil call a process this one's parent: SGLang's processes send it a signal when they fail."""
+    import psutil
+
+    parent = psutil.Process.parent
+
+    def parent_of(process: psutil.Process) -> psutil.Process | None:
+        return psutil.Process(spawner) if process.pid == os.getpid() else parent(process)
+
+    psutil.Process.parent = parent_of  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
