@@ -18,7 +18,7 @@ class ForkedProcess(SpawnProcess):
 
     def __reduce__(self) -> Any:
         # In the new process it is the base class: to import this room would be to import verl.
-        return copyreg.__newobj__, (SpawnProcess,), self.__dict__  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (SpawnProcess, object, None), self.__dict__  # type: ignore[attr-defined]
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
