@@ -232,7 +232,7 @@ async def _idle(awaited: Awaitable[Any]) -> Any:
     Raises:
         _Stopped: the task was cancelled.
     """
-    with stopped():
+    with stopped(), during("pause"):
         try:
             return await awaited
         except asyncio.CancelledError as error:
