@@ -84,7 +84,7 @@ def is_kept() -> bool:
     return _timeline.get() is not None
 
 
-class during:  # noqa: N801  (reads as what it is: `with during("call", "search"):`)
+class during:
     """A span of the running conversation's timeline, as a context manager; nothing without a timeline.
 
     Args:
