@@ -345,6 +345,9 @@ class MultiTurnSettings(BaseModel):
     of that file a second time, and it accepts only entries with `config.type: native`.
     """
 
+    record_start: str | None = None
+    """The run's start, as the names of its records have it; the trainer sets it, and its workers read it."""
+
     own_server: bool = Field(False, strict=True)
     """True: the servers of `rollout.name=sglang` are ours. Do not set it yourself.
 
