@@ -88,7 +88,8 @@ class Joining:
     def of(cls, config: DictConfig, settings: MultiTurnSettings, bound: Bound | None) -> Joining | None:
         """Return what joins the rows of a run; None for one without records.
 
-        The run's start is written into the configuration (`record_start`), which the agent-loop workers get next.
+        Where the start-up check has not named the run's start, that is done here: the agent-loop workers get the
+        configuration next.
 
         Args:
             config: verl's whole configuration.
@@ -97,7 +98,7 @@ class Joining:
         """
         if settings.record_dir is None:
             return None
-        start = new_start()
+        start = settings.record_start or new_start()
         with open_dict(config):
             OmegaConf.update(config, f"{PATH}.record_start", start, force_add=True)
         return cls(StepWriter(settings.record_dir, start), settings.void_turn_pattern is not None, bound)
