@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.observe.metrics import Stats, are_equal
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, get_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
@@ -40,8 +40,6 @@ TOO_FEW = math.nan
 _REWARD = "reward"
 _LEFT = ("evicted", "filtered", "failed")
 """Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
-# Largest difference of two numbers, relative to the larger one, that comes of adding up float32 rewards.
-_ROUNDING = 1e-6
 
 
 LeftOut = Callable[[BatchRows], Collection[str]]
@@ -55,7 +53,7 @@ def _nobody(rows: BatchRows) -> Collection[str]:
 def verdict(numbers: Sequence[float | None]) -> float | None:
     """Judge a group by the numbers of its conversations, None for an invalid one.
 
-    Numbers are the same if they differ by rounding alone (`_ROUNDING`).
+    Numbers are the same if they differ by rounding alone (`are_equal`).
 
     Returns:
         The number that all valid conversations share, so that the group is left out; None: they differ, or the group
@@ -66,8 +64,7 @@ def verdict(numbers: Sequence[float | None]) -> float | None:
     valid = [number for number in numbers if number is not None]
     if len(valid) < 2:
         return None if len(valid) == len(numbers) == 1 else TOO_FEW
-    least, most = min(valid), max(valid)
-    return float(np.float32(most)) if most - least <= _ROUNDING * max(abs(least), abs(most)) else None
+    return float(np.float32(max(valid))) if are_equal(valid) else None
 
 
 def verdicts(
