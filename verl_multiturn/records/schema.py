@@ -398,6 +398,8 @@ class Snapshot(_Entry):
     open: list[Open]
     dropped: int = 0
     """Records that could not be kept so far."""
+    cpu_s: float = 0.0
+    """CPU seconds of the thread that writes the worker's records so far."""
 
 
 class RunFile(_Entry):
