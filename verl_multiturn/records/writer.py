@@ -246,12 +246,15 @@ class RecordWriter:
         else:
             self._unwritten = []
 
+    def _snapshot_of(self, shot: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"at": time.time(), "open": shot, "dropped": self.dropped, "cpu_s": time.thread_time()}
+
     def _write_snapshot(self, shot: list[dict[str, Any]] | None) -> None:
         if shot is None:
             return
         new = self._open.with_suffix(".new")
         try:
-            new.write_bytes(line_of({"at": time.time(), "open": shot, "dropped": self.dropped}))
+            new.write_bytes(line_of(self._snapshot_of(shot)))
             new.replace(self._open)
         except OSError:  # the next one is due in two seconds
             with suppress(OSError):
