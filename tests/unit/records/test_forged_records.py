@@ -97,7 +97,9 @@ def meaning(record: dict[str, Any]) -> Any:
     generations = [
         json.dumps([generation.get(name) for name in (*RECEIPT, *TOKENS)]) for generation in record["generations"]
     ]
-    placed = [text for text, each in zip(generations, record["generations"], strict=True) if each["row"] is not None]
+    placed = [
+        text for text, each in zip(generations, record["generations"], strict=True) if each.get("row") is not None
+    ]
     # One that no row holds may be there twice: the engine may say the same twice.
     return json.dumps([rows, placed, sorted({*generations} - {*placed})])
 
