@@ -13,7 +13,7 @@ import logging
 import random
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +33,13 @@ from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchem
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.verl_bridge.compat import stored_rows
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
+from verl_multiturn.verl_bridge.loops.recording import Recorder
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.verify import PREFIX, BatchVerifier
@@ -188,14 +190,21 @@ class Unsteady(ScriptedEngine):
 
 
 class Records:
-    """A list of conversation records, filled as `RecordWriter` fills a file."""
+    """A list of conversation records, in the place of a `RecordWriter`."""
+
+    dropped = 0
 
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
 
-    def write(self, record: dict[str, Any]) -> None:
+    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any]) -> None:
         """Keep a record, after a round trip through JSON."""
-        self.taken.append(json.loads(json.dumps(record, default=str)))
+        self.taken.append(json.loads(line_of(make())))
+
+    def ignore(self, line: Any = None) -> None:
+        """Do nothing: these lines are not looked at."""
+
+    begin = cancel = raised = scored = snapshot = close = ignore
 
 
 @dataclass
@@ -224,7 +233,7 @@ async def _roll(name: str, situation: str, numbers: Iterable[int]) -> list[Rolle
     async def one(number: int) -> Rolled:
         records = Records()
         loop: Any = object.__new__(MultiTurnAgentLoop)
-        loop._runner = replace(runner, tools=tools, interactions=interactions, records=records)
+        loop._runner = replace(runner, tools=tools, interactions=interactions, records=Recorder(records))
         uid, session = f"{name}-{situation}-{number // 4}", number % 4
         row = {"raw_prompt": [{"role": "user", "content": f"Question {number}?"}], "global_steps": 4}
         output = await loop.run({"temperature": 1.0, "conversation": number}, uid=uid, session_id=session, **row)

@@ -142,6 +142,11 @@ class MultiTurnWorker(_VerlWorker):
         """Return the schemas of all tools of the run; None before the first conversation."""
         return tool_schemas()
 
+    async def take_dropped(self) -> int:
+        """Return how many records could not be kept since the last call."""
+        recorder = self.__dict__.get("_recorder")  # none is made for the question
+        return 0 if recorder is None else recorder.take_dropped()
+
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
@@ -352,6 +357,10 @@ class MultiTurnManager(AgentLoopManagerTQ):
                 if schemas is not None:
                     return schemas
         return None
+
+    def take_dropped(self) -> int:
+        """Return how many records could not be kept since the last call."""
+        return sum(self._ask("take_dropped"))
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""

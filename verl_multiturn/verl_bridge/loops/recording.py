@@ -62,6 +62,8 @@ class Recorder:
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self._open: dict[Followed, None] = {}
+        self._told = 0
+        """Dropped records that were told."""
         self._look: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -93,6 +95,11 @@ class Recorder:
             self.writer.cancel({**line, "why": followed.status})
         elif followed.score is not None:
             self.writer.scored({**line, "score": followed.score})
+
+    def take_dropped(self) -> int:
+        """Return how many records could not be kept since the last call."""
+        told, self._told = self._told, self.writer.dropped
+        return self._told - told
 
     def _looks(self) -> None:
         self.writer.snapshot([_shown(followed) for followed in self._open])

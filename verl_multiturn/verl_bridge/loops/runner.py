@@ -34,12 +34,13 @@ from verl_multiturn.rollout.policy_text import PolicyText
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
-from verl_multiturn.verl_bridge.loops.following import followed, note
+from verl_multiturn.verl_bridge.loops.following import follow, followed, note, note_score
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -98,20 +99,27 @@ class Runner:
             generations = self.engine.take(request.request_id)
         return outcome, generations
 
-    async def outputs(self, request: Request, row: Mapping[str, Any], step: int) -> list[CertifiedOutput]:
+    async def outputs(
+        self, request: Request, row: Mapping[str, Any], step: int, validation: bool = False
+    ) -> list[CertifiedOutput]:
         """Roll a request out, and return its rows in verl's form; one row where ids only append.
 
         Args:
             request: the request of `row`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
             step: training step.
+            validation: whether the row belongs to a validation; a worker has said so where it follows the conversation.
 
         Raises:
             ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
                 the configuration made a mistake.
         """
-        outcome, generations = await self.run(request)
-        return self.finish(outcome, generations, row, step, request.sampling, request)
+        known = {"agent_name": AGENT_LOOP, "global_steps": step, **row}
+        with follow(known, self.records, name=request.request_id, validation=validation):
+            outcome, generations = await self.run(request)
+            outputs = self.finish(outcome, generations, row, step, request.sampling, request)
+            note_score(outputs)  # a reward that the conversation itself has given
+            return outputs
 
     def finish(
         self,

@@ -71,6 +71,7 @@ from verl_multiturn.verl_bridge.trainer.replay_buffer import (
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     cut_metrics,
+    dropped_metrics,
     observe_samples,
     prefixed,
     validated,
@@ -326,6 +327,8 @@ class MultiTurnHooks:
         metrics.update(prefixed(PREFIX, stats))
         if self._over_samples:
             metrics.update(cut_metrics(self.agent_loop_manager))
+        if self._joining is not None:
+            metrics.update(dropped_metrics(self.agent_loop_manager))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:

@@ -87,3 +87,12 @@ def cut_metrics(manager: Any) -> dict[str, float]:
     """
     samples, seconds = manager.take_cut()
     return {f"{ASYNC_PREFIX}cut_samples": samples, f"{ASYNC_PREFIX}cut_seconds": seconds}
+
+
+def dropped_metrics(manager: Any) -> dict[str, float]:
+    """Return how many records of conversations could not be kept since the last call; empty with another's manager.
+
+    Args:
+        manager: the agent-loop manager.
+    """
+    return {f"{PREFIX}records/dropped": manager.take_dropped()} if hasattr(manager, "take_dropped") else {}
