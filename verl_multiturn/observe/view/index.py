@@ -1,0 +1,389 @@
+"""`Index`: a row for each conversation that was begun, kept as a Parquet file beside the records and read in memory.
+
+Invariants:
+- the index holds nothing that the records do not: it may be deleted, and is built anew where it is older than this code
+  or than a file that became shorter;
+- only what was appended since is read: lines from where they were left, joins that are new;
+- a torn or strange line costs that line, and is told as a fault.
+
+The columns of a conversation come from its lines, those of `JOIN` from the trainer's joins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.view.query import Term, mask_of
+
+NAME = "view-index.parquet"
+_VERSION = "1"
+_PART = 100_000
+"""Rows of one part. Only parts that change are copied."""
+_SLICE = 100_000
+"""Lines that are read at a time."""
+_BLOCK = 16_000_000
+_FIRST = 2_000
+"""Rows up to which a page is chosen, without a sort of all."""
+_ORDERS = 4
+"""Sorted orders that are kept for the next page."""
+
+_TEXT, _INT, _REAL, _BOOL = pa.string(), pa.int32(), pa.float64(), pa.bool_()
+LINES = [
+    ("request_id", _TEXT), ("uid", _TEXT), ("number", _INT), ("validation", _BOOL), ("step", _INT),
+    ("rerolled_from", _TEXT), ("began", _REAL), ("ended", _REAL), ("event", _TEXT), ("why", _TEXT),
+    ("data_source", _TEXT), ("index", _TEXT), ("stop_reason", _TEXT), ("valid", _BOOL), ("rows", _INT),
+    ("turns", _INT), ("calls", _INT), ("failed_calls", _INT), ("prompt_tokens", _INT), ("response_tokens", _INT),
+    ("sampled_tokens", _INT), ("seconds", _REAL), ("generate_s", _REAL), ("tools_s", _REAL), ("interaction_s", _REAL),
+    ("score", _REAL), ("file", _INT), ("offset", pa.int64()), ("place", _INT),
+]  # fmt: skip
+JOIN = [
+    ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
+    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT),
+]  # fmt: skip
+SCHEMA = pa.schema(LINES + JOIN)
+HIDDEN = ("file", "offset", "place", "join", "event")
+"""Columns that say where a conversation is stored; no table shows them."""
+_SUMMARY = [name for name, _ in LINES[10:25]]
+_FATES = {"begin": "open", "end": "ended", "drop": "ended", "cancel": "cancelled", "raise": "raised"}
+_WORTH = {"begin": 0, "score": 1, "end": 2, "drop": 2, "cancel": 2, "raise": 2}
+
+
+class Index:
+    """The conversations of one folder of records.
+
+    Args:
+        folder: Folder of the records.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faults: dict[str, None] = {}
+        self.version = 0
+        """Grows with each change."""
+        self._parts: list[pa.Table] = []
+        self._files: list[str] = []
+        self._read: dict[str, int] = {}
+        self._joins: list[str] = []
+        self._open_file()
+
+    @property
+    def table(self) -> pa.Table:
+        """Return all rows, those begun first first."""
+        return pa.concat_tables(self._parts) if self._parts else SCHEMA.empty_table()
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def stem(self, number: int) -> str:
+        """Return the stem of the files of the writer that the column `file` names."""
+        return self._files[number]
+
+    def file(self, number: int) -> Path:
+        """Return the file of records that the column `file` names."""
+        return self.folder / f"{self._files[number]}.jsonl.gz"
+
+    def join(self, number: int) -> Path:
+        """Return the join that the column `join` names."""
+        return self.folder / "join" / self._joins[number]
+
+    def refresh(self) -> bool:
+        """Read what was written since, and tell whether anything was."""
+        before = self.version
+        for path in sorted(self.folder.glob("*.lines.jsonl")):
+            with contextlib.suppress(OSError):
+                self._read_lines(path)
+        for path in sorted((self.folder / "join").glob("*.parquet")):
+            if path.name not in self._joins and not path.name.startswith("."):
+                self._read_join(path)
+        return self.version != before
+
+    def save(self) -> None:
+        """Write the index beside the records; where that cannot be, it stays in memory."""
+        state = {"version": _VERSION, "read": self._read, "files": self._files, "joins": self._joins}
+        table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
+        half = self.folder / f".{NAME}.{os.getpid()}"
+        try:
+            pq.write_table(table, half, compression="zstd", row_group_size=_PART)
+            half.replace(self.folder / NAME)
+        except OSError:
+            with contextlib.suppress(OSError):
+                half.unlink(missing_ok=True)
+
+    def _open_file(self) -> None:
+        path = self.folder / NAME
+        try:
+            file = pq.ParquetFile(path)
+            state = json.loads(file.schema_arrow.metadata[b"verl_multiturn"])
+            sizes = {name: (self.folder / name).stat().st_size for name in state["read"]}
+            if state["version"] != _VERSION or any(sizes[name] < read for name, read in state["read"].items()):
+                return
+            if not all((self.folder / "join" / name).exists() for name in state["joins"]):
+                return
+            parts = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+            return
+        self._parts = [part.replace_schema_metadata(None) for part in parts]
+        self._read, self._files, self._joins = state["read"], state["files"], state["joins"]
+
+    def _read_lines(self, path: Path) -> None:
+        start = self._read.get(path.name, 0)
+        if path.stat().st_size <= start:
+            return
+        stem = path.name.removesuffix(".lines.jsonl")
+        if stem not in self._files:
+            self._files.append(stem)
+        number = self._files.index(stem)
+        changed: dict[str, dict[str, Any]] = {}
+        count = 0
+        for at, text in _lines(path, start):
+            self._read[path.name] = at + len(text)
+            try:
+                line = orjson.loads(text)
+                changes = _changes(line, number)
+                own = changed.get(line["request_id"])
+                if own is None:
+                    changed[line["request_id"]] = changes
+                else:
+                    _merge(own, changes)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if text.strip():
+                    self.faults[f"{path}: the line at byte {at} is left out, it cannot be read ({error})"] = None
+                continue
+            count += 1
+            if count % _SLICE == 0:
+                self._put(changed)
+                changed = {}
+        self._put(changed)
+
+    def _put(self, changed: dict[str, dict[str, Any]]) -> None:
+        """Put changed conversations among the parts."""
+        if not changed:
+            return
+        self.version += 1
+        ids = pa.array(changed, _TEXT)
+        for place, part in enumerate(self._parts):
+            known = pc.is_in(part["request_id"], ids)
+            if pc.any(known).as_py():
+                for row in part.filter(known).to_pylist():
+                    merged = {name: value for name, value in row.items() if value is not None}
+                    _merge(merged, changed[row["request_id"]])
+                    changed[row["request_id"]] = merged
+                self._parts[place] = part.filter(pc.invert(known))
+        self._parts = [part for part in self._parts if len(part)]
+        self._append(_table(list(changed.values())))
+
+    def _append(self, table: pa.Table) -> None:
+        if self._parts and len(self._parts[-1]) + len(table) <= _PART:
+            table = pa.concat_tables([self._parts.pop(), table]).combine_chunks()
+        self._parts.append(table)
+
+    def _read_join(self, path: Path) -> None:
+        number = len(self._joins)
+        names = ["request_id", "row", "validation", "step", "update", "score", "trained", "untrained"]
+        names += ["group_mean", "group_std", "uid", "number"]
+        self._joins.append(path.name)
+        try:
+            rows = pq.read_table(path, columns=names, partitioning=None).to_pylist()
+        except (OSError, ValueError, pa.ArrowException) as error:
+            self.faults[f"{path}: the join is left out, it cannot be read ({_first(error)})"] = None
+            return
+        changed: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            if row["request_id"] is None:
+                continue
+            own = changed.setdefault(row["request_id"], _joined(row, number))
+            own["trained_tokens"] += row["trained"] or 0
+            if row["untrained"] is None:
+                own["untrained"] = ""
+        for own in changed.values():
+            if own["untrained"]:
+                own["fate"] = "untrained"
+        self._put(changed)
+
+
+def _joined(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the columns of a conversation that its first row in a join gives."""
+    made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "update", "score")}
+    made |= {name: row[name] for name in ("group_mean", "group_std")}
+    made |= {"trained_step": row["step"], "trained_tokens": 0, "untrained": row["untrained"] or "", "join": number}
+    return made | {"fate": "validated" if row["validation"] else "trained", "joined": True}
+
+
+def _merge(own: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Change a row; what a join said of the score and the fate stays."""
+    joined = own.get("join") is not None and changes.get("join") is None
+    for name, value in changes.items():
+        if value is None or (joined and name in ("score", "fate")):
+            continue
+        if name == "event" and _WORTH[value] < _WORTH[own.get("event") or "begin"]:
+            continue
+        if name == "fate" and value in ("open", "ended") and own.get("fate") not in (None, "open"):
+            continue
+        own[name] = value
+
+
+def _changes(line: dict[str, Any], file: int) -> dict[str, Any]:
+    """Return the columns that a line gives."""
+    event, at = line["event"], float(line["at"])
+    made: dict[str, Any] = {
+        "request_id": str(line["request_id"]), "uid": str(line.get("uid") or ""), "number": int(line.get("number") or 0),
+        "validation": bool(line.get("validation")), "step": int(line.get("step") or 0),
+        "rerolled_from": line.get("rerolled_from"), "event": event,
+    }  # fmt: skip
+    if event == "begin":
+        made["began"] = at
+        made["fate"] = "open"
+        return made
+    if event == "score":
+        score = line.get("score")
+        made["score"] = None if score is None else float(score)
+        return made
+    made["ended"], made["why"] = at, str(line.get("why") or "")
+    made["fate"] = made["why"] if event == "cancel" and made["why"] in ("cut", "killed") else _FATES[event]
+    if event in ("end", "drop"):
+        made["file"], made["offset"], made["place"] = file, line.get("offset"), line.get("place")
+        summary = line.get("summary") or {}
+        for name in _SUMMARY:
+            made[name] = summary.get(name)
+        if (index := made["index"]) is not None and not isinstance(index, str):
+            made["index"] = orjson.dumps(index).decode()
+    return made
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Return rows as a table; a value of another type is left out."""
+    columns = []
+    for field in SCHEMA:
+        values = [row.get(field.name) for row in rows]
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            columns.append(pa.array([_fit(value, field.type) for value in values], field.type))
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    """Return a value as a column's type has it; None where it has none."""
+    try:
+        if pa.types.is_floating(kind) and isinstance(value, str):
+            value = float(value)  # `nan`, `inf`
+        if pa.types.is_string(kind) and value is not None:
+            value = value if isinstance(value, str) else str(value)
+        return pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError):
+        return None
+
+
+def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield position and text of each whole line from a position on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        at, rest = start, b""
+        while block := file.read(_BLOCK):
+            block = rest + block
+            lines = block.split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                yield at, line + b"\n"
+                at += len(line) + 1
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+class Table:
+    """The conversations of all folders, filtered, sorted and cut into pages.
+
+    Args:
+        indices: An index for each folder.
+    """
+
+    def __init__(self, indices: Iterable[Index]) -> None:
+        self.indices = list(indices)
+        self._state: tuple[int, ...] | None = None
+        self._whole = SCHEMA.empty_table()
+        self._batches: list[pa.RecordBatch] = []
+        self._starts: list[int] = []
+        self._orders: dict[tuple[Any, ...], pa.Array] = {}
+
+    @property
+    def whole(self) -> pa.Table:
+        """Return all rows, with the number of their folder in the column `dir`."""
+        state = tuple(index.version for index in self.indices)
+        if state != self._state:
+            tables = [
+                index.table.append_column("dir", pa.array([number] * len(index), pa.int8()))
+                for number, index in enumerate(self.indices)
+            ]
+            self._whole, self._state, self._orders = pa.concat_tables(tables), state, {}
+            self._batches = self._whole.to_batches()
+            self._starts = np.concatenate([[0], np.cumsum([len(batch) for batch in self._batches])]).tolist()
+        return self._whole
+
+    def select(self, terms: list[Term]) -> pa.Table:
+        """Return the rows that hold all terms.
+
+        Raises:
+            ConfigError: a term does not fit.
+        """
+        mask = mask_of(self.whole, terms)
+        return self.whole if mask is None else self.whole.filter(mask)
+
+    def page(
+        self, terms: list[Term], sort: str, descending: bool, offset: int, limit: int
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many rows hold all terms, and a page of them.
+
+        Args:
+            terms: What they must hold.
+            sort: Column by which they are sorted; rows with equal values stay in the order of their begin.
+            descending: Whether the largest come first. Rows without a value come last either way.
+            offset: Number of rows before the page.
+            limit: Most rows of the page.
+
+        Raises:
+            ConfigError: a term does not fit, or there is no such column.
+        """
+        whole = self.whole
+        if sort not in whole.column_names:
+            raise ConfigError(f"the table is sorted by {sort!r}; expected one of {', '.join(whole.column_names)}")
+        key = (tuple(terms), sort, descending)
+        if (found := self._orders.get(key)) is None:
+            mask = mask_of(whole, terms)
+            rows = pa.array(np.arange(len(whole)) if mask is None else pc.indices_nonzero(mask).to_numpy())
+            order = "descending" if descending else "ascending"
+            keys = pa.table({"value": whole[sort] if mask is None else whole[sort].filter(mask), "row": rows})
+            if offset + limit <= _FIRST:  # a sort of all takes longer, and nobody may ever turn the page
+                best = pc.select_k_unstable(keys, offset + limit, sort_keys=[("value", order), ("row", "ascending")])
+                return len(rows), self._rows(rows.take(best)[offset:])
+            found = rows.take(pc.sort_indices(keys["value"], sort_keys=[("", order)]))
+            while len(self._orders) >= _ORDERS:
+                del self._orders[next(iter(self._orders))]
+            self._orders[key] = found
+        return len(found), self._rows(found.slice(offset, limit))
+
+    def find(self, request_id: str) -> dict[str, Any] | None:
+        """Return the row of a conversation; None: there is none."""
+        found = pc.index(self.whole["request_id"], request_id).as_py()
+        return None if found < 0 else self._rows(pa.array([found]))[0]
+
+    def _rows(self, numbers: pa.Array) -> list[dict[str, Any]]:
+        """Return rows by their numbers. A `take` of so few would copy whole columns of text first."""
+        made = []
+        for number in numbers.to_pylist():
+            part = int(np.searchsorted(self._starts, number, side="right")) - 1
+            made += self._batches[part].slice(number - self._starts[part], 1).to_pylist()
+        return made
