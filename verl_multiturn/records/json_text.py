@@ -1,0 +1,81 @@
+"""Records as lines of JSON that every reader takes: jq, DuckDB and orjson refuse what Python's own module writes.
+
+- Text is valid UTF-8. Half of a surrogate pair becomes U+FFFD.
+- NaN and infinities become the texts `nan`, `inf` and `-inf`.
+- A float32 is written as the shortest decimal that is read as the same float32.
+- A key that is not text becomes text. A value of a type that JSON does not have becomes its `repr`, shortened; so does
+  an integer of more than 64 bits, and what is nested too deeply or contains itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+
+from verl_multiturn.describe import show
+
+_DEEPEST = 200
+_INTEGERS = range(-(1 << 63), 1 << 64)
+_ARRAYS = frozenset("<i4 <i8 <u4 <u8 <f4 <f8".split())
+"""Types of array that orjson writes, and that keep their numbers."""
+
+
+def line_of(value: dict[str, Any]) -> bytes:
+    """Return an object as one line of JSON, with its line end."""
+    return dumps(plain(value))
+
+
+def dumps(value: Any) -> bytes:
+    """Return what `plain` returned as one line of JSON, with its line end."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it, a copy. Arrays of finite numbers stay arrays."""
+    return _plain(value, ())
+
+
+def _plain(value: Any, above: tuple[int, ...]) -> Any:
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int):
+        return int(value) if value in _INTEGERS else show(value)
+    if isinstance(value, float | np.floating):
+        return _number(value)
+    if isinstance(value, dict | list | tuple):
+        if id(value) in above or len(above) == _DEEPEST:
+            return show(value)
+        above = (*above, id(value))
+        if isinstance(value, dict):
+            keys = ((_text(key if isinstance(key, str) else show(key)), item) for key, item in value.items())
+            return {key: _plain(item, above) for key, item in keys}
+        return [_plain(item, above) for item in value]
+    if isinstance(value, np.ndarray):
+        return _array(value, above)
+    return value.item() if isinstance(value, np.integer | np.bool_) else _text(show(value))
+
+
+def _text(value: str) -> str:
+    value = str.__str__(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # two halves side by side are one character, as in a JSON text
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value
+
+
+def _number(value: float | np.floating[Any]) -> float | str:
+    if not math.isfinite(value):
+        return str(float(value))
+    return float(str(value)) if isinstance(value, np.float32) else float(value)
+
+
+def _array(value: np.ndarray[Any, Any], above: tuple[int, ...]) -> Any:
+    if value.dtype.str in _ARRAYS and (value.dtype.kind != "f" or np.isfinite(value).all()):
+        return np.ascontiguousarray(value)
+    return [_plain(item, above) for item in (list(value) if value.ndim else [value.item()])]

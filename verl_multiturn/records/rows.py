@@ -1,0 +1,81 @@
+"""Rows of a record: token columns into runs, and back.
+
+Tokens that have the same mask, weight version, turn and source stand side by side, so these four columns are written as
+runs. A log-probability is written for sampled tokens alone: any other has 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLED = 1
+"""Source of a sampled token (`rollout.trajectory.Source`)."""
+_IN_RUNS = ("mask", "versions", "turn_ids", "sources")
+
+
+def row_of(
+    prompt_length: int,
+    ids: Sequence[int],
+    mask: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Sequence[int],
+    turn_ids: Sequence[int],
+    sources: Sequence[int],
+    images: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return a `schema.Row` of full columns, each with one value for each token.
+
+    The ids and the log-probabilities are arrays, which `json_text.line_of` writes as lists.
+    """
+    with np.errstate(over="ignore"):
+        kept = np.asarray(logprobs, np.float32)
+    return {
+        "prompt_length": prompt_length,
+        "ids": np.asarray(ids, np.int64),
+        "logprobs": kept[np.asarray(sources, np.int64) == SAMPLED],
+        "runs": _runs([mask, versions, turn_ids, sources]),
+        "images": list(images),
+    }
+
+
+def version_runs(versions: Sequence[int] | NDArray[Any]) -> list[list[int]]:
+    """Return the runs of equal weight versions, each with its count."""
+    return _runs([versions])
+
+
+def _runs(columns: Sequence[Sequence[int] | NDArray[Any]]) -> list[list[int]]:
+    table = np.array([np.asarray(column, np.int64) for column in columns]).T
+    if not len(table):
+        return []
+    starts = np.concatenate([[0], np.flatnonzero((table[1:] != table[:-1]).any(axis=1)) + 1])
+    counts = np.diff(np.append(starts, len(table)))
+    return np.column_stack([counts, table[starts]]).tolist()  # type: ignore[no-any-return]
+
+
+def columns(row: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the full columns of a row: `ids`, `mask`, `logprobs`, `versions`, `turn_ids` and `sources`.
+
+    A token that was not sampled has the log-probability 0.0. NaN and infinities are numbers here.
+
+    Raises:
+        ValueError: the runs, the ids and the log-probabilities have different numbers of tokens.
+    """
+    ids, runs = list(row["ids"]), row["runs"]
+    total = sum(count for count, *_ in runs)
+    found: dict[str, list[Any]] = {"ids": ids}
+    for index, name in enumerate(_IN_RUNS, start=1):
+        found[name] = [value for run in runs for value in [run[index]] * run[0]]
+    given = [float(number) for number in row["logprobs"]]
+    sampled = found["sources"].count(SAMPLED)
+    if total != len(ids) or sampled != len(given):
+        raise ValueError(
+            f"a row has {len(ids)} ids, runs of {total} tokens of which {sampled} are sampled, and {len(given)} "
+            "logprobs; expected one id for each token, and one logprob for each sampled one"
+        )
+    each = iter(given)
+    found["logprobs"] = [next(each) if source == SAMPLED else 0.0 for source in found["sources"]]
+    return found

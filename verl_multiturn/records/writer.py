@@ -1,0 +1,294 @@
+"""`RecordWriter`: the thread that writes a worker's records, so that the event loop only hands them over.
+
+Invariants:
+- no conversation fails or waits because its record could not be written. A record that was not written is counted;
+- what was handed over is in the files a second later, as long as the disk keeps up. A kill tears at most the last gzip
+  member, and loses what was handed over since;
+- each writer has files of its own, also among processes of one host name and process id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gzip
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from verl_multiturn.describe import describe
+from verl_multiturn.records.json_text import dumps, line_of, plain
+from verl_multiturn.records.redaction import redaction
+from verl_multiturn.records.summaries import summary_of
+
+_LOG = logging.getLogger(__name__)
+
+MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
+"""A gzip member holds at most so many records, or so many bytes before compression, or what came within this time."""
+_MOST_RECORDS, _MOST_LINES = 1_000, 100_000
+"""So many wait to be written; what comes beyond is lost."""
+_LOOK_S = 10.0
+"""How often the folder's size is looked at, with `max_gb`."""
+_CLOSE_S = 30.0
+
+Line = dict[str, Any]
+
+
+class _Item(NamedTuple):
+    line: Line
+    make: Callable[[], dict[str, Any]] | None
+
+
+class _Made(NamedTuple):
+    """A record that is made: its text, and the line of its end."""
+
+    text: bytes
+    line: Line
+
+
+class RecordWriter:
+    """Writer of a worker's records and lines; see `schema` for the files.
+
+    Args:
+        folder: folder of the records; it is created where it does not exist.
+        start: the run's start, `RunFile.start`.
+        share: share of the groups whose records are kept. Groups are kept whole, the same in all processes.
+        max_gb: the most GB of records in the folder, those of earlier starts included; None: no limit. What comes
+            beyond is dropped, and its lines are written.
+        redact: what is hidden, see `redaction.redaction`.
+
+    Raises:
+        OSError: the folder or a file cannot be created.
+        ConfigError: a rule of `redact` is no regular expression.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        start: str,
+        *,
+        share: float = 1.0,
+        max_gb: float | None = None,
+        redact: Sequence[str] = (),
+    ) -> None:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self._process = os.getpid()
+        self.stem = f"{start}-{socket.gethostname()}-{self._process}-{secrets.token_hex(4)}"
+        self._records, self._lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
+        self._open = path / f"{self.stem}.open.json"
+        self._lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
+        self._share, self._redact = share, redaction(redact)
+        self._room = _Room(path, max_gb)
+        self.dropped = 0
+        """Number of records that could not be kept."""
+        self._lost = False
+        self._unwritten: list[bytes] = []
+        self._queue: list[_Item] = []
+        self._waiting = 0
+        self._snapshot: list[dict[str, Any]] | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def begin(self, line: Line) -> None:
+        """Note that a conversation begins."""
+        self._hand(_Item(_with("begin", line), None))
+
+    def cancel(self, line: Line) -> None:
+        """Note that a conversation was cancelled; its `why` says for what cause."""
+        self._hand(_Item(_with("cancel", line), None))
+
+    def raised(self, line: Line) -> None:
+        """Note that a conversation raised; its `why` says what."""
+        self._hand(_Item(_with("raise", line), None))
+
+    def scored(self, line: Line) -> None:
+        """Note the reward of a conversation whose record was handed over."""
+        self._hand(_Item(_with("score", line), None))
+
+    def keep(self, make: Callable[[], dict[str, Any]], line: Line) -> None:
+        """Hand over the record of a conversation that ended.
+
+        Args:
+            make: function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
+                nothing that it reads may be changed any more.
+            line: the line of its end, without `summary`, `offset` and `place`.
+        """
+        self._hand(_Item(_with("end", line), make))
+
+    def snapshot(self, open: list[dict[str, Any]]) -> None:
+        """Hand over what runs now, a list of `schema.Open`. The next one replaces it."""
+        if os.getpid() == self._process:
+            with self._changed:
+                self._snapshot = open
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Write what was handed over, and stop. It waits for a slow disk, but not forever."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._process:  # a fork has neither the thread nor what it still has to write
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _LOG.warning("records are lost: %s could not be written to its end within %.0f s", self._records, _CLOSE_S)
+
+    def _hand(self, item: _Item) -> None:
+        if os.getpid() != self._process:
+            self._drop("the process was forked")
+            return
+        with self._changed:
+            if self._closing:
+                self._drop("the writer is closed")
+                return
+            if item.make is not None and self._waiting >= _MOST_RECORDS:
+                self._drop("the disk is too slow: the queue is full")
+                item = _Item({**item.line, "event": "drop", "why": "the queue was full"}, None)
+            if len(self._queue) >= _MOST_LINES:
+                return
+            self._queue.append(item)
+            self._waiting += item.make is not None
+            self._changed.notify()
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        if not self._lost:
+            _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._records, why)
+        self._lost = True
+
+    def _run(self) -> None:
+        while not self._closing or self._queue:
+            with self._changed:
+                while not (self._queue or self._closing or self._snapshot is not None):
+                    self._changed.wait()
+                self._changed.wait_for(lambda: self._closing or self._waiting >= MEMBER_RECORDS, MEMBER_S)
+                items, self._queue, self._waiting = self._queue, [], 0
+                shot, self._snapshot = self._snapshot, None
+            if shot is not None:
+                self._write_snapshot(shot)
+            self._write(items)
+
+    def _write(self, items: Sequence[_Item]) -> None:
+        """Write the records in members, and after each member the lines up to it."""
+        member: list[_Made] = []
+        lines: list[Line] = []
+        for item in items:
+            lines.append(item.line)
+            if item.make is None:
+                continue
+            made = self._made(item.line, item.make)
+            if made is not None:
+                member.append(made)
+            if len(member) == MEMBER_RECORDS or sum(len(each.text) for each in member) >= MEMBER_BYTES:
+                self._write_member(member)
+                self._write_lines(lines)
+                member, lines = [], []
+        self._write_member(member)
+        self._write_lines(lines)
+
+    def _made(self, line: Line, make: Callable[[], dict[str, Any]]) -> _Made | None:
+        """Make a record and fill in the line of its end; None: the record is not kept."""
+        try:
+            record = self._redact(plain(make()))
+            line["summary"] = summary_of(record)
+            if not in_share(str(line.get("uid", "")), self._share):
+                return None
+            text = dumps(record)
+        except Exception as error:  # a record is no reason to end a run, whatever is wrong with it
+            self._turn_into_drop(line, f"it could not be made: {describe(error)}")
+            return None
+        if self._room.is_full(len(text)):
+            self._turn_into_drop(line, "record_max_gb is reached")
+            return None
+        return _Made(text, line)
+
+    def _turn_into_drop(self, line: Line, why: str) -> None:
+        self._drop(why)
+        line["event"], line["why"] = "drop", why
+
+    def _write_member(self, member: Sequence[_Made]) -> None:
+        if not member:
+            return
+        data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
+        try:
+            offset = append(self._records, data)
+        except OSError as error:
+            for made in member:
+                self._turn_into_drop(made.line, describe(error))
+            return
+        for place, made in enumerate(member):
+            made.line["offset"], made.line["place"] = offset, place
+        if self._lost:
+            _LOG.warning("records are written again; %d were lost: %s", self.dropped, self._records)
+        self._lost = False
+
+    def _write_lines(self, lines: Sequence[Line]) -> None:
+        self._unwritten += [line_of(line) for line in lines]
+        try:
+            append(self._lines, b"".join(self._unwritten))
+        except OSError:
+            del self._unwritten[:-_MOST_LINES]
+        else:
+            self._unwritten = []
+
+    def _write_snapshot(self, shot: list[dict[str, Any]]) -> None:
+        new = self._open.with_suffix(".new")
+        try:
+            new.write_bytes(line_of({"at": time.time(), "open": shot, "dropped": self.dropped}))
+            new.replace(self._open)
+        except OSError:
+            new.unlink(missing_ok=True)
+
+
+def append(path: Path, data: bytes) -> int:
+    """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(start)
+            raise
+    return start
+
+
+def in_share(uid: str, share: float) -> bool:
+    """Tell whether a group's records are kept; the same in all processes."""
+    drawn = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(drawn) < share * (1 << 64)
+
+
+def _with(event: str, line: Mapping[str, Any]) -> Line:
+    return {"event": event, "at": time.time(), **line}
+
+
+class _Room:
+    """How much of the folder's limit is left, looked at now and then."""
+
+    def __init__(self, folder: Path, max_gb: float | None) -> None:
+        self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
+        self._there, self._looked = 0, float("-inf")
+
+    def is_full(self, more: int) -> bool:
+        if self._most is None:
+            return False
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            self._there = sum(path.stat().st_size for path in self._folder.glob("*.jsonl.gz"))
+        return self._there >= self._most
