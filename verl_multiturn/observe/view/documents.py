@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import orjson
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,7 +22,6 @@ from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.steps import step_document, steps_document
 from verl_multiturn.records.json_text import plain
-from verl_multiturn.records.members import member_at
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED
 
@@ -52,7 +50,7 @@ class Documents:
         self.records = Records(*folders)
         self.folders: list[Path] = self.records.folders
         self._each = [Records(folder) for folder in self.folders]
-        self.indices = [Index(folder) for folder in self.folders]
+        self.indices = [Index(each) for each in self._each]
         self.table = Table(self.indices)
         self._pieces: dict[int, Pieces | None] = {}
         self._tokenizer = tokenizer
@@ -161,13 +159,20 @@ class Documents:
             made.append(steps_document(self.table.whole, number, each.steps()) | {"settings": settings})
         return {"dirs": made}
 
-    def step(self, number: int, step: int, validation: bool) -> dict[str, Any]:
-        """Return the timeline of a step or a validation, as the trainer's clock had it."""
-        term = f"dir={number} validation={str(validation).lower()} "
+    def step(self, number: int, step: int, validation: bool, where: str = "") -> dict[str, Any]:
+        """Return the timeline of a step or a validation, as the trainer's clock had it.
+
+        Args:
+            number: Number of the folder.
+            step: Number of the step.
+            validation: Whether the validation after it is meant.
+            where: Filter that its conversations must hold, too.
+        """
+        term = f"dir={number} validation={str(validation).lower()} {where}"
         rows = self.table.select(parse(f"{term} trained_step={step}")).to_pylist()
         basis = "trained"
         if not rows:
-            rows, basis = self.table.select(parse(f"{term} step={step}")).to_pylist(), "begun"
+            rows, basis = self.table.select(parse(f"{term} trained_step=none step={step}")).to_pylist(), "begun"
         left_out = max(0, len(rows) - _STEP)
         rows = rows[:_STEP]
         lines = [line for line in self._each[number].steps() if line.get("step") == step]
@@ -179,6 +184,10 @@ class Documents:
         kind = "validation" if validation else "step"
         made = step_document(step, pairs, [line for line in lines if line.get("event") == kind])
         return made | {"basis": basis, "left_out": left_out}
+
+    def findings(self) -> dict[str, Any]:
+        """Return what `verl-multiturn explain` finds."""
+        return {"findings": None, "said": ""}
 
     def open(self) -> dict[str, Any]:
         """Return what runs now, by the workers' snapshots."""
@@ -194,16 +203,12 @@ class Documents:
         """Return the record of a row; None: there is none, or it cannot be read."""
         if row["offset"] is None:
             return None
-        path = self.indices[row["dir"]].file(row["file"])
-        try:
-            lines = _member(path, row["offset"], path.stat().st_size)
-            found = orjson.loads(lines[row["place"] or 0])
-            if found["request_id"] == row["request_id"]:
-                return found  # type: ignore[no-any-return]
-            problem = f"is that of {found['request_id']!r}"
-        except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-            problem = f"cannot be read ({error})"
-        self._faults[f"{path}: the record of {row['request_id']!r} at byte {row['offset']} {problem}"] = None
+        stem = self.indices[row["dir"]].stem(row["file"])
+        found = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
+        if found is not None and found["request_id"] == row["request_id"]:
+            return found
+        what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
+        self._faults[f"{stem}, offset {row['offset']}: the record of {row['request_id']!r} {what}"] = None
         return None
 
     def _joined(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -226,7 +231,7 @@ class Documents:
                 for batch in file.iter_batches(_BATCH, row_groups=[group], columns=names):
                     here = [place - start for place in left if start <= place < start + len(batch)]
                     if here:
-                        yield from batch.take(pa.array(sorted(here))).to_pylist()
+                        yield from _with_arrays(batch.take(pa.array(sorted(here))))
                         left -= {place + start for place in here}
                     start += len(batch)
                     if not left:
@@ -239,6 +244,18 @@ class Documents:
         return None if pieces is None else pieces.of(ids_of(records))
 
 
+def _with_arrays(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch; lists of numbers are arrays, which are written with as few digits as they have."""
+    lists = [field.name for field in batch.schema if pa.types.is_list(field.type)]
+    plain_columns = batch.select([name for name in batch.schema.names if name not in lists]).to_pylist()
+    for at, row in enumerate(plain_columns):
+        for name in lists:
+            scalar = batch.column(name)[at]
+            values = scalar.values.to_numpy(zero_copy_only=False) if scalar.is_valid else None
+            row[name] = np.round(values.astype(np.float32), 5) if name == "entropy" and values is not None else values
+        yield row
+
+
 def ids_of(records: Iterable[Mapping[str, Any] | None]) -> set[int]:
     """Return all token ids of some records."""
     ids: set[int] = set()
@@ -248,15 +265,6 @@ def ids_of(records: Iterable[Mapping[str, Any] | None]) -> set[int]:
         for generation in (record or {}).get("generations") or ():
             ids.update(generation.get("ids") or ())
     return ids
-
-
-@lru_cache(maxsize=16)
-def _member(path: Path, offset: int, size: int) -> list[bytes]:
-    """Return the records of a gzip member as texts; `size`, that of the file, makes a file that grew another one."""
-    member = member_at(path, offset)
-    if member.text is None:
-        raise ValueError(member.problem)
-    return member.text.splitlines()
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,12 @@ import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.view.query import Term, mask_of
+from verl_multiturn.records.fates import fates
+from verl_multiturn.records.files import LINES as LINES_END
+from verl_multiturn.records.files import PACKED, STEPS, RecordFile
+from verl_multiturn.records.joins import parse_name
+from verl_multiturn.records.reader import Placed, Records
+from verl_multiturn.records.summaries import summary_of
 
 NAME = "view-index.parquet"
 _VERSION = "1"
@@ -56,7 +62,9 @@ SCHEMA = pa.schema(LINES + JOIN)
 HIDDEN = ("file", "offset", "place", "join", "event")
 """Columns that say where a conversation is stored; no table shows them."""
 _SUMMARY = [name for name, _ in LINES[10:25]]
-_FATES = {"begin": "open", "end": "ended", "drop": "ended", "cancel": "cancelled", "raise": "raised"}
+_UIDS = 20_000
+"""Groups whose fates are looked for at a time."""
+_OVER = ("end", "drop")
 _WORTH = {"begin": 0, "score": 1, "end": 2, "drop": 2, "cancel": 2, "raise": 2}
 
 
@@ -64,11 +72,12 @@ class Index:
     """The conversations of one folder of records.
 
     Args:
-        folder: Folder of the records.
+        records: The folder's records.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, records: Records) -> None:
+        (self.folder,) = records.folders
+        self._records = records
         self.faults: dict[str, None] = {}
         self.version = 0
         """Grows with each change."""
@@ -76,6 +85,9 @@ class Index:
         self._files: list[str] = []
         self._read: dict[str, int] = {}
         self._joins: list[str] = []
+        self._steps = -1
+        self._looked: dict[str, int] = {}
+        self._seen: set[str] = set()
         self._open_file()
 
     @property
@@ -90,10 +102,6 @@ class Index:
         """Return the stem of the files of the writer that the column `file` names."""
         return self._files[number]
 
-    def file(self, number: int) -> Path:
-        """Return the file of records that the column `file` names."""
-        return self.folder / f"{self._files[number]}.jsonl.gz"
-
     def join(self, number: int) -> Path:
         """Return the join that the column `join` names."""
         return self.folder / "join" / self._joins[number]
@@ -101,17 +109,25 @@ class Index:
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
         before = self.version
-        for path in sorted(self.folder.glob("*.lines.jsonl")):
+        for path in sorted(self.folder.glob(f"*{LINES_END}")):
             with contextlib.suppress(OSError):
                 self._read_lines(path)
+        with contextlib.suppress(ConfigError):  # a file that went away meanwhile
+            self._read_alone()
         for path in sorted((self.folder / "join").glob("*.parquet")):
-            if path.name not in self._joins and not path.name.startswith("."):
+            if path.name not in self._joins and parse_name(path.name) is not None:
                 self._read_join(path)
+        steps = _size(self.folder / STEPS)
+        if self.version != before or steps != self._steps:
+            self._steps = steps
+            self._find_fates()
+            self.version += 1
         return self.version != before
 
     def save(self) -> None:
         """Write the index beside the records; where that cannot be, it stays in memory."""
         state = {"version": _VERSION, "read": self._read, "files": self._files, "joins": self._joins}
+        state |= {"steps": self._steps, "looked": self._looked}
         table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
         half = self.folder / f".{NAME}.{os.getpid()}"
         try:
@@ -136,15 +152,13 @@ class Index:
             return
         self._parts = [part.replace_schema_metadata(None) for part in parts]
         self._read, self._files, self._joins = state["read"], state["files"], state["joins"]
+        self._steps, self._looked = state["steps"], state["looked"]
 
     def _read_lines(self, path: Path) -> None:
         start = self._read.get(path.name, 0)
         if path.stat().st_size <= start:
             return
-        stem = path.name.removesuffix(".lines.jsonl")
-        if stem not in self._files:
-            self._files.append(stem)
-        number = self._files.index(stem)
+        number = self._number(path.name.removesuffix(LINES_END))
         changed: dict[str, dict[str, Any]] = {}
         count = 0
         for at, text in _lines(path, start):
@@ -166,6 +180,69 @@ class Index:
                 self._put(changed)
                 changed = {}
         self._put(changed)
+
+    def _number(self, stem: str) -> int:
+        if stem not in self._files:
+            self._files.append(stem)
+        return self._files.index(stem)
+
+    def _read_alone(self) -> None:
+        """Read the records that have no line: all of a file without lines, and those behind the last line of one.
+
+        A process that was killed may have written a member, and not its lines. So a file with lines is looked at once.
+        """
+        for file in self._records.files:
+            size, has_lines = _size(file.path), file.is_packed and file.lines.exists()
+            if self._looked.get(file.path.name) == size or (has_lines and file.stem in self._seen):
+                continue
+            self._looked[file.path.name] = size
+            self._seen.add(file.stem)
+            number = self._number(file.stem)
+            found = self._behind(file, number) if has_lines else list(self._records.placed(file))
+            self._put({placed.record["request_id"]: _of_record(placed, number) for placed in found})
+
+    def _behind(self, file: RecordFile, number: int) -> list[Placed]:
+        last = (-1, -1)
+        for part in self._parts:
+            own = part.filter(pc.and_(pc.equal(part["file"], number), pc.is_valid(part["offset"])))
+            if len(own):
+                best = pc.select_k_unstable(own, 1, sort_keys=[("offset", "descending"), ("place", "descending")])
+                last = max(last, (own["offset"][best[0].as_py()].as_py(), own["place"][best[0].as_py()].as_py()))
+        found = self._records.placed_from(file, max(last[0], 0))
+        return [placed for placed in found if (placed.offset, placed.place) > last]
+
+    def _find_fates(self) -> None:
+        """Enter the fates that neither a join nor a line alone says."""
+        open_ids = pa.concat_tables([_undecided(part) for part in self._parts]) if self._parts else SCHEMA.empty_table()
+        uids = pc.unique(open_ids["uid"])
+        if not len(uids):
+            return
+        steps, runs = self._records.steps(), self._records.runs
+        starts = [name.start if (name := parse_name(join)) else "" for join in self._joins]
+        for first in range(0, len(uids), _UIDS):
+            some = uids.slice(first, _UIDS)
+            rows = [
+                row for part in self._parts for row in part.filter(pc.is_in(part["uid"], some)).select(_TOLD).to_pylist()
+            ]
+            joined = [_joined_row(row, starts[row["join"]]) for row in rows if row["join"] is not None]
+            lines = (line for row in rows for line in self._lines_again(row))
+            before = {row["request_id"]: row for row in rows if row["join"] is None}
+            changed = {}
+            for fate in fates(lines, steps, joined, runs):
+                row = before.get(fate.request_id)
+                if row is not None and (row["fate"], row["why"] or "") != (fate.fate, fate.why):
+                    changed[fate.request_id] = {"request_id": fate.request_id, "fate": fate.fate, "why": fate.why}
+            self._put(changed)
+
+    def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the lines that a row was made of, as far as fates read them."""
+        names = ("request_id", "uid", "number", "validation", "step")
+        line = {name: row[name] for name in names} | {"why": row["why"]}
+        line["file"] = "" if row["file"] is None else self._files[row["file"]]
+        if row["began"] is not None:
+            yield {**line, "event": "begin", "at": row["began"]}
+        if row["event"] != "begin":
+            yield {**line, "event": row["event"], "at": row["ended"]}
 
     def _put(self, changed: dict[str, dict[str, Any]]) -> None:
         """Put changed conversations among the parts."""
@@ -205,10 +282,9 @@ class Index:
                 continue
             own = changed.setdefault(row["request_id"], _joined(row, number))
             own["trained_tokens"] += row["trained"] or 0
-            if row["untrained"] is None:
-                own["untrained"] = ""
+            own["untrained"] = own["untrained"] or row["untrained"] or ""
         for own in changed.values():
-            if own["untrained"]:
+            if not own["trained_tokens"] and not own["validation"]:
                 own["fate"] = "untrained"
         self._put(changed)
 
@@ -218,18 +294,16 @@ def _joined(row: dict[str, Any], number: int) -> dict[str, Any]:
     made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "update", "score")}
     made |= {name: row[name] for name in ("group_mean", "group_std")}
     made |= {"trained_step": row["step"], "trained_tokens": 0, "untrained": row["untrained"] or "", "join": number}
-    return made | {"fate": "validated" if row["validation"] else "trained", "joined": True}
+    return made | {"fate": "validated" if row["validation"] else "trained"}
 
 
 def _merge(own: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Change a row; what a join said of the score and the fate stays."""
+    """Change a row; what a join said of the score stays."""
     joined = own.get("join") is not None and changes.get("join") is None
     for name, value in changes.items():
         if value is None or (joined and name in ("score", "fate")):
             continue
-        if name == "event" and _WORTH[value] < _WORTH[own.get("event") or "begin"]:
-            continue
-        if name == "fate" and value in ("open", "ended") and own.get("fate") not in (None, "open"):
+        if name == "event" and own.get("event") not in (None, "begin"):
             continue
         own[name] = value
 
@@ -240,26 +314,54 @@ def _changes(line: dict[str, Any], file: int) -> dict[str, Any]:
     made: dict[str, Any] = {
         "request_id": str(line["request_id"]), "uid": str(line.get("uid") or ""), "number": int(line.get("number") or 0),
         "validation": bool(line.get("validation")), "step": int(line.get("step") or 0),
-        "rerolled_from": line.get("rerolled_from"), "event": event,
+        "rerolled_from": line.get("rerolled_from"), "file": file,
     }  # fmt: skip
-    if event == "begin":
-        made["began"] = at
-        made["fate"] = "open"
-        return made
     if event == "score":
         score = line.get("score")
-        made["score"] = None if score is None else float(score)
-        return made
-    made["ended"], made["why"] = at, str(line.get("why") or "")
-    made["fate"] = made["why"] if event == "cancel" and made["why"] in ("cut", "killed") else _FATES[event]
-    if event in ("end", "drop"):
-        made["file"], made["offset"], made["place"] = file, line.get("offset"), line.get("place")
-        summary = line.get("summary") or {}
-        for name in _SUMMARY:
-            made[name] = summary.get(name)
-        if (index := made["index"]) is not None and not isinstance(index, str):
-            made["index"] = orjson.dumps(index).decode()
+        return made | {"score": None if score is None else float(score)}
+    if event == "begin":
+        return made | {"event": event, "began": at}
+    made |= {"event": event, "ended": at, "why": str(line.get("why") or "")}
+    if event in _OVER:
+        made |= {"offset": line.get("offset"), "place": line.get("place")} | _summary(line.get("summary") or {})
     return made
+
+
+def _of_record(placed: Placed, file: int) -> dict[str, Any]:
+    """Return the columns that a record without a line gives."""
+    record = placed.record
+    made = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
+    made |= {"began": record["began"] or None, "ended": record["ended"] or None, "event": "end", "file": file}
+    return made | {"offset": placed.offset, "place": placed.place} | _summary(summary_of(record))
+
+
+def _summary(summary: dict[str, Any]) -> dict[str, Any]:
+    made = {name: summary.get(name) for name in _SUMMARY}
+    if (index := made["index"]) is not None and not isinstance(index, str):
+        made["index"] = orjson.dumps(index).decode()
+    return made
+
+
+_TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "why", "file", "join", "fate"]
+_TOLD += ["trained_step", "trained_tokens", "untrained"]
+
+
+def _undecided(part: pa.Table) -> pa.Table:
+    """Return the rows whose fate another conversation, a step or the run's end may decide."""
+    decided = pc.is_in(part["fate"], pa.array(["raised", "cut", "lost", "evicted", "filtered", "discarded", "failed"]))
+    return part.filter(pc.and_(pc.is_null(part["join"]), pc.invert(decided)))
+
+
+def _joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
+    made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "untrained")}
+    return made | {"start": start, "step": row["trained_step"], "trained": row["trained_tokens"], "row": 0}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:

@@ -23,7 +23,7 @@ class LiveSource {
       try {
         const found = await this.ask("changes", { since });
         if (!found.follow) return;
-        if (since >= 0 && found.version !== since) changed(found.version);
+        if (found.version !== since) changed(found.version);
         since = found.version;
       } catch (error) {
         await new Promise((resolve) => setTimeout(resolve, 3000));
