@@ -1,8 +1,8 @@
 """`Documents`: what the page is told, as plain JSON. Server and export give the same.
 
-    meta      folders, starts of runs, columns, faults          table    a page of the index
-    run       steps, fates, findings                            record   a conversation whole, with the trainer's side
-    step      a step's timeline                                 open     what runs now
+meta      folders, starts of runs, columns, faults          table    a page of the index
+run       steps, fates, findings                            record   a conversation whole, with the trainer's side
+step      a step's timeline                                 open     what runs now
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.index import HIDDEN, Index, Table
+from verl_multiturn.observe.view.index import HIDDEN, Index
 from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.steps import step_document, steps_document
+from verl_multiturn.observe.view.table import Table
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED
@@ -65,7 +66,8 @@ class Documents:
 
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
-        return any([index.refresh() for index in self.indices])
+        changed = [index.refresh() for index in self.indices]
+        return any(changed)
 
     def save(self) -> None:
         """Write the indices beside the records."""
@@ -122,10 +124,12 @@ class Documents:
     def every(self, where: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]]:
         """Yield row, record and joined rows of all conversations that a filter leaves, file by file.
 
+        A row has its place in the index in the entry `at`.
+
         Raises:
             ConfigError: The filter cannot be read, or names what is not there.
         """
-        rows = self.table.select(parse(where)).to_pylist()
+        rows = [{**row, "at": at} for at, row in enumerate(self.table.select(parse(where)).to_pylist())]
         joins: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}
         for row in rows:
             if row["join"] is not None:
@@ -134,7 +138,12 @@ class Documents:
             for each in self._read_join(self.indices[number].join(join), wanted):
                 wanted[each["request_id"]].append(each)
         none = (1 << 31, 0, 0)
-        rows.sort(key=lambda row: (row["dir"], *(none if row["offset"] is None else (row["file"], row["offset"], row["place"]))))
+        rows.sort(
+            key=lambda row: (
+                row["dir"],
+                *(none if row["offset"] is None else (row["file"], row["offset"], row["place"])),
+            )
+        )
         for row in rows:
             joined = joins[row["dir"], row["join"]][row["request_id"]] if row["join"] is not None else []
             yield row, self._record(row), joined
@@ -204,7 +213,7 @@ class Documents:
         if row["offset"] is None:
             return None
         stem = self.indices[row["dir"]].stem(row["file"])
-        found = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
+        found: dict[str, Any] | None = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
         if found is not None and found["request_id"] == row["request_id"]:
             return found
         what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
@@ -268,7 +277,7 @@ def ids_of(records: Iterable[Mapping[str, Any] | None]) -> set[int]:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return plain({name: value for name, value in row.items() if name not in HIDDEN})  # type: ignore[no-any-return]
+    return plain({name: value for name, value in row.items() if name not in HIDDEN and name != "at"})  # type: ignore[no-any-return]
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -279,5 +288,5 @@ def _kind(kind: pa.DataType) -> str:
 
 def _shown(folder: Path) -> str:
     """Return the last parts of a folder's path: enough to tell runs apart, and no more of this machine."""
-    parts = [part for part in folder.resolve().parts[1:]]
+    parts = folder.resolve().parts[1:]
     return "/".join(parts[-2:]) if parts and parts[-1] == "records" else "/".join(parts[-1:])

@@ -13,7 +13,7 @@ from verl_multiturn.observe.view.page import exported_page
 from verl_multiturn.records.json_text import dumps
 
 BLOCK = 32
-"""Conversations that are packed together: siblings share their prompt, and the page unpacks a block when it is asked."""
+"""Conversations that are packed together: siblings share their prompt, and the page unpacks only what it shows."""
 
 
 def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
@@ -29,11 +29,13 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
     """
     data: dict[str, bytes] = {}
     rows: list[dict[str, Any]] = []
+    order: list[int] = []
     held: list[dict[str, Any]] = []
     ids: dict[int, set[int]] = {number: set() for number in range(len(documents.folders))}
     for row, record, joined in documents.every(where):
         document = documents.document(row, record, joined)
         rows.append(document.pop("row"))
+        order.append(row["at"])
         held.append(document)
         ids[row["dir"]] |= ids_of([record])
         if len(held) == BLOCK:
@@ -47,6 +49,9 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
         found = documents.step(number, step, validation, where)
         data[f"step-{number}-{step}-{int(validation)}"] = _packed(found)
     names = list(rows[0])
+    places = sorted(
+        range(len(rows)), key=order.__getitem__
+    )  # the table has the index's order, the blocks that of files
     pieces = [None if (own := documents.pieces(number)) is None else own.of(ids[number]) for number in ids]
     data["data-base"] = _packed(
         {
@@ -54,7 +59,8 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
             "run": documents.run(),
             "findings": documents.findings(),
             "open": documents.open(),
-            "table": {"names": names, "columns": [[row[name] for row in rows] for name in names]},
+            "table": {"names": names, "columns": [[rows[at][name] for at in places] for name in names]},
+            "places": places,
             "block": BLOCK,
             "pieces": pieces,
         }
@@ -66,7 +72,9 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
         half.replace(file)
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise ConfigError(f"--export {str(file)!r} cannot be written ({error}); name a file in a folder that is there") from None
+        raise ConfigError(
+            f"--export {str(file)!r} cannot be written ({error}); name a file in a folder that is there"
+        ) from None
     return {"file": str(file), "conversations": len(rows), "bytes": file.stat().st_size}
 
 
@@ -77,4 +85,3 @@ def _step_of(row: dict[str, Any]) -> tuple[int, int, bool]:
 
 def _packed(value: Any) -> bytes:
     return gzip.compress(dumps(value), 9, mtime=0)
-

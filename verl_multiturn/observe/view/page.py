@@ -62,16 +62,14 @@ def exported_page(data: Mapping[str, bytes], title: str) -> str:
     style = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in _STYLES)
     charts = (STATIC / _CHARTS).read_text(encoding="utf-8")
     program = bundle()
-    policy = (
-        f"default-src 'none'; script-src {_hash(charts)} {_hash(program)}; style-src {_hash(style)}; {_REST}"
-    )
+    policy = f"default-src 'none'; script-src {_hash(charts)} {_hash(program)}; style-src {_hash(style)}; {_REST}"
     held = "".join(
         f'<script type="application/gzip" id="{name}">{base64.b64encode(packed).decode()}</script>\n'
         for name, packed in data.items()
     )
     return _html(
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{style}</style>',
-        f"{held}<script>{charts}</script><script type=\"module\">{program}</script>",
+        f'{held}<script>{charts}</script><script type="module">{program}</script>',
         title,
     )
 

@@ -30,12 +30,16 @@ class Pieces:
 
     def __init__(self, path: Path) -> None:
         file = path / FILE if path.is_dir() else path
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data: Any = json.loads(file.read_text(encoding="utf-8"))
         try:
             vocabulary = data["model"]["vocab"]
-            texts = vocabulary if isinstance(vocabulary, dict) else {text: at for at, (text, *_) in enumerate(vocabulary)}
-            self._own = {int(number): text for text, number in texts.items()}
-            self._added = {int(token["id"]): str(token["content"]) for token in data.get("added_tokens") or []}
+            texts = (
+                vocabulary if isinstance(vocabulary, dict) else {text: at for at, (text, *_) in enumerate(vocabulary)}
+            )
+            self._own: dict[int, str] = {int(number): str(text) for text, number in texts.items()}
+            self._added: dict[int, str] = {
+                int(token["id"]): str(token["content"]) for token in data.get("added_tokens") or []
+            }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ValueError(f"{file} has no vocabulary") from None
         kinds = set(_kinds(data.get("decoder"))) | set(_kinds(data.get("pre_tokenizer")))

@@ -90,11 +90,17 @@ def _compare(table: pa.Table, term: Term) -> pa.ChunkedArray:
         return pc.fill_null(pc.match_substring(column, values[0], ignore_case=True), False)
     if operator in _COMPARED:
         if pa.types.is_string(column.type):
-            raise ConfigError(f"the filter {name}{operator}{values[0]} is for numbers, and {name} is a text; use = or ~")
+            raise ConfigError(
+                f"the filter {name}{operator}{values[0]} is for numbers, and {name} is a text; use = or ~"
+            )
         return pc.fill_null(_COMPARED[operator](column, _value(name, values[0], column.type)), False)
     found = None
     for value in values:
-        own = pc.is_null(column) if value == "none" else pc.fill_null(pc.equal(column, _value(name, value, column.type)), False)
+        own = (
+            pc.is_null(column)
+            if value == "none"
+            else pc.fill_null(pc.equal(column, _value(name, value, column.type)), False)
+        )
         found = own if found is None else pc.or_(found, own)
     return pc.invert(found) if operator == "!=" else found
 

@@ -97,12 +97,10 @@ class ViewServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what does not come from this server's own page."""
         origin = request.headers.get("Origin")
-        own = {f"http://{host}" for host in self._hosts}
+        own = {None, *(f"http://{host}" for host in self._hosts)}
         if request.headers.get("Host") not in self._hosts:
             response: web.StreamResponse = _refusal(403, "this server answers under its own address alone")
-        elif origin is not None and origin not in own:
-            response = _refusal(403, "this server answers its own page alone")
-        elif request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        elif origin not in own or request.headers.get("Sec-Fetch-Site") not in (None, "none", "same-origin"):
             response = _refusal(403, "this server answers its own page alone")
         elif not secrets.compare_digest(request.path.split("/")[1].encode(), self._token.encode()):
             response = _refusal(403, "the address lacks the token; take the one that `verl-multiturn view` printed")

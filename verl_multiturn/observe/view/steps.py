@@ -37,7 +37,9 @@ def steps_document(whole: pa.Table, number: int, lines: Sequence[Mapping[str, An
         {"fate": fate, "validation": validation, "count": count}
         for fate, validation, count in _counted(own, ["fate", "validation"])
     ]
-    stops = [{"stop_reason": stop, "count": count} for stop, count in _counted(own, ["stop_reason"]) if stop is not None]
+    stops = [
+        {"stop_reason": stop, "count": count} for stop, count in _counted(own, ["stop_reason"]) if stop is not None
+    ]
     ordered = [steps[key] for key in sorted(steps)]
     return plain({"steps": ordered, "fates": fates, "stops": stops})  # type: ignore[no-any-return]
 
@@ -51,11 +53,14 @@ def _counted(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
 
 
 def _by_step(own: pa.Table) -> list[dict[str, Any]]:
-    """Return counts, scores and groups of each step: that which trained, or where no join says, that of the begin."""
-    at = pc.coalesce(own["trained_step"], own["step"])
+    """Return counts, scores and groups of each step: of what it trained, or where it has no join, of what began in it."""
+    joined = pc.is_valid(own["trained_step"])
+    known = pc.unique(own["trained_step"].filter(joined))
+    own = own.filter(pc.or_(joined, pc.invert(pc.is_in(own["step"], known))))
+    score = pc.if_else(pc.is_nan(own["score"]), None, own["score"])
     table = pa.table({
-        "at": at, "validation": own["validation"], "uid": own["uid"], "score": own["score"],
-        "tokens": own["response_tokens"], "seconds": own["seconds"],
+        "at": pc.coalesce(own["trained_step"], own["step"]), "validation": own["validation"], "uid": own["uid"],
+        "score": score, "tokens": own["response_tokens"], "seconds": own["seconds"],
     })  # fmt: skip
     keys = ["at", "validation"]
     sums = table.group_by(keys).aggregate(
@@ -73,7 +78,8 @@ def _by_step(own: pa.Table) -> list[dict[str, Any]]:
     for row in sums.to_pylist():
         own_groups = found.get((row["at"], row["validation"]), {})
         made.append({
-            "at": row["at"], "validation": row["validation"], "count": row["count_all"], "mean_score": row["score_mean"],
+            "at": row["at"], "validation": row["validation"], "count": row["count_all"],
+            "mean_score": row["score_mean"],
             "mean_tokens": row["tokens_mean"], "mean_seconds": row["seconds_mean"], "max_seconds": row["seconds_max"],
             "groups": own_groups.get("count_all", 0), "equal_groups": own_groups.get("equal_sum", 0),
             "all_right": own_groups.get("right_sum", 0),

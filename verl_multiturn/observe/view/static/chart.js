@@ -3,7 +3,7 @@ import { html, useLayoutEffect, useRef } from "./lib.js";
 
 const LINES = ["#3b7dd8", "#d9663b", "#2f9e64", "#9c5cc4", "#b8860b", "#5b6b7b"];
 
-export function Chart({ title, series, onPick, height = 170 }) {
+export function Chart({ title, series, onPick, range, height = 170 }) {
   const box = useRef(null);
   const steps = [...new Set(series.flatMap((each) => each.points.map(([step]) => step)))].sort((a, b) => a - b);
   const key = JSON.stringify(series);
@@ -17,7 +17,7 @@ export function Chart({ title, series, onPick, height = 170 }) {
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
     const chart = new globalThis.uPlot({
       width: box.current.clientWidth || 360, height, cursor: { y: false },
-      scales: { x: { time: false } },
+      scales: { x: { time: false, range: steps.length < 2 ? [steps[0] - 1, steps[0] + 1] : undefined }, y: { range } },
       legend: { live: true },
       axes: [axis, { ...axis, size: 52 }],
       series: [{ label: "step" }, ...series.map((each, at) => ({

@@ -49,7 +49,7 @@ class FileSource {
     if (!this.all) {
       const { columns, names } = (await this.base()).table;
       this.all = columns[0].map((_, at) => Object.fromEntries(names.map((name, which) => [name, columns[which][at]])));
-      this.places = new Map(this.all.map((row, at) => [row.request_id, at]));
+      this.numbers = new Map(this.all.map((row, number) => [row.request_id, number]));
     }
     return this.all;
   }
@@ -66,11 +66,11 @@ class FileSource {
   }
   async record(id) {
     const [rows, base] = [await this.rows(), await this.base()];
-    const at = this.places.get(id);
-    if (at === undefined) throw new Error(`no conversation of this page has the id ${id}`);
+    const row = rows[this.numbers.get(id)];
+    if (!row) throw new Error(`no conversation of this page has the id ${id}`);
+    const at = base.places[this.numbers.get(id)];
     const block = await this.block(`data-${Math.floor(at / base.block)}`);
-    const pieces = base.pieces[rows[at].dir];
-    return { ...block[at % base.block], row: rows[at], pieces };
+    return { ...block[at % base.block], row, pieces: base.pieces[row.dir] };
   }
   async step({ dir, step, validation }) {
     const name = `step-${dir}-${step}-${Number(validation)}`;

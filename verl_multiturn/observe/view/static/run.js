@@ -34,11 +34,11 @@ function Run({ found, params, meta, version }) {
   const toggle = (name) => go("run", { ...params, metrics: (chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]).join(",") });
   const share = (step) => (step.groups ? step.equal_groups / step.groups : NaN);
   const charts = [...OWN.map(([title, name]) => [title, series(found, meta, (step) => number(step[name]))]),
-    ["share of groups with equal scores", series(found, meta, share, false)],
+    ["share of groups with equal scores", series(found, meta, share, false), [0, 1]],
     ...chosen.map((name) => [name, series(found, meta, (step) => number(step.metrics?.[name]))])];
   return html`<section>
     <${Starts} meta=${meta} />
-    <div class="charts">${charts.filter(([, lines]) => lines.length).map(([title, lines]) => html`<${Chart} key=${title} title=${title} series=${lines} onPick=${pick} />`)}</div>
+    <div class="charts">${charts.filter(([, lines]) => lines.length).map(([title, lines, range]) => html`<${Chart} key=${title} title=${title} series=${lines} range=${range} onPick=${pick} />`)}</div>
     ${names.length > 0 && html`<details><summary>more curves (${names.length} metrics)</summary>
       <input type="search" placeholder="part of a name" aria-label="part of a metric's name" value=${word} onInput=${(event) => setWord(event.target.value)} />
       <div class="choices">${names.filter((name) => name.includes(word)).map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)}

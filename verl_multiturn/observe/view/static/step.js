@@ -42,7 +42,7 @@ function Step({ found, params }) {
 function Late({ late, conversations }) {
   if (!late) return html`<p class="quiet">who made it late is unknown: fewer than four conversations have a timeline</p>`;
   const row = conversations.find((each) => each.request_id === late.request_id);
-  return html`<p id="late">The last conversation, <a href=${addressOf("talk", { id: late.request_id })}>${visible(shortId(row?.uid || ""))} number ${row?.number}</a>,
+  return html`<p id="late">The last conversation, <a href=${addressOf("talk", { id: late.request_id })}>${visible(shortId(row?.uid || ""))} ${" "}number ${row?.number}</a>,
     took <b>${seconds(late.seconds)}</b> longer than the median: most in <b>${visible(late.part)}</b>, ${seconds(late.part_s)} more than usual${
     late.by_length > 0 ? `, ${seconds(late.by_length)} of them for its larger number of tokens` : ""}.</p>`;
 }
@@ -51,7 +51,7 @@ function Longest({ lanes }) {
   const parts = [...new Set(lanes.flatMap((lane) => Object.keys(lane.parts)))];
   const shown = [...lanes].sort((a, b) => b.ended - b.began - (a.ended - a.began)).slice(0, 20);
   return html`<h3>the longest</h3><div class="scroll"><table class="rows"><thead><tr><th>conversation</th><th>fate</th><th>ended</th><th>score</th><th>seconds</th>
-    ${parts.map((part) => html`<th>${visible(part)}</th>`)}</tr></thead>${shown.map((lane) => html`<tr><td><a href=${addressOf("talk", { id: lane.request_id })}>${visible(shortId(lane.uid))}
+    ${parts.map((part) => html`<th>${visible(part)}</th>`)}</tr></thead>${shown.map((lane) => html`<tr><td><a href=${addressOf("talk", { id: lane.request_id })}>${visible(shortId(lane.uid))}${" "}
       number ${lane.number}</a></td><td><${Badge} text=${lane.fate} /></td><td><${Badge} text=${lane.stop_reason} /></td><td class="number">${shortNumber(lane.score)}</td>
       <td class="number">${seconds(lane.ended - lane.began)}</td>${parts.map((part) => html`<td class="number">${lane.parts[part] === undefined ? "" : seconds(lane.parts[part])}</td>`)}</tr>`)}</table></div>`;
 }
