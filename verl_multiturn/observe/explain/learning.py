@@ -12,7 +12,7 @@ from verl_multiturn.observe.explain.finding import Finding, examples, percent
 
 _ROSE = 0.1
 """Part of the scores' range by which the training score has to have risen."""
-_FOLLOWED = 0.25
+_FOLLOWED = 0.4
 """Part of that rise by which a validation has to have risen, too."""
 _BEHIND = 0.15
 """Part of the range by which it may stay behind the training all the same."""
@@ -111,7 +111,7 @@ def _entropy(facts: Facts) -> Iterator[Finding]:
     low, span = min(scores), (max(scores) - min(scores)) or 1.0
     means = [_mean(part) for part in parts]
     gained = max(means) - means[0]
-    noise = 2 * math.hypot(_error(parts[0]), _error(parts[-1]))
+    noise = 2.5 * math.hypot(_error(parts[0]), _error(parts[-1]))  # the best of three windows is high by chance
     is_high = (means[-1] - low) / span >= _HIGH and max(scores) > low
     alarm = gained < max(noise, _GAINED * span) and not is_high
     fall = 1 - last / first
