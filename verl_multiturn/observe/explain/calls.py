@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from verl_multiturn.config import PATH
 from verl_multiturn.observe.explain.courses import FEWEST, course, windows
 from verl_multiturn.observe.explain.facts import Facts, Talk, setting
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
@@ -124,7 +125,7 @@ def _waiting(facts: Facts) -> Iterator[Finding]:
         kind,
         f"{percent(found.total)} of the conversations with calls wait for a slot for a quarter of their time or more, "
         f"most for {name!r}",
-        f"more slots for {name!r} (limits.max_concurrent of its YAML entry), or a faster service",
+        f"more slots for {name!r} (limits.concurrency of its YAML entry), or a faster service",
         {
             "share": round(found.total, 4),
             "share_by_window": found.shares,
@@ -147,7 +148,7 @@ def _vanishing(facts: Facts) -> Iterator[Finding]:
     before, last = max(shares[:-1]), shares[-1]
     if before < _OFTEN or last >= _FEWER * before:
         return
-    wanted = setting(facts.settings, "actor_rollout_ref.rollout.custom.multiturn.otc.form") is not None
+    wanted = setting(facts.settings, f"{PATH}.otc.form") not in (None, "none")
     yield Finding(
         "calls_vanish",
         "alarm" if last < _VANISHED * before and not wanted else "note",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verl_multiturn.observe.explain.joined import Joined
+from verl_multiturn.observe.joined import Joined
 from verl_multiturn.observe.explain.lateness import critical_path
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
