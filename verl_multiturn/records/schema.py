@@ -229,7 +229,7 @@ class Session(_Entry):
     by_id: bool = False
     """Whether the agent gave rewards to completions alone."""
     end: str = ""
-    """How the agent ended: `returned`, `raised`, `timed_out`, `stuck`, `failed`, `outage`."""
+    """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`."""
     problem: str = ""
     """What went wrong."""
 
@@ -398,6 +398,8 @@ class Snapshot(_Entry):
     open: list[Open]
     dropped: int = 0
     """Records that could not be kept so far."""
+    cpu_s: float = 0.0
+    """CPU seconds of the thread that writes the worker's records so far."""
 
 
 class RunFile(_Entry):
