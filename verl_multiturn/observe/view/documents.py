@@ -8,6 +8,7 @@ step      a step's timeline                                 open     what runs n
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.view.index import HIDDEN, Index
 from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.observe.view.query import parse
@@ -30,6 +32,9 @@ _BATCH = 64
 """Rows of a join that are read at a time, so that a large one does not fill the memory."""
 _STEP = 2_000
 """The most conversations of a step's timeline."""
+_EXPLAINED = 20_000
+"""The most conversations in which findings are looked for: all their records are read."""
+_ANEW_S = 60.0
 _SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 
 
@@ -56,6 +61,7 @@ class Documents:
         self._pieces: dict[int, Pieces | None] = {}
         self._tokenizer = tokenizer
         self._faults: dict[str, None] = {}
+        self._found: tuple[int, float, list[dict[str, Any]]] | None = None
         if tokenizer is not None:
             try:
                 self._pieces = dict.fromkeys(range(len(self.folders)), Pieces(tokenizer))
@@ -195,8 +201,22 @@ class Documents:
         return made | {"basis": basis, "left_out": left_out}
 
     def findings(self) -> dict[str, Any]:
-        """Return what `verl-multiturn explain` finds."""
-        return {"findings": None, "said": ""}
+        """Return what `verl-multiturn explain` finds, looked for anew at most once a minute.
+
+        It reads all records, with readers of its own: another thread may ask for something else meanwhile.
+        """
+        count = len(self.table.whole)
+        if count > _EXPLAINED:
+            said = f"{count} conversations are too many to look for findings here; run verl-multiturn explain DIR"
+            return {"findings": None, "said": said}
+        if self._found is None or (self._found[0] != count and time.monotonic() - self._found[1] > _ANEW_S):
+            found = [
+                {**each.as_json(), "dir": number}
+                for number, folder in enumerate(self.folders)
+                for each in explain(Records(folder))
+            ]
+            self._found = count, time.monotonic(), found
+        return plain({"findings": self._found[2], "said": ""})  # type: ignore[no-any-return]
 
     def open(self) -> dict[str, Any]:
         """Return what runs now, by the workers' snapshots."""

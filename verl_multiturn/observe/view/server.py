@@ -164,7 +164,7 @@ class ViewServer:
         return await self._in_thread(self._documents.open)
 
     async def _findings(self, request: web.Request) -> Any:
-        return await self._in_thread(self._documents.findings)
+        return await asyncio.to_thread(self._documents.findings)
 
     async def _changes(self, request: web.Request) -> Any:
         """Answer when something was written since, or after a while."""

@@ -53,7 +53,7 @@ def _counted(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
 
 
 def _by_step(own: pa.Table) -> list[dict[str, Any]]:
-    """Return counts, scores and groups of each step: of what it trained, or where it has no join, of what began in it."""
+    """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it."""
     joined = pc.is_valid(own["trained_step"])
     known = pc.unique(own["trained_step"].filter(joined))
     own = own.filter(pc.or_(joined, pc.invert(pc.is_in(own["step"], known))))
