@@ -55,7 +55,23 @@ JOIN = [
 SCHEMA = pa.schema(LINES + JOIN)
 HIDDEN = ("file", "offset", "place", "join", "event")
 """Columns that say where a conversation is stored; no table shows them."""
-_SUMMARY = [name for name, _ in LINES[10:25]]
+_COLUMNS = LINES + JOIN
+_WIDTH = len(_COLUMNS)
+_AT = {name: at for at, (name, _) in enumerate(_COLUMNS)}
+_NAMES = [name for name, _ in LINES[:6]]
+"""Columns that every line has."""
+_FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
+"""Columns of a summary, and where they begin."""
+_VALIDATION, _BEGAN, _ENDED, _EVENT, _WHY = (_AT[name] for name in ("validation", "began", "ended", "event", "why"))
+_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN = (
+    _AT[name] for name in ("index", "score", "file", "offset", "place", "join")
+)
+_OF_JOIN = (
+    "request_id", "uid", "number", "row", "validation", "step", "update", "score", "trained", "untrained", "group_mean",
+    "group_std",
+)  # fmt: skip
+_GIVEN = [*(name for name, _ in JOIN), "score", "why"]
+"""Columns that a join decides."""
 _UIDS = 20_000
 """Groups whose fates are looked for at a time."""
 _OVER = ("end", "drop")
@@ -108,9 +124,9 @@ class Index:
                 self._read_lines(path)
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
             self._read_alone()
-        for path in sorted((self.folder / "join").glob("*.parquet")):
-            if path.name not in self._joins and parse_name(path.name) is not None:
-                self._read_join(path)
+        known = set(self._joins)
+        joins = [path for path in (self.folder / "join").glob("*.parquet") if path.name not in known]
+        self._read_joins([path for path in joins if parse_name(path.name) is not None])
         steps = _size(self.folder / STEPS)
         if self.version != before or steps != self._steps:
             self._steps = steps
@@ -153,18 +169,12 @@ class Index:
         if path.stat().st_size <= start:
             return
         number = self._number(path.name.removesuffix(LINES_END))
-        changed: dict[str, dict[str, Any]] = {}
+        changed: dict[str, list[Any]] = {}
         count = 0
         for at, text in _lines(path, start):
             self._read[path.name] = at + len(text)
             try:
-                line = orjson.loads(text)
-                changes = _changes(line, number)
-                own = changed.get(line["request_id"])
-                if own is None:
-                    changed[line["request_id"]] = changes
-                else:
-                    _merge(own, changes)
+                _enter(changed, orjson.loads(text), number)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if text.strip():
                     self.faults[f"{path}: the line at byte {at} is left out, it cannot be read ({error})"] = None
@@ -193,7 +203,10 @@ class Index:
             self._seen.add(file.stem)
             number = self._number(file.stem)
             found = self._behind(file, number) if has_lines else list(self._records.placed(file))
-            self._put({placed.record["request_id"]: _of_record(placed, number) for placed in found})
+            changed: dict[str, list[Any]] = {}
+            for placed in found:
+                _enter_record(changed, placed, number)
+            self._put(changed)
 
     def _behind(self, file: RecordFile, number: int) -> list[Placed]:
         last = (-1, -1)
@@ -227,7 +240,13 @@ class Index:
             for fate in fates(lines, steps, joined, runs):
                 row = before.get(fate.request_id)
                 if row is not None and (row["fate"], row["why"] or "") != (fate.fate, fate.why):
-                    changed[fate.request_id] = {"request_id": fate.request_id, "fate": fate.fate, "why": fate.why}
+                    entry = [None] * _WIDTH
+                    entry[_AT["request_id"]], entry[_AT["fate"]], entry[_AT["why"]] = (
+                        fate.request_id,
+                        fate.fate,
+                        fate.why,
+                    )
+                    changed[fate.request_id] = entry
             self._put(changed)
 
     def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -240,8 +259,8 @@ class Index:
         if row["event"] != "begin":
             yield {**line, "event": row["event"], "at": row["ended"]}
 
-    def _put(self, changed: dict[str, dict[str, Any]]) -> None:
-        """Put changed conversations among the parts."""
+    def _put(self, changed: dict[str, list[Any]]) -> None:
+        """Put changed conversations among the parts: of each, a value for each column; None: it stays."""
         if not changed:
             return
         self.version += 1
@@ -250,9 +269,9 @@ class Index:
             known = pc.is_in(part["request_id"], ids)
             if pc.any(known).as_py():
                 for row in part.filter(known).to_pylist():
-                    merged = {name: value for name, value in row.items() if value is not None}
-                    _merge(merged, changed[row["request_id"]])
-                    changed[row["request_id"]] = merged
+                    before = list(row.values())
+                    _merge(before, changed[row["request_id"]])
+                    changed[row["request_id"]] = before
                 self._parts[place] = part.filter(pc.invert(known))
         self._parts = [part for part in self._parts if len(part)]
         self._append(_table(list(changed.values())))
@@ -262,81 +281,104 @@ class Index:
             table = pa.concat_tables([self._parts.pop(), table]).combine_chunks()
         self._parts.append(table)
 
-    def _read_join(self, path: Path) -> None:
-        number = len(self._joins)
-        names = ["request_id", "row", "validation", "step", "update", "score", "trained", "untrained"]
-        names += ["group_mean", "group_std", "uid", "number"]
-        self._joins.append(path.name)
-        try:
-            rows = pq.read_table(path, columns=names, partitioning=None).to_pylist()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            self.faults[f"{path}: the join is left out, it cannot be read ({_first(error)})"] = None
+    def _read_joins(self, paths: list[Path]) -> None:
+        """Enter what the trainer made of the conversations; of one that two joins have, the later start's counts."""
+        found = []
+        for path in sorted(paths, key=lambda path: (parse_name(path.name) or ("",))[::-1]):
+            self._joins.append(path.name)
+            try:
+                table = pq.read_table(path, columns=list(_OF_JOIN), partitioning=None)
+                found.append(_joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                self.faults[f"{path}: the join is left out, it cannot be read ({_first(error)})"] = None
+        if not found:
             return
-        changed: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            if row["request_id"] is None:
-                continue
-            own = changed.setdefault(row["request_id"], _joined(row, number))
-            own["trained_tokens"] += row["trained"] or 0
-            own["untrained"] = own["untrained"] or row["untrained"] or ""
-        for own in changed.values():
-            if not own["trained_tokens"] and not own["validation"]:
-                own["fate"] = "untrained"
-        self._put(changed)
+        self.version += 1
+        joined = pa.concat_tables(found[::-1]).combine_chunks()
+        parts = []
+        for part in self._parts:
+            at = pc.index_in(part["request_id"], joined["request_id"])
+            known = pc.is_valid(at)
+            if pc.any(known).as_py():
+                for name in _GIVEN:
+                    values = pc.if_else(known, joined[name].take(at), part[name])
+                    part = part.set_column(part.schema.get_field_index(name), SCHEMA.field(name), values)
+            parts.append(part.combine_chunks())
+        self._parts = parts
+        left = joined.filter(pc.invert(pc.is_in(joined["request_id"], self.table["request_id"])))
+        if len(left):
+            self._append(
+                pa.table(
+                    [left[name] if name in left.column_names else pa.nulls(len(left), kind) for name, kind in _COLUMNS],
+                    SCHEMA,
+                )
+            )
 
 
-def _joined(row: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return the columns of a conversation that its first row in a join gives."""
-    made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "update", "score")}
-    made |= {name: row[name] for name in ("group_mean", "group_std")}
-    made |= {"trained_step": row["step"], "trained_tokens": 0, "untrained": row["untrained"] or "", "join": number}
-    return made | {"fate": "validated" if row["validation"] else "trained"}
+def _joined(rows: pa.Table, number: int) -> pa.Table:
+    """Return what a join has of its conversations, a row for each: the columns `_GIVEN` and its names."""
+    names = [name for name in _OF_JOIN if name not in ("request_id", "trained")]
+    first = rows.sort_by([("row", "ascending")]).group_by("request_id", use_threads=False)
+    found = first.aggregate([*((name, "first") for name in names), ("trained", "sum")])
+    made = {name: found[f"{name}_first"] for name in names} | {"request_id": found["request_id"]}
+    made |= {"trained_step": made.pop("step"), "trained_tokens": found["trained_sum"]}
+    made |= {"join": pa.array([number] * len(found)), "why": pa.array([""] * len(found))}
+    made["untrained"] = pc.fill_null(made["untrained"], "")
+    trained = pc.if_else(pc.greater(pc.fill_null(made["trained_tokens"], 0), 0), "trained", "untrained")
+    made["fate"] = pc.if_else(pc.fill_null(made["validation"], False), "validated", trained)
+    kept = [field for field in SCHEMA if field.name in made]
+    return pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
 
 
-def _merge(own: dict[str, Any], changes: dict[str, Any]) -> None:
+def _merge(own: list[Any], changes: list[Any]) -> None:
     """Change a row; what a join said of the score stays."""
-    joined = own.get("join") is not None and changes.get("join") is None
-    for name, value in changes.items():
-        if value is None or (joined and name in ("score", "fate")):
-            continue
-        if name == "event" and own.get("event") not in (None, "begin"):
-            continue
-        own[name] = value
+    score, event = own[_SCORE], own[_EVENT]
+    joined = own[_JOIN] is not None
+    for at, value in enumerate(changes):
+        if value is not None:
+            own[at] = value
+    if joined:
+        own[_SCORE] = score
+    if event not in (None, "begin"):
+        own[_EVENT] = event
 
 
-def _changes(line: dict[str, Any], file: int) -> dict[str, Any]:
-    """Return the columns that a line gives."""
-    event, at = line["event"], float(line["at"])
-    made: dict[str, Any] = {
-        "request_id": str(line["request_id"]), "uid": str(line.get("uid") or ""),
-        "number": int(line.get("number") or 0),
-        "validation": bool(line.get("validation")), "step": int(line.get("step") or 0),
-        "rerolled_from": line.get("rerolled_from"), "file": file,
-    }  # fmt: skip
-    if event == "score":
-        score = line.get("score")
-        return made | {"score": None if score is None else float(score)}
+def _enter(changed: dict[str, list[Any]], line: dict[str, Any], file: int) -> None:
+    """Enter a line among changed conversations."""
+    request_id, event, at = line["request_id"], line["event"], float(line["at"])
+    score = line.get("score") if event == "score" else None
+    number = None if score is None else float(score)
+    row = changed.get(request_id)
+    if row is None:
+        row = changed[str(request_id)] = [None] * _WIDTH
+        row[: len(_NAMES)] = [line.get(name) for name in _NAMES]
+        row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
     if event == "begin":
-        return made | {"event": event, "began": at}
-    made |= {"event": event, "ended": at, "why": str(line.get("why") or "")}
-    if event in _OVER:
-        made |= {"offset": line.get("offset"), "place": line.get("place")} | _summary(line.get("summary") or {})
-    return made
+        row[_BEGAN] = at
+        row[_EVENT] = row[_EVENT] or event
+    elif event == "score":
+        row[_SCORE] = number
+    elif row[_EVENT] in (None, "begin"):
+        row[_ENDED], row[_EVENT], row[_WHY] = at, event, line.get("why") or ""
+        if event in _OVER:
+            row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
+            _summarize(row, line.get("summary") or {})
 
 
-def _of_record(placed: Placed, file: int) -> dict[str, Any]:
-    """Return the columns that a record without a line gives."""
+def _enter_record(changed: dict[str, list[Any]], placed: Placed, file: int) -> None:
+    """Enter a record without a line among changed conversations."""
     record = placed.record
-    made = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
-    made |= {"began": record["began"] or None, "ended": record["ended"] or None, "event": "end", "file": file}
-    return made | {"offset": placed.offset, "place": placed.place} | _summary(summary_of(record))
+    row = changed[record["request_id"]] = [None] * _WIDTH
+    row[: len(_NAMES)] = [record[name] for name in _NAMES]
+    row[_BEGAN], row[_ENDED], row[_EVENT], row[_WHY] = record["began"] or None, record["ended"] or None, "end", ""
+    row[_FILE], row[_OFFSET], row[_PLACE] = file, placed.offset, placed.place
+    _summarize(row, summary_of(record))
 
 
-def _summary(summary: dict[str, Any]) -> dict[str, Any]:
-    made = {name: summary.get(name) for name in _SUMMARY}
-    if (index := made["index"]) is not None and not isinstance(index, str):
-        made["index"] = orjson.dumps(index).decode()
-    return made
+def _summarize(row: list[Any], summary: dict[str, Any]) -> None:
+    row[_FIRST : _FIRST + len(_SUMMARY)] = [summary.get(name) for name in _SUMMARY]
+    if (index := row[_INDEX]) is not None and not isinstance(index, str):
+        row[_INDEX] = orjson.dumps(index).decode()
 
 
 _TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "why", "file", "join", "fate"]
@@ -361,11 +403,10 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
+def _table(rows: list[list[Any]]) -> pa.Table:
     """Return rows as a table; a value of another type is left out."""
     columns = []
-    for field in SCHEMA:
-        values = [row.get(field.name) for row in rows]
+    for field, values in zip(SCHEMA, zip(*rows, strict=True), strict=True):
         try:
             columns.append(pa.array(values, field.type))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
