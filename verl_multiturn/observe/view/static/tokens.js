@@ -1,4 +1,4 @@
-// Tokens: their columns, their text, and colours that are CSS highlights, so that 64,000 tokens are one text node.
+// Tokens: their columns, their text, and colours that are CSS highlights, so that a token needs no element of its own.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, number, shortNumber, visible } from "./lib.js";
 
 export const SOURCES = ["prompt", "sampled", "template", "observation", "injected", "earlier"];
@@ -114,23 +114,29 @@ export function paint(columns, colour) {
   return Array.from(values(columns), (value) => (Number.isNaN(value) ? "" : `${kind}${level(value)}`));
 }
 
-let painted = [];
-function highlight(node, starts, names, first, last) {
-  for (const name of painted) CSS.highlights.delete(name);
-  const ranges = new Map();
-  const base = starts[first];
+// Tokens in one text node. A browser keeps a node's colours in a list, and with all in one it would take seconds.
+const CHUNK = 512;
+
+// Colours tokens, and returns what takes the colours away again. Several texts of a page share the highlights.
+function highlight(element, starts, names, first, last) {
+  const added = [];
   for (let at = first; at < last; ) {
     const name = names[at];
     const from = at;
-    while (at < last && names[at] === name) at++;
+    const chunk = Math.floor((at - first) / CHUNK);
+    const end = Math.min(last, first + (chunk + 1) * CHUNK);
+    while (at < end && names[at] === name) at++;
+    const base = starts[first + chunk * CHUNK];
     if (!name || starts[at] === starts[from]) continue;
-    if (!ranges.has(name)) ranges.set(name, []);
-    ranges.get(name).push(new StaticRange({
+    const node = element.childNodes[chunk];
+    const range = new StaticRange({
       startContainer: node, startOffset: starts[from] - base, endContainer: node, endOffset: starts[at] - base,
-    }));
+    });
+    if (!CSS.highlights.has(name)) CSS.highlights.set(name, new Highlight());
+    CSS.highlights.get(name).add(range);
+    added.push([name, range]);
   }
-  for (const [name, own] of ranges) CSS.highlights.set(name, new Highlight(...own));
-  painted = [...ranges.keys()];
+  return () => added.forEach(([name, range]) => CSS.highlights.get(name)?.delete(range));
 }
 
 function tokenAt(starts, offset) {
@@ -168,22 +174,19 @@ export function Tokens({ columns, pieces, colour, from = 0, selected, onSelect, 
   const { text, starts } = useMemo(() => textOf(columns.ids, pieces), [columns, pieces]);
   const names = useMemo(() => paint(columns, colour), [columns, colour]);
   const last = Math.min(columns.ids.length, from + WINDOW);
-  const shown = text.slice(starts[from], starts[last]);
-  useLayoutEffect(() => {
-    const element = node.current;
-    const first = element.firstChild;
-    if (!first) return undefined;
-    if (compact) return addHighlight(first, starts, names, from, last);
-    highlight(first, starts, names, from, last);
-    return () => { for (const name of painted) CSS.highlights.delete(name); painted = []; };
-  }, [text, names, from, last]);
+  const chunks = useMemo(() => {
+    const made = [];
+    for (let at = from; at < last; at += CHUNK) made.push(text.slice(starts[at], starts[Math.min(last, at + CHUNK)]));
+    return made;
+  }, [text, from, last]);
+  useLayoutEffect(() => highlight(node.current, starts, names, from, last), [chunks, names]);
   useEffect(() => {
-    if (compact) return undefined;
-    const first = node.current.firstChild;
-    if (!first || selected === undefined || selected < from || selected >= last) return undefined;
+    if (compact || selected === undefined || selected < from || selected >= last) return undefined;
+    const chunk = Math.floor((selected - from) / CHUNK);
+    const base = starts[from + chunk * CHUNK];
     const range = new Range();
-    range.setStart(first, starts[selected] - starts[from]);
-    range.setEnd(first, starts[selected + 1] - starts[from]);
+    range.setStart(node.current.childNodes[chunk], starts[selected] - base);
+    range.setEnd(node.current.childNodes[chunk], starts[selected + 1] - base);
     CSS.highlights.set("selected", new Highlight(range));
     const box = range.getBoundingClientRect();
     const outer = node.current.getBoundingClientRect();
@@ -191,10 +194,11 @@ export function Tokens({ columns, pieces, colour, from = 0, selected, onSelect, 
       node.current.scrollTop += box.top - outer.top - outer.height / 2;
     }
     return () => CSS.highlights.delete("selected");
-  }, [selected, text, from]);
+  }, [selected, chunks]);
   const pick = (event) => {
     const found = document.caretPositionFromPoint?.(event.clientX, event.clientY);
-    if (found && found.offsetNode === node.current.firstChild) onSelect?.(tokenAt(starts, found.offset + starts[from]));
+    const chunk = found ? [...node.current.childNodes].indexOf(found.offsetNode) : -1;
+    if (chunk >= 0) onSelect?.(tokenAt(starts, found.offset + starts[from + chunk * CHUNK]));
   };
   const move = (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 25, ArrowUp: -25, PageDown: 250, PageUp: -250 }[event.key];
@@ -207,31 +211,12 @@ export function Tokens({ columns, pieces, colour, from = 0, selected, onSelect, 
     ? describe(columns, selected, text, starts, pieces) : null;
   return html`<div class="tokens-box">
     <pre class=${compact ? "tokens compact" : "tokens"} tabindex="0" ref=${node} onClick=${pick} onKeyDown=${move} role="textbox"
-      aria-readonly="true" aria-multiline="true" aria-label="tokens of the row">${shown}</pre>
+      aria-readonly="true" aria-multiline="true" aria-label="tokens of the row">${chunks}</pre>
     ${last < columns.ids.length && html`<p class="quiet">${shortNumber(columns.ids.length - last)} more tokens are not shown</p>`}
     ${!compact && html`<p class="token-facts" aria-live="polite">${told
       ? html`<code>${told.shown}</code> ${told.facts.map(([name, value]) => html`<span class="fact"><span class="name">${name}</span> ${value}</span>`)}`
       : html`<span class="quiet">click a token, or go through them with the arrow keys</span>`}</p>`}
   </div>`;
-}
-
-// Of several texts on one page each adds its ranges, and takes them away again.
-function addHighlight(node, starts, names, first, last) {
-  const added = [];
-  const base = starts[first];
-  for (let at = first; at < last; ) {
-    const name = names[at];
-    const from = at;
-    while (at < last && names[at] === name) at++;
-    if (!name || starts[at] === starts[from]) continue;
-    if (!CSS.highlights.has(name)) CSS.highlights.set(name, new Highlight());
-    const range = new StaticRange({
-      startContainer: node, startOffset: starts[from] - base, endContainer: node, endOffset: starts[at] - base,
-    });
-    CSS.highlights.get(name).add(range);
-    added.push([name, range]);
-  }
-  return () => added.forEach(([name, range]) => CSS.highlights.get(name)?.delete(range));
 }
 
 export function Legend({ colour }) {

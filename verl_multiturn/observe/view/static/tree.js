@@ -11,8 +11,8 @@ function Node({ record, number, children, onRow }) {
     <summary>completion ${number} ${generation.row === null
       ? html`<${Badge} text=${generation.cause || "in no row"} />`
       : html`<button onClick=${(event) => { event.preventDefault(); onRow(generation.row, generation.start); }}>row ${generation.row}</button>`}
-      <span class="quiet"> ${generation.prompt_tokens} → ${generation.tokens} tokens, ${visible(generation.finish)}</span>
-      ${request && html`<${Fact} name="request">${requests.indexOf(request)}, ${visible(request.protocol)}, after ${seconds(request.at - began)}</${Fact}>`}
+      <span class="quiet"> ${generation.prompt_tokens} → ${generation.tokens} tokens, ${visible(generation.finish)}${" "}</span>
+      ${request && html`<${Fact} name="request">${requests.indexOf(request)}, ${visible(request.protocol)}, after ${seconds(request.at - began)}</${Fact}>`}${" "}
       ${request && !request.delivered && html`<span class="badge bad">not delivered</span>`}
       ${generation.reward !== null && html`<${Fact} name="reward">${shortNumber(generation.reward)}</${Fact}>`}
       ${generation.summary && html`<span class="badge">summary</span>`}</summary>
