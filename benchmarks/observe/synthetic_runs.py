@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,20 @@ from verl_multiturn.records.writer import RecordWriter
 
 BEGAN = 1_790_000_000.0
 SOURCES = {"prompt": 0, "sampled": 1, "template": 2, "observation": 3}
+
+
+_AT_ONCE = 200
+"""Records of one writer: its queue is bounded, and here they come faster than from any engine."""
+
+
+def write_records(folder: Path, start: str, records: Sequence[dict[str, Any]]) -> None:
+    """Write records as a worker does."""
+    writer = RecordWriter(folder, start)
+    for record in records:
+        line = {key: record[key] for key in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
+        writer.begin({**line, "at": record["began"]})
+        writer.keep(lambda record=record: record, {**line, "at": record["ended"]})  # type: ignore[misc]
+    writer.close()
 
 
 @dataclass
@@ -192,12 +206,8 @@ class Run:
         folder.mkdir(parents=True)
         run = self.runs[0]
         (folder / f"run-{run['start']}.json").write_text(json.dumps(run))
-        writer = RecordWriter(folder, run["start"])
-        for record in self._found:
-            line = {key: record[key] for key in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
-            writer.begin({**line, "at": record["began"]})
-            writer.keep(lambda record=record: record, {**line, "at": record["ended"]})  # type: ignore[misc]
-        writer.close()
+        for begin in range(0, len(self._found), _AT_ONCE):
+            write_records(folder, run["start"], self._found[begin : begin + _AT_ONCE])
         (folder / "join").mkdir()
         table = self.joined()
         for line in self._steps:
@@ -429,6 +439,8 @@ def _record_of(
         "stop_reason": talk.stop,
         "valid": talk.valid,
         "void": talk.void,
+        "error": "",
+        "outages": [],
         "rows": [{"prompt_length": 20, "ids": ids, "logprobs": logprobs, "runs": runs, "images": []}],
         "generations": generations,
         "calls": calls,
@@ -437,6 +449,11 @@ def _record_of(
         "asked": 1,
         "generate_s": sum(talk.engine_s),
         "tools_s": sum(call.queue_s + call.seconds for call in talk.calls),
+        "interaction_s": 0.05 * len(replies),
+        "calc_rewards": {},
+        "score": 0.0,
+        "differences": [],
+        "time_up": None,
         "session": {"requests": [], "roots": 1, "end": talk.end} if size.task == "agent" else None,
         "timeline": spans,
     }
@@ -475,6 +492,3 @@ def _call(call: Called, turn: int, at: float) -> dict[str, Any]:
         "seconds": call.seconds,
         "at": at,
     }
-
-
-Plant = Callable[[], Fault]

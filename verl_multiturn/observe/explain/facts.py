@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from verl_multiturn.observe.joined import Joined
+from verl_multiturn.observe.spans import spans_of
 from verl_multiturn.observe.explain.lateness import critical_path
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
@@ -151,7 +152,9 @@ class Facts:
     """Entropies by step: `absolute` is their sum, `count` the number of tokens."""
     begun: dict[str, str]
     """Data row of each group that has a record, by its uid."""
-    timeline: bool
+    ends: dict[str, list[str]]
+    """Request ids by how their conversation ended, as the lines beside the records say: `end`, `drop`, `raise`, …"""
+    timeline: bool = False
     """Whether timelines were recorded."""
 
     @property
@@ -186,7 +189,10 @@ def read_facts(records: RunRecords) -> Facts:
     """
     joined = Joined(records.joined())
     scored: dict[str, tuple[float, float | None]] = {}
+    ends: dict[str, list[str]] = defaultdict(list)
     for line in records.lines():
+        if line.get("event") not in ("begin", "score"):
+            ends[str(line.get("event"))].append(line["request_id"])
         if line.get("event") == "score":
             scored[line["request_id"]] = number(line.get("at")), optional(line.get("score"))
     facts = Facts(
@@ -197,7 +203,7 @@ def read_facts(records: RunRecords) -> Facts:
         defaultdict(Drift),
         defaultdict(Drift),
         {},
-        False,
+        ends,
     )
     for record in records.records():
         talk = _talk(record, scored.get(record["request_id"]))
@@ -213,7 +219,7 @@ def _talk(record: dict[str, Any], scored: tuple[float, float | None] | None) -> 
     generations = record.get("generations") or []
     session = record.get("session")
     began, ended = number(record.get("began")), number(record.get("ended"))
-    spans = record.get("timeline") or []
+    spans = spans_of(record)
     if scored is not None and scored[0] > ended and not any(span.get("kind") == "reward" for span in spans):
         spans = [*spans, {"kind": "reward", "name": "", "start": ended, "end": scored[0]}] if spans else spans
     if spans:
