@@ -31,7 +31,8 @@ from typing import Any
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from benchmarks.synthetic_runs import BEGAN, Run, Size, write_records
+from benchmarks.synthetic_records import BEGAN, Size, write_records
+from benchmarks.synthetic_runs import Run
 from tests.support.sample_records import sample_record, sample_session
 from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
@@ -46,7 +47,14 @@ from verl_multiturn.records.rows import columns
 NOT_RUN = "not run"
 WITHIN_S = 1e-3
 PACKAGES = {"duckdb": ["duckdb", "pandas", "pyarrow"], "scout": ["inspect_scout"], "harbor": ["harbor"]}
-HOSTILE = ("\x00", "\u202e", "</script><script>alert(1)</script>", '<img src=x onerror="alert(1)">', "\ud83d", "\x1b[2J")
+HOSTILE = (
+    "\x00",
+    "\u202e",
+    "</script><script>alert(1)</script>",
+    '<img src=x onerror="alert(1)">',
+    "\ud83d",
+    "\x1b[2J",
+)
 
 DUCKDB = """
 import duckdb, json, sys
@@ -58,7 +66,9 @@ PANDAS = """
 import json, sys
 import pandas as pd
 table = pd.read_parquet(sys.argv[1])
-found = {name: float(sum(float(row.sum(dtype="float64")) for rows in table[name] for row in rows)) for name in sys.argv[2:]}
+def total(name):
+    return sum(float(row.sum(dtype="float64")) for rows in table[name] for row in rows)
+found = {name: total(name) for name in sys.argv[2:]}
 found |= {"tokens": sum(len(row) for rows in table["ids"] for row in rows), "conversations": len(table)}
 print(json.dumps(found))
 """
@@ -210,7 +220,9 @@ def _jq(folder: Path) -> dict[str, float]:
     add = "reduce inputs as $each ({}; reduce ($each | to_entries[]) as $one (.; .[$one.key] += $one.value))"
     paths = sorted(folder.glob("*.json"))
     each = "".join(
-        subprocess.run(["jq", "-c", program, *paths[begin : begin + 500]], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            ["jq", "-c", program, *paths[begin : begin + 500]], capture_output=True, text=True, check=True
+        ).stdout
         for begin in range(0, len(paths), 500)
     )
     total = subprocess.run(["jq", "-nc", add], input=each, capture_output=True, text=True, check=True)

@@ -31,7 +31,9 @@ def convert(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="A table in the columns of Inspect Scout's transcripts, with tokens.")
     ] = False,
-    atif: Annotated[bool, typer.Option("--atif", help="A file for each conversation in Harbor's format (ATIF).")] = False,
+    atif: Annotated[
+        bool, typer.Option("--atif", help="A file for each conversation in Harbor's format (ATIF).")
+    ] = False,
     otel: Annotated[
         bool, typer.Option("--otel", help="A file of OTLP traces, as JSON, after OpenTelemetry's GenAI conventions.")
     ] = False,

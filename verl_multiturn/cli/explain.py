@@ -58,7 +58,9 @@ def _show(findings: list[Finding], faults: list[str]) -> None:
     console.print(table if table.row_count else "no symptom was found in what was recorded")
     for each in findings:
         if each.kind == "unknown":
-            console.print(f"unknown: {each.symptom}: {printable(each.said)}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"unknown: {each.symptom}: {printable(each.said)}", markup=False, highlight=False, soft_wrap=True
+            )
     for fault in faults:
         console.print(f"not read: {printable(fault)}", markup=False, highlight=False, soft_wrap=True)
 

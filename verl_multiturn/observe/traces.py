@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_multiturn.chat.images import is_pil
+import orjson
+
+from verl_multiturn.calls.timeline import Timeline
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.describe import show
+from verl_multiturn.records import json_text
+from verl_multiturn.records.encode import Ended
+from verl_multiturn.records.json_text import dumps
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
@@ -55,9 +58,12 @@ class Span:
             yield from child.walk()
 
 
-@dataclass
-class Traced:
-    """A conversation whose trace is written. Its loop puts the outcome in; its worker says how it ended."""
+@dataclass(eq=False)
+class Followed:
+    """A conversation that began, for its record and its trace.
+
+    Its loop puts the outcome in; its worker says how it ended.
+    """
 
     uid: str
     """Id of its group."""
@@ -84,6 +90,15 @@ class Traced:
     """The other numbers of its reward function."""
     session: Any = None
     """RL-Insight's session of the conversation; None without it."""
+    request_id: str = ""
+    rerolled_from: str | None = None
+    """uid of the group in whose place its group was begun; None: none."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """What it waited for, and waits for now."""
+    known: Ended | None = None
+    """What its record is made of; None while it has not ended by itself."""
+    is_traced: bool = False
+    """Whether its trace is written."""
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -98,7 +113,7 @@ class Traced:
         }
 
 
-def trace_of(traced: Traced, decode: Decode | None = None) -> Span:
+def trace_of(traced: Followed, decode: Decode | None = None) -> Span:
     """Return the trace of a conversation that is over.
 
     Args:
@@ -213,27 +228,8 @@ def _nest(span: Span) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in types that every backend can store: JSON's, with text of whole characters.
-
-    An image becomes its size, a number that JSON does not have its name, any other value its `repr`, shortened.
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value).encode("utf-8", "replace").decode()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {plain(key) if isinstance(key, str) else show(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if is_pil(value):
-        return f"<image {value.width}×{value.height}>"
-    if callable(item := getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:  # a number of NumPy's
-        return plain(item())
-    return plain(show(value))
+    """Return a value in types that every backend can store; an image becomes its size."""
+    return orjson.loads(dumps(json_text.plain(value, lambda image: f"<image {image.width}×{image.height}>")))
 
 
 def chat_of(root: Span) -> list[dict[str, Any]]:

@@ -137,6 +137,21 @@ def test_conversations() -> None:
     assert found["tools_s/p50"] == 0.5
 
 
+def test_groups_that_teach_nothing() -> None:
+    def conversation(group: str, score: float, valid: bool = True) -> Stats:
+        return {**stats_of(outcome()), "group": group, "valid": valid, "conversation": {"rows": 1, "score": score}}
+
+    groups = {
+        "right": [1.0, 1.0], "wrong": [0.0, 0.0], "mixed": [1.0, 0.0], "rounded": [0.1 + 0.2, 0.3], "near": [0.3, 0.301],
+        "alone": [1.0],
+    }  # fmt: skip
+    stats = [conversation(group, score) for group, scores in groups.items() for score in scores]
+    assert aggregate(stats)["groups_equal"] == 3
+    # An invalid conversation is compared with none.
+    assert aggregate([*stats, conversation("right", 0.0, valid=False)])["groups_equal"] == 3
+    assert "groups_equal" not in aggregate([conversation("alone", 1.0), conversation("alone", 0.0, valid=False)])
+
+
 def test_calls_of_each_tool_and_of_all() -> None:
     statuses = [CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.BAD_ARGUMENTS, CallStatus.OVER_LIMIT]
     run = {"attempts": 1, "seconds": 1.0, "queue_s": 0.5}
@@ -378,7 +393,7 @@ def test_sessions_of_agents() -> None:
     made = outcome(stop=StopReason.AGENT_ERROR)
     places: list[int | str] = [0, "undelivered", "dropped_row", 1, "undelivered"]
     made.turns = [Turn(number, place=place) for number, place in enumerate(places)]
-    made.session = SessionReport(2, {"temperature": 3}, reward=0.0, stuck=True)
+    made.session = SessionReport(2, {"temperature": 3}, reward=0.0, end="stuck")
     other = outcome(stop=StopReason.FINISHED)
     other.turns = [Turn(0)]
     other.session = SessionReport(1, {"temperature": 1, "seed": 1})
@@ -412,10 +427,10 @@ def test_sessions_of_agents() -> None:
 
 
 def test_an_interaction_and_what_its_groups_begin_with() -> None:
-    having = outcome(interaction_s=2.0, opening="Go north?", score=3.0)
+    having = outcome(interaction_s=2.0, opening=CheckedReply("Go north?"), score=3.0)
     having.turns[0].reply = CheckedReply("a", reward=0.5, state="s", metrics={"length": 2})
     having.turns[1].reply = CheckedReply("b", state="s")
-    other = outcome(interaction_s=4.0, opening="Go south?", stop=StopReason.ENVIRONMENT_ERROR)
+    other = outcome(interaction_s=4.0, opening=CheckedReply("Go south?"), stop=StopReason.ENVIRONMENT_ERROR)
     stats = {f"{uid}_0_0": {**stats_of(having), "turns": [{"state": "s"}, {"state": "s"}]} for uid in "uv"}
     stats |= {"v_1_0": {**stats_of(other), "turns": []}}
     found = aggregate(conversations(keyed(stats)))

@@ -57,8 +57,8 @@ def _cuts(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "cut",
             kind,
-            f"{percent(found.last)} of the conversations at the end of the run ({percent(found.total)} of all) were cut "
-            f"by {reason}",
+            f"{percent(found.last)} of the conversations at the end of the run ({percent(found.total)} of all) were "
+            f"cut by {reason}",
             remedy,
             evidence,
             examples(talk.request_id for talk in reversed(cut)),
@@ -108,8 +108,8 @@ def _unrecorded(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "unrecorded",
             "unknown",
-            f"{dropped} of {dropped + ended} conversations left no record (disk full or too slow): all shares are of the "
-            "others",
+            f"{dropped} of {dropped + ended} conversations left no record (disk full or too slow): all shares are of "
+            "the others",
             "a faster or larger disk for record_dir, or record_share",
             {"dropped": dropped, "recorded": ended},
             examples(facts.ends["drop"]),

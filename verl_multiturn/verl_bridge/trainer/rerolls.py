@@ -25,6 +25,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_data, assign_non_tenso
 
 from verl_multiturn.rollout.staleness import Bound, to_reroll
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, get_prompts, list_prompts, put_tags
+from verl_multiturn.verl_bridge.names import REROLLED_FROM
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -39,15 +40,16 @@ class Rerolls:
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
-        self._rerolled = 0
+        self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        self._rerolled = 0
+        self.rerolled: dict[str, str] = {}
+        """uids of the step's groups that were begun anew, each with the new one."""
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metric."""
-        return {f"{ASYNC_PREFIX}rerolled": self._rerolled}
+        return {f"{ASYNC_PREFIX}rerolled": len(self.rerolled)}
 
     def run(self, trainer: Any) -> None:
         """Begin the late groups anew.
@@ -65,6 +67,7 @@ class Rerolls:
         uids = [str(uuid.uuid4()) for _ in late]
         step = trainer.global_steps
         assign_non_tensor_stack(prompts, "uid", uids)
+        assign_non_tensor_stack(prompts, REROLLED_FROM, late)
         assign_non_tensor_data(prompts, "global_steps", step)
         again = [
             {"is_prompt": True, "status": "pending", "global_steps": step, "rerolls": tags[uid].get("rerolls", 0) + 1}
@@ -72,5 +75,5 @@ class Rerolls:
         ]
         put_tags(uids, TRAIN, again)
         trainer._submit_batch_to_rollout(prompts)
-        self._rerolled += len(late)
+        self.rerolled |= zip(late, uids, strict=True)
         logger.info("step %d: %d late groups are begun anew: %s", step, len(late), ", ".join(late))

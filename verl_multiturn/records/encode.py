@@ -1,0 +1,281 @@
+"""`record_of`: the record of a conversation that ended (`schema.Record`), as a plain dictionary.
+
+    loop    `Ended`: references to what is known of it, made on the event loop in microseconds
+    thread  `record_of(ended)`: the record, which takes milliseconds
+
+Invariant: nothing changes what an `Ended` refers to once it is made, so that the thread may read it at any later time.
+A conversation's trajectories are sealed and its turns answered by then; `rollout`, `proxy` and `verl_bridge` copy what
+they change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_multiturn.certificate.receipts import Receipt
+from verl_multiturn.chat.images import is_pil
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
+from verl_multiturn.interactions.running.replies import CheckedReply
+from verl_multiturn.records.rows import row_of, version_runs
+from verl_multiturn.records.schema import SCHEMA
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request, SessionReport
+from verl_multiturn.rollout.turn import Turn
+from verl_multiturn.tools.calls.results import CallResult
+
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """What is known of a conversation, or of an agent's session, that ended."""
+
+    outcome: Outcome
+    """What became of it."""
+    generations: Sequence[Receipt]
+    """Receipts of what the engine returned, in the order of `outcome.turns`."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """verl's row: `raw_prompt`, `data_source`, `reward_model`, `extra_info`, `index`."""
+    request: Request | None = None
+    """What the row asked for; None for a session, whose agent asks."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters, under the engine's names."""
+    loop: str = ""
+    """Name of the agent loop."""
+    uid: str = ""
+    """verl's id of the group."""
+    number: int = 0
+    """Number of the conversation in its group (verl's `session_id`)."""
+    rerolled_from: str | None = None
+    """uid of the group in whose place this one was begun; None: none."""
+    validation: bool = False
+    step: int = 0
+    """Step of the trainer in which it was begun."""
+    began: float = 0.0
+    """Time (`time.time`) at which it began."""
+    ended: float = 0.0
+    """Time at which it had ended, before its reward was computed."""
+    void: bool = False
+    """Whether it has a void turn."""
+    timeline: Sequence[tuple[str, str, int | None, float, float]] = ()
+    """What happened when: kind, name, turn, start and end of each span (`schema.Span`)."""
+
+
+def record_of(ended: Ended) -> dict[str, Any]:
+    """Return the record of a conversation, in the form of `schema.Record`.
+
+    `json_text.plain` makes JSON's types of what rows, tools, interactions and agents gave, images among it.
+    """
+    outcome = ended.outcome
+    return {
+        "schema": SCHEMA,
+        "request_id": outcome.request_id,
+        "uid": ended.uid,
+        "number": ended.number,
+        "rerolled_from": ended.rerolled_from,
+        "validation": ended.validation,
+        "step": ended.step,
+        "loop": ended.loop,
+        "began": _time(ended.began),
+        "ended": _time(ended.ended),
+        "sample": _sample(ended),
+        "sampling": ended.sampling,
+        "stop_reason": str(outcome.stop_reason),
+        "valid": outcome.valid,
+        "void": ended.void,
+        "error": outcome.error,
+        "outages": outcome.outages,
+        "rows": [_row(row) for row in outcome.rows],
+        "generations": [
+            _generation(turn, receipt, outcome) for turn, receipt in zip(outcome.turns, ended.generations, strict=True)
+        ],
+        "calls": [call for turn in outcome.turns for call in _calls(turn)],
+        "replies": _replies(outcome),
+        "messages": outcome.messages,
+        "asked": outcome.asked,
+        "calc_rewards": outcome.calc_rewards,
+        "score": outcome.score,
+        "differences": [str(difference) for difference in outcome.differences],
+        "time_up": outcome.time_up,
+        "generate_s": _time(outcome.generate_s),
+        "tools_s": _time(outcome.tools_s),
+        "interaction_s": _time(outcome.interaction_s),
+        "session": None if outcome.session is None else _session(outcome.session),
+        "timeline": [
+            {"kind": kind, "name": name, "turn": turn, "start": _time(start), "end": _time(end)}
+            for kind, name, turn, start, end in ended.timeline
+        ],
+    }
+
+
+def _time(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _sample(ended: Ended) -> dict[str, Any]:
+    row, request = ended.row, ended.request
+    extra, model, source = (row.get(name) for name in ("extra_info", "reward_model", "data_source"))
+    index = row.get("index")
+    if index is None and isinstance(extra, Mapping):
+        index = extra.get("index")
+    interaction = None if request is None else request.interaction
+    return {
+        "index": index,
+        "data_source": None if source is None else str(source),
+        "ground_truth": model.get("ground_truth") if isinstance(model, Mapping) else None,
+        "extra_info": extra,
+        "messages": list(row.get("raw_prompt", ())) if request is None else request.messages,
+        "tools": [] if request is None else list(request.tools),
+        "tools_kwargs": {} if request is None else request.tools_kwargs,
+        "interaction": None if interaction is None else interaction.name,
+        "interaction_kwargs": {} if request is None else request.interaction_kwargs,
+    }
+
+
+def _row(row: ConversationRow) -> dict[str, Any]:
+    made = row.trajectory
+    columns = made.ids, made.mask, made.logprobs, made.versions, made.turn_ids, made.sources
+    return row_of(made.prompt_length, *columns, _images(row.images))
+
+
+def _images(images: Sequence[Any]) -> list[Any]:
+    """Return the images among what a tool or a row gave as such; the model was shown nothing else."""
+    return [image for image in images if is_pil(image)]
+
+
+def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any]:
+    """Return a generation. Its own columns are in it where its row does not hold its tokens."""
+    row = turn.place if isinstance(turn.place, int) else None
+    own = row is None or not turn.sampled
+    return {
+        "prompt_tokens": receipt.prompt_tokens,
+        "prompt_digest": receipt.prompt_digest,
+        "max_tokens": receipt.max_tokens,
+        "tokens": len(receipt.ids),
+        "finish": turn.finish,
+        "digest": receipt.digest,
+        "row": row,
+        "start": None if row is None else outcome.rows[row].trajectory.prompt_length + turn.start,
+        "cause": None if row is not None else turn.place,
+        "ids": receipt.ids if own else None,
+        "logprobs": receipt.logprobs if own else None,
+        "versions": version_runs(receipt.versions) if own else None,
+        "cached_tokens": turn.cached,
+        "parent": turn.parent,
+        "summary": turn.summary,
+        "state": turn.state,
+        "reward": None if turn.reward is None else float(turn.reward),
+        "text": None if turn.said is None else turn.said.content,
+        "asked_at": _time(turn.at - turn.seconds),
+        "at": _time(turn.at),
+    }
+
+
+def _calls(turn: Turn) -> list[dict[str, Any]]:
+    asked = {} if turn.said is None else {call.id: call for call in turn.said.calls}
+    return [_call(turn.number, call, asked.get(call.call_id)) for call in turn.calls]
+
+
+def _call(turn: int, call: CallResult, asked: ToolCall | MalformedCall | None) -> dict[str, Any]:
+    name: str = call.tool
+    arguments: Any = None
+    if isinstance(asked, MalformedCall):
+        name, arguments = "", asked.text
+    elif asked is not None:
+        name, arguments = asked.name, _arguments(asked.arguments)
+    return {
+        "turn": turn,
+        "id": call.call_id,
+        "tool": call.tool,
+        "name": name,
+        "arguments": arguments,
+        "status": str(call.status),
+        "text": call.text if call.whole is None else call.whole,
+        "images": _images(call.images),
+        "reward": float(call.reward),
+        "metrics": call.metrics,
+        "attempts": call.attempts,
+        "cached": call.cached,
+        "truncated": call.truncated,
+        "altered": call.altered,
+        "queue_s": _time(call.queue_s),
+        "seconds": _time(call.seconds),
+        "at": _time(call.at),
+    }
+
+
+def _arguments(text: str) -> Any:
+    """Return the arguments of a call as the object that they are; as their text where JSON would change them."""
+    try:
+        return json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=_small)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _small(digits: str) -> int:
+    if len(digits) > 20 or not -_LARGEST <= (number := int(digits)) <= _LARGEST:
+        raise ValueError("an integer of more than 64 bits")
+    return number
+
+
+def _replies(outcome: Outcome) -> list[dict[str, Any]]:
+    opening = [] if outcome.opening is None else [_reply(None, outcome.opening)]
+    return opening + [_reply(turn.number, turn.reply) for turn in outcome.turns if turn.reply is not None]
+
+
+def _reply(turn: int | None, reply: CheckedReply) -> dict[str, Any]:
+    return {
+        "turn": turn,
+        "text": reply.text,
+        "images": _images(reply.images),
+        "reward": reply.reward,
+        "done": reply.done,
+        "truncated": reply.truncated,
+        "state": reply.state,
+        "metrics": reply.metrics,
+        "at": _time(reply.at),
+    }
+
+
+def _session(session: SessionReport) -> dict[str, Any]:
+    """Return the part that only an agent's session has."""
+    known: list[int] = []
+    requests: list[dict[str, Any]] = []
+    for place, request in enumerate(session.requests):
+        # Most often it is the very list of an earlier request.
+        same = next((first for first in known if session.requests[first].tools == request.tools), None)
+        tools = list(request.tools) if same is None else same
+        if same is None:
+            known.append(place)
+        requests.append(
+            {
+                "at": _time(request.at),
+                "protocol": request.protocol,
+                "parent": request.parent,
+                "shared": request.shared,
+                "messages": request.messages,
+                "tools": tools if request.tools else None,
+                "wishes": request.wishes,
+                "generations": list(request.generations),
+                "delivered": request.delivered,
+                "order": request.order,
+                "refused": request.refused,
+            }
+        )
+    return {
+        "requests": requests,
+        "roots": session.roots,
+        "unenforced": session.unenforced,
+        "reward": None if session.reward is None else float(session.reward),
+        "by_id": session.by_id,
+        "end": session.end,
+        "problem": session.problem,
+    }
