@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planted_faults import FAULTS, STRAGGLERS
-from benchmarks.synthetic_runs import Run, Size
+from benchmarks.synthetic_records import Size
+from benchmarks.synthetic_runs import Run
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.finding import Finding
 from verl_multiturn.records.reader import Records

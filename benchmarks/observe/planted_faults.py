@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from benchmarks.synthetic_runs import Called, Fault, Played, Size
+from typing_extensions import override
+
+from benchmarks.synthetic_records import Called, Played, Size
+from benchmarks.synthetic_runs import Fault
 
 
 def _fails(talk: Played, draw: random.Random, share: float, status: str, text: str, seconds: float = 0.05) -> None:
@@ -26,6 +29,7 @@ class GroupsWrong(Fault):
 
     symptom = "groups_wrong"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if not talk.validation and talk.row % 4:
             _wrong(talk, draw)
@@ -36,6 +40,7 @@ class GroupsRight(Fault):
 
     symptom = "groups_right"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         talk.right = draw.random() < 0.99
         talk.answer = talk.truth if talk.right else "2000"
@@ -46,6 +51,7 @@ class CutByLength(Fault):
 
     symptom = "cut"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 0.35:
             talk.stop, talk.right, talk.answer = "response_length", False, ""
@@ -54,6 +60,7 @@ class CutByLength(Fault):
 class CutByTurns(CutByLength):
     """Half of the conversations uses up its turns."""
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 0.5:
             talk.stop, talk.right, talk.answer = "max_assistant_turns", False, ""
@@ -64,6 +71,7 @@ class Malformed(Fault):
 
     symptom = "calls_malformed"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         _fails(talk, draw, 0.4, "malformed", "The call could not be read.")
 
@@ -73,6 +81,7 @@ class Unknown(Fault):
 
     symptom = "calls_unknown"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         _fails(talk, draw, 0.3, "unknown_tool", "There is no such tool.")
 
@@ -82,6 +91,7 @@ class Failing(Fault):
 
     symptom = "calls_fail"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if talk.progress > 0.5:
             _fails(talk, draw, 0.4, "error", "ServerError: 500")
@@ -92,6 +102,7 @@ class Late(Fault):
 
     symptom = "calls_late"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         _fails(talk, draw, 0.25, "timeout", "No answer in time.", 10.0)
 
@@ -101,6 +112,7 @@ class Refused(Fault):
 
     symptom = "calls_refused"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         _fails(talk, draw, 0.3, "bad_arguments", "expression: expected a text")
 
@@ -110,6 +122,7 @@ class Waiting(Fault):
 
     symptom = "calls_wait"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         for call in talk.calls:
             call.queue_s = 4.0 * draw.lognormvariate(0.0, 0.3)
@@ -120,6 +133,7 @@ class Vanishing(Fault):
 
     symptom = "calls_vanish"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 2.2 * talk.progress - 0.4:
             talk.calls = []
@@ -131,6 +145,7 @@ class OneAnswer(Fault):
 
     symptom = "one_answer"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 1.4 * talk.progress - 0.2:
             talk.answer, talk.right = "42", False
@@ -141,6 +156,7 @@ class Guesses(Fault):
 
     symptom = "guesses"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < talk.progress:
             count = draw.randint(5, 8)
@@ -154,6 +170,7 @@ class ValidationBehind(Fault):
 
     symptom = "validation_behind"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if talk.validation:
             talk.right = draw.random() < 0.1
@@ -165,6 +182,7 @@ class EntropyFalls(Fault):
 
     symptom = "entropy"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         talk.right = draw.random() < 0.4
         talk.answer = talk.truth if talk.right else str(draw.randint(2000, 9999))
@@ -176,6 +194,7 @@ class Drifting(Fault):
 
     symptom = "drift"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         talk.drift = [drift if turn < 1 else 0.3 for turn, drift in enumerate(talk.drift)]
 
@@ -185,9 +204,11 @@ class Stale(Fault):
 
     symptom = "stale"
 
+    @override
     def plan(self, size: Size) -> None:
         size.mode = "separate_async"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         talk.too_old = 1.0 if draw.random() < 0.3 else 0.0
 
@@ -195,9 +216,11 @@ class Stale(Fault):
 class _Groups(Fault):
     entry = ""
 
+    @override
     def plan(self, size: Size) -> None:
         size.mode = "separate_async"
 
+    @override
     def finish(self, step: dict[str, Any], groups: list[tuple[str, list[Played]]], draw: random.Random) -> None:
         lost = [(uid, group) for uid, group in groups if draw.random() < 0.35]
         uids = [uid for uid, _ in lost]
@@ -224,6 +247,7 @@ class Drowned(Fault):
 
     symptom = "reward_drowned"
 
+    @override
     def score(self, talk: Played, draw: random.Random) -> None:
         if not talk.validation:
             talk.parts["tool_score"] = draw.gauss(0.0, 5.0)
@@ -235,6 +259,7 @@ class Contradicting(Fault):
 
     symptom = "advantages_contradict"
 
+    @override
     def compare(self, group: list[Played], draw: random.Random) -> None:
         if draw.random() < 0.35:
             for talk in group:
@@ -246,9 +271,11 @@ class FailingAgents(Fault):
 
     symptom = "agents_fail"
 
+    @override
     def plan(self, size: Size) -> None:
         size.task = "agent"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 0.3:
             talk.end, talk.stop = "raised", "agent_error"
@@ -260,9 +287,11 @@ class InNoRow(Fault):
 
     symptom = "in_no_row"
 
+    @override
     def plan(self, size: Size) -> None:
         size.task = "agent"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         talk.lost = draw.randint(0, 2)
 
@@ -272,6 +301,7 @@ class RowsUnused(Fault):
 
     symptom = "rows_unused"
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if not talk.validation and talk.row % 5 == 0:
             talk.void, talk.untrained = True, "void"
@@ -283,6 +313,7 @@ class _Straggler(Fault):
     seconds = 30.0
     """Seconds that one conversation of every second step loses."""
 
+    @override
     def play(self, talk: Played, draw: random.Random) -> None:
         if talk.number == 3 and talk.step % 2 and talk.row % 16 == 5 and not talk.validation:
             self.delay(talk)
@@ -296,6 +327,7 @@ class LateEngine(_Straggler):
 
     part = "engine"
 
+    @override
     def delay(self, talk: Played) -> None:
         talk.engine_s[-1] += self.seconds
 
@@ -305,6 +337,7 @@ class LateTool(_Straggler):
 
     part = "tool calculator"
 
+    @override
     def delay(self, talk: Played) -> None:
         _with_call(talk).seconds += self.seconds
 
@@ -314,6 +347,7 @@ class LateQueue(_Straggler):
 
     part = "queue calculator"
 
+    @override
     def delay(self, talk: Played) -> None:
         _with_call(talk).queue_s += self.seconds
 
@@ -323,6 +357,7 @@ class LateReward(_Straggler):
 
     part = "reward"
 
+    @override
     def delay(self, talk: Played) -> None:
         talk.reward_s += self.seconds
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,94 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.synthetic_records import AT_ONCE, BEGAN, Called, Played, Size, record_of, write_records
 from verl_multiturn.records import schema
-from verl_multiturn.records.writer import RecordWriter
-
-BEGAN = 1_790_000_000.0
-SOURCES = {"prompt": 0, "sampled": 1, "template": 2, "observation": 3}
-
-
-@dataclass
-class Size:
-    """How large a run is, and what it is about."""
-
-    steps: int = 20
-    groups: int = 16
-    size: int = 8
-    validated: int = 64
-    every: int = 5
-    task: str = "sums"
-    """`sums` (a calculator), `choice` (four answers, no tool), `game` (an interaction), `agent` (sessions)."""
-    noise: float = 1.0
-    """How much times and difficulties vary."""
-    speed: float = 1.0
-    """How fast it is learned."""
-    best: float = 0.97
-    """Share of right answers in the end."""
-    mode: str = "sync"
-    turns: int = 2
-    """Turns of a game."""
-    scale: float = 1.0
-    """What a right answer earns."""
-    floor: float = 0.0
-    """What a wrong answer earns."""
-    drift: float = 4e-7
-    """Mean |trainer - rollout log-probability| of a healthy token."""
-    start: float = 0.05
-    """Share of right answers in the beginning."""
-
-
-@dataclass
-class Called:
-    """A call on its way into a record."""
-
-    name: str
-    arguments: Any
-    text: str
-    status: str = "ok"
-    queue_s: float = 0.0
-    seconds: float = 0.05
-
-
-@dataclass
-class Played:
-    """What happened in a conversation: a fault may change any of it."""
-
-    step: int
-    progress: float
-    """How far the run is, from 0 to 1."""
-    row: int
-    truth: str
-    number: int
-    validation: bool
-    difficulty: float
-    right: bool
-    answer: str
-    calls: list[Called] = field(default_factory=list)
-    engine_s: list[float] = field(default_factory=list)
-    """Seconds of each generation."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens of each generation."""
-    reward_s: float = 0.02
-    stop: str = "finished"
-    valid: bool = True
-    void: bool = False
-    entropy: float = 0.4
-    drift: list[float] = field(default_factory=list)
-    """Drift of each turn."""
-    too_old: float = 0.0
-    """Share of its tokens that is too old."""
-    lost: int = 0
-    """Completions that nobody got."""
-    end: str = "returned"
-    """How an agent ended."""
-    parts: dict[str, float] = field(default_factory=dict)
-    score: float = 0.0
-    advantage: float = 0.0
-    joined: bool = True
-    untrained: str | None = None
-    said: list[str] = field(default_factory=list)
-    """What the model says in turns without calls, the last one's answer excepted."""
 
 
 class Fault:
@@ -192,12 +105,8 @@ class Run:
         folder.mkdir(parents=True)
         run = self.runs[0]
         (folder / f"run-{run['start']}.json").write_text(json.dumps(run))
-        writer = RecordWriter(folder, run["start"])
-        for record in self._found:
-            line = {key: record[key] for key in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
-            writer.begin({**line, "at": record["began"]})
-            writer.keep(lambda record=record: record, {**line, "at": record["ended"]})  # type: ignore[misc]
-        writer.close()
+        for begin in range(0, len(self._found), AT_ONCE):
+            write_records(folder, run["start"], self._found[begin : begin + AT_ONCE])
         (folder / "join").mkdir()
         table = self.joined()
         for line in self._steps:
@@ -279,10 +188,13 @@ class Run:
         if not right:
             talk.answer = _wrong(size.task, truth, draw)
         if size.task == "sums" and (right or draw.random() < 0.4):
-            talk.calls = [Called("calculator", {"expression": f"{own.randint(10, 999)} + {own.randint(10, 999)}"}, truth)]
+            talk.calls = [
+                Called("calculator", {"expression": f"{own.randint(10, 999)} + {own.randint(10, 999)}"}, truth)
+            ]
         if size.task == "game":
-            talk.said = [f"I {draw.choice(('go north', 'open the box', 'look', 'take the key', 'go back'))}, then {word}"
-                         for word in draw.sample("wait look sleep eat read push pull".split(), size.turns - 1)]  # fmt: skip
+            words = draw.sample(["wait", "look", "sleep", "eat", "read", "push", "pull"], size.turns - 1)
+            first = ("go north", "open the box", "look", "take the key", "go back")
+            talk.said = [f"I {draw.choice(first)}, then {word}" for word in words]
         turns = 1 + len(talk.calls) + len(talk.said)
         talk.tokens = [max(3, int(draw.lognormvariate(2.3, 0.3 * size.noise))) for _ in range(turns)]
         talk.engine_s = [0.3 + 0.04 * tokens * draw.lognormvariate(0.0, 0.15 * size.noise) for tokens in talk.tokens]
@@ -300,15 +212,13 @@ class Run:
     def _record(self, uid: str, talk: Played, began: float) -> float:
         """Write a conversation down, and return when it was over."""
         request_id = f"{uid}-{talk.number}"
-        record, ended = _record_of(uid, request_id, talk, began, self._size, self._numbers)
+        record, ended = record_of(uid, request_id, talk, began, self._size, self._numbers)
         over = ended + talk.reward_s
         self._found.append(record)
         named = {"request_id": request_id, "uid": uid, "number": talk.number, "step": talk.step}
         self._lines.append({"event": "begin", **named, "validation": talk.validation, "at": began})
         self._lines.append({"event": "end", **named, "validation": talk.validation, "at": ended})
-        self._lines.append(
-            {"event": "score", **named, "validation": talk.validation, "at": over, "score": talk.score}
-        )
+        self._lines.append({"event": "score", **named, "validation": talk.validation, "at": over, "score": talk.score})
         if talk.joined:
             for number, row in enumerate(record["rows"]):
                 self._rows.append(self._joined(record, number, row, talk))
@@ -316,7 +226,9 @@ class Run:
 
     def _joined(self, record: dict[str, Any], number: int, row: dict[str, Any], talk: Played) -> dict[str, Any]:
         sampled = len(row["logprobs"])
-        turns = np.repeat([run[3] for run in row["runs"] if run[4] == 1], [run[0] for run in row["runs"] if run[4] == 1])
+        turns = np.repeat(
+            [run[3] for run in row["runs"] if run[4] == 1], [run[0] for run in row["runs"] if run[4] == 1]
+        )
         old = min(sampled, round(talk.too_old * sampled))
         untrained = talk.untrained or ("too_old" if old else None)
         found: dict[str, Any] = {
@@ -358,123 +270,8 @@ def _truth(task: str, own: random.Random) -> str:
 
 
 def _wrong(task: str, truth: str, draw: random.Random) -> str:
-    return draw.choice([each for each in "ABCD" if each != truth]) if task == "choice" else str(int(truth) + draw.randint(1, 90))
-
-
-def _record_of(
-    uid: str, request_id: str, talk: Played, began: float, size: Size, numbers: np.random.Generator
-) -> tuple[dict[str, Any], float]:
-    told: list[dict[str, Any]] = [{"role": "user", "content": f"Task {talk.row}: what is it?"}]
-    spans: list[dict[str, Any]] = []
-    at = began
-    calls, replies, generations = [], [], []
-    ids, runs, logprobs = [1] * 20, [[20, 0, -1, 0, 0]], []
-    turns = max(len(talk.tokens), 1)
-    for turn in range(turns):
-        count = talk.tokens[turn]
-        took = talk.engine_s[turn]
-        spans.append({"kind": "generation", "name": "", "turn": turn, "start": at, "end": at + took})
-        generations.append(_generation(len(ids), count, len(ids), at, at + took, turn))
-        at += took
-        ids += [7] * count
-        runs.append([count, 1, talk.step, turn, 1])
-        logprobs += [round(float(each), 4) for each in -numbers.exponential(talk.entropy + 1e-3, count)]
-        if turn < len(talk.calls):
-            call = talk.calls[turn]
-            spans.append({"kind": "wait", "name": call.name, "turn": turn, "start": at, "end": at + call.queue_s})
-            at += call.queue_s
-            spans.append({"kind": "call", "name": call.name, "turn": turn, "start": at, "end": at + call.seconds})
-            at += call.seconds
-            calls.append(_call(call, turn, at))
-            told.append({"role": "assistant", "content": "", "tool_calls": [{"id": f"c{turn}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}]})  # fmt: skip
-            told.append({"role": "tool", "content": call.text, "tool_call_id": f"c{turn}"})
-        elif turn - len(talk.calls) < len(talk.said):
-            spans.append({"kind": "interaction", "name": "game", "turn": turn, "start": at, "end": at + 0.05})
-            at += 0.05
-            told.append({"role": "assistant", "content": talk.said[turn - len(talk.calls)]})
-            told.append({"role": "user", "content": "You did."})
-            replies.append({"turn": turn, "text": "You did.", "reward": 0.0, "at": at})
-        if turn < turns - 1:
-            ids += [9] * 4
-            runs.append([4, 0, -1, turn + 1, 3])
-    if talk.stop == "finished" or not talk.valid:
-        told.append({"role": "assistant", "content": f"Answer: {talk.answer}"})
-    for lost in range(talk.lost):
-        generations.append({**_generation(20, 30, None, at, at, turns + lost), "row": None, "cause": "undelivered"})
-    ended = at
-    spans.append({"kind": "reward", "name": "", "turn": None, "start": ended, "end": ended + talk.reward_s})
-    record = {
-        "schema": 2,
-        "request_id": request_id,
-        "uid": uid,
-        "number": talk.number,
-        "rerolled_from": None,
-        "validation": talk.validation,
-        "step": talk.step,
-        "loop": "multiturn_agent",
-        "began": began,
-        "ended": ended,
-        "sample": {
-            "index": talk.row,
-            "data_source": size.task,
-            "ground_truth": talk.truth,
-            "extra_info": {"index": talk.row},
-            "messages": told[:1],
-            "tools": ["calculator"] if size.task == "sums" else [],
-            "tools_kwargs": {},
-            "interaction": "game" if size.task == "game" else None,
-            "interaction_kwargs": {},
-        },
-        "sampling": {"temperature": 0.0 if talk.validation else 1.0},
-        "stop_reason": talk.stop,
-        "valid": talk.valid,
-        "void": talk.void,
-        "rows": [{"prompt_length": 20, "ids": ids, "logprobs": logprobs, "runs": runs, "images": []}],
-        "generations": generations,
-        "calls": calls,
-        "replies": replies,
-        "messages": told,
-        "asked": 1,
-        "generate_s": sum(talk.engine_s),
-        "tools_s": sum(call.queue_s + call.seconds for call in talk.calls),
-        "session": {"requests": [], "roots": 1, "end": talk.end} if size.task == "agent" else None,
-        "timeline": spans,
-    }
-    return record, ended
-
-
-def _generation(given: int, count: int, start: int | None, asked: float, at: float, turn: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": given,
-        "prompt_digest": "0" * 32,
-        "max_tokens": 256,
-        "tokens": count,
-        "finish": "stop",
-        "digest": "0" * 32,
-        "row": 0,
-        "start": start,
-        "cause": None,
-        "parent": turn - 1 if turn else None,
-        "asked_at": asked,
-        "at": at,
-    }
-
-
-def _call(call: Called, turn: int, at: float) -> dict[str, Any]:
-    readable = call.status != "malformed"
-    return {
-        "turn": turn,
-        "id": f"c{turn}",
-        "tool": call.name if readable and call.status != "unknown_tool" else "",
-        "name": call.name if readable else "",
-        "arguments": call.arguments,
-        "status": call.status,
-        "text": call.text,
-        "attempts": 1,
-        "queue_s": call.queue_s,
-        "seconds": call.seconds,
-        "at": at,
-    }
-
-
-Plant = Callable[[], Fault]
+    return (
+        draw.choice([each for each in "ABCD" if each != truth])
+        if task == "choice"
+        else str(int(truth) + draw.randint(1, 90))
+    )

@@ -21,8 +21,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
 from verl_multiturn.cli.view import view
@@ -52,7 +54,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (serve, index, retrieval_server, show, view):
+for command in (show, view, explain, convert, serve, index, retrieval_server):
     app.command()(command)
 console = Console()
 _DAY_S = 86_400.0
@@ -372,7 +374,7 @@ def verify(
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = damaged = 0
     try:
-        for path, place, verified, problem, is_torn in verify_files(files):
+        for path, place, verified, problem, _, is_torn in verify_files(files):
             if verified is None:
                 torn, damaged = torn + is_torn, damaged + (not is_torn)
                 console.print(f"{path}:{place}: not verified: {problem}", highlight=False, markup=False, soft_wrap=True)

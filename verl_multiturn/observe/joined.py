@@ -22,7 +22,11 @@ class Joined:
     def __init__(self, table: Any) -> None:
         table = table.combine_chunks()
         names = set(table.column_names)
-        plain = [name for name in ("request_id", "row", "step", "score", "parts", "trained", "untrained") if name in names]
+        plain = [
+            name
+            for name in ("request_id", "row", "uid", "validation", "step", "score", "parts", "trained", "untrained")
+            if name in names
+        ]
         self._plain = {name: table.column(name).to_pylist() for name in plain}
         self._lists = {name: _lists(table.column(name)) for name in _FLOATS if name in names}
         named = zip(self._plain.get("request_id", ()), self._plain.get("row", ()), strict=True)
@@ -30,6 +34,12 @@ class Joined:
 
     def __len__(self) -> int:
         return len(self._at)
+
+    @property
+    def trained_groups(self) -> int:
+        """Return the number of groups of the training, whether they have records or not."""
+        named = zip(self._plain.get("uid", ()), self._plain.get("validation", ()), strict=True)
+        return len({uid for uid, validation in named if not validation})
 
     def find(self, request_id: str, row: int) -> int | None:
         """Return the position of a row; None: it is not there."""

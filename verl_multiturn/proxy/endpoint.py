@@ -235,6 +235,7 @@ class Endpoint:
             by_id=end.result.by_id,
             end=end.kind,
             problem=end.problem,
+            requests=session.journal.requests(),
         )
         return outcome
 

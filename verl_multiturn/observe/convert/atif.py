@@ -57,11 +57,11 @@ def trajectory(record: dict[str, Any], source: Source) -> dict[str, Any]:
     sample = record.get("sample") or {}
     generations = record.get("generations") or []
     cached = [each["cached_tokens"] for each in generations if each.get("cached_tokens") is not None]
-    agent = {"name": record.get("loop") or "agent", "version": source.version}
+    agent: dict[str, Any] = {"name": record.get("loop") or "agent", "version": source.version}
     if source.model:
         agent["model_name"] = source.model
     if tools := source.schemas(sample.get("tools") or []):
-        agent["tool_definitions"] = tools  # type: ignore[assignment]
+        agent["tool_definitions"] = tools
     named = ("uid", "number", "validation", "step", "stop_reason", "valid", "void", "error", "sampling", "calc_rewards")
     ours = {name: record.get(name) for name in named}
     ours |= {"score": verdict.score, "score_parts": verdict.parts, "trained_step": verdict.step, "sample": sample}
@@ -137,7 +137,11 @@ def _asked(call: dict[str, Any], number: int, calls: dict[Any, dict[str, Any]]) 
 
 
 def _observe(
-    step: dict[str, Any], call_id: Any, text: str, asked: set[str], calls: dict[Any, dict[str, Any]]
+    step: dict[str, Any],
+    call_id: Any,
+    text: str | list[dict[str, Any]],
+    asked: set[str],
+    calls: dict[Any, dict[str, Any]],
 ) -> None:
     result: dict[str, Any] = {"content": text}
     if call_id is not None and str(call_id) in asked:

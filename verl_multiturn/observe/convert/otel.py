@@ -112,9 +112,7 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
     }
 
 
-def _span(
-    span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, Any], source: Source
-) -> dict[str, Any]:
+def _span(span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, Any], source: Source) -> dict[str, Any]:
     kind, name, turn = span["kind"], span.get("name") or "", span.get("turn")
     attributes: dict[str, Any] = {"verl_multiturn.kind": kind, "verl_multiturn.turn": turn}
     status: dict[str, Any] = {"code": _OK}
@@ -123,7 +121,11 @@ def _span(
         attributes |= _of_generation(record, turn, source)
     elif kind == "call":
         title = f"execute_tool {name}".rstrip()
-        attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, "gen_ai.tool.type": "function"}
+        attributes |= {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.tool.type": "function",
+        }
         if call is not None:
             attributes |= {
                 "gen_ai.tool.call.id": call.get("id"),
@@ -173,10 +175,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if role == "tool":
         parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
     elif isinstance(content, list):
-        parts += [
-            {"type": "text", "content": part["text"]} if isinstance(part, dict) and "text" in part else {"type": "blob", **(part if isinstance(part, dict) else {"content": part})}
-            for part in content
-        ]  # fmt: skip
+        parts += [_part(part) for part in content]
     elif content:
         parts.append({"type": "text", "content": content})
     for call in message.get("tool_calls") or ():
@@ -190,6 +189,13 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
             }
         )
     return {"role": role, "parts": parts}
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """Return a part of a content; an image is named by its digest, since records do not keep it."""
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return {"type": "text", "content": part["text"]}
+    return {"type": "text", "content": part if isinstance(part, str) else _json(part)}
 
 
 def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -82,13 +82,15 @@ class Source:
     def verdict(self, record: dict[str, Any]) -> Verdict:
         """Return what a conversation earned."""
         request_id = record["request_id"]
-        at = [at for row in range(len(record.get("rows") or [])) if (at := self._joined.find(request_id, row)) is not None]
+        at = [
+            at for row in range(len(record.get("rows") or [])) if (at := self._joined.find(request_id, row)) is not None
+        ]
         if not at:
             return Verdict(self._scores.get(request_id), {}, None, None)
-        score = self._joined.number("score", at[-1])
+        scores = [score for each in at if (score := self._joined.number("score", each)) is not None]
         trained = sum(int(self._joined.number("trained", each) or 0) for each in at)
         return Verdict(
-            self._scores.get(request_id) if score is None else score,
+            sum(scores) if scores else self._scores.get(request_id),
             self._joined.parts(at[-1]),
             self._joined.step(at[-1], int(record.get("step") or 0)),
             trained,

@@ -30,7 +30,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         "agents_fail",
         kind,
         f"{percent(found.total)} of the agents' sessions failed, most: {ends.most_common(1)[0][0]}",
-        "`problem` in the sessions of the examples; `verl-multiturn serve --agent` plays the agent against a scripted model",
+        "`problem` in the sessions of the examples; `verl-multiturn serve --agent` plays the agent against a scripted "
+        "model",
         {"share": round(found.total, 4), "share_by_window": found.shares, "by_end": dict(ends)},
         examples(talk.request_id for talk in reversed(failed)),
         max(found.total, found.last),

@@ -31,7 +31,9 @@ def _one_answer(facts: Facts) -> Iterator[Finding]:
     if not talks:
         return
     if not any(talk.truth for talk in talks):
-        yield Finding("one_answer", "unknown", "no ground truths were recorded, so answers cannot be compared with them")
+        yield Finding(
+            "one_answer", "unknown", "no ground truths were recorded, so answers cannot be compared with them"
+        )
         return
     with_truth = [talk for talk in talks if talk.truth]
     if sum(talk.answer == talk.truth for talk in with_truth) < _ANSWERS * len(with_truth):
@@ -58,11 +60,16 @@ def _one_answer(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "one_answer",
         "alarm" if kind == "alarm" else "note",
-        f"{answer!r} is the answer to {percent(share)} of {len(by_row)} rows at the end of the run, and is right for at "
-        f"most {percent(truth)}",
-        "look at the reward of these conversations: something pays for the answer, or nothing pays for another one; more "
-        "temperature, a KL term, or a reward that refuses it",
-        {"answer": answer, "share": round(share, 4), "share_of_most_frequent_truth": round(truth, 4), "rows": len(by_row)},
+        f"{answer!r} is the answer to {percent(share)} of {len(by_row)} rows at the end of the run, and is right for "
+        f"at most {percent(truth)}",
+        "look at the reward of these conversations: something pays for the answer, or nothing pays for another one; "
+        "more temperature, a KL term, or a reward that refuses it",
+        {
+            "answer": answer,
+            "share": round(share, 4),
+            "share_of_most_frequent_truth": round(truth, 4),
+            "rows": len(by_row),
+        },
         examples(talk.request_id for talk in reversed(last) if talk.answer == answer),
         share,
     )
@@ -88,8 +95,8 @@ def _guesses(facts: Facts) -> Iterator[Finding]:
         "guesses",
         "alarm" if alarm else "note",
         f"{percent(max(last, again[-1]))} of the conversations at the end of the run {what}",
-        "a try must cost something: fewer calls (max_tool_calls) or turns, a reward that falls with each, or a tool that "
-        "does not say whether a guess is right",
+        "a try must cost something: fewer calls (max_tool_calls) or turns, a reward that falls with each, or a tool "
+        "that does not say whether a guess is right",
         {
             "share_by_window": guessed,
             "share_of_repeated_calls_by_window": again,

@@ -33,8 +33,8 @@ _KINDS = (
         "calls_malformed",
         (CallStatus.MALFORMED,),
         "could not be read",
-        "compare multi_turn.format with the model's own (`verl-multiturn doctor --model`), or warm-start the model with "
-        "calls",
+        "compare multi_turn.format with the model's own (`verl-multiturn doctor --model`), or warm-start the model "
+        "with calls",
         is_service=False,
     ),
     _Bad(
@@ -133,9 +133,7 @@ def _waiting(facts: Facts) -> Iterator[Finding]:
             "waited_s": round(seconds, 3),
             "overloaded": sum(call.status == CallStatus.OVERLOADED for talk in hit for call in talk.calls),
         },
-        examples(
-            talk.request_id for talk in sorted(hit, key=lambda talk: -sum(call.queue_s for call in talk.calls))
-        ),
+        examples(talk.request_id for talk in sorted(hit, key=lambda talk: -sum(call.queue_s for call in talk.calls))),
         found.total,
     )
 

@@ -6,6 +6,7 @@ wrong at first is what training is for: there the last window counts.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -34,10 +35,7 @@ def windows(talks: Iterable[Talk], most: int = WINDOWS) -> list[list[Talk]]:
     steps = sorted(by_step)
     count = min(most, len(steps))
     bounds = [round(number * len(steps) / count) for number in range(count + 1)] if count else []
-    return [
-        [talk for step in steps[begin:end] for talk in by_step[step]]
-        for begin, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [[talk for step in steps[begin:end] for talk in by_step[step]] for begin, end in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,15 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "drift",
             "unknown",
-            "no old_log_probs were recorded (bypass mode, or no join), so the trainer cannot be compared with the engine",
+            "no old_log_probs were recorded (bypass mode, or no join), so the trainer cannot be compared with the "
+            "engine",
+        )
+        return
+    if not any(sums.absolute for sums in facts.drift.values()):
+        yield Finding(
+            "drift",
+            "unknown",
+            "the trainer's log-probabilities are the engine's own (bypass mode), so they cannot be compared",
         )
         return
     newest: dict[int, int] = {}
@@ -55,10 +63,10 @@ def find(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "drift",
         kind,
-        f"trainer and engine differ by {means[worst]:.3g} nats a token in turn {worst} (turn {min(means)}: {first:.3g}), "
-        f"{where}",
-        "the trainer computes another model, or other tokens, than the engine: the same dtype and attention on both sides, "
-        "weights that arrive (`verl-multiturn doctor --gpu`), and the template (`verl-multiturn verify`)",
+        f"trainer and engine differ by {means[worst]:.3g} nats a token in turn {worst} (turn {min(means)}: "
+        f"{first:.3g}), {where}",
+        "the trainer computes another model, or other tokens, than the engine: the same dtype and attention on both "
+        "sides, weights that arrive (`verl-multiturn doctor --gpu`), and the template (`verl-multiturn verify`)",
         {
             "mean_abs_by_turn": {str(turn): round(mean, 8) for turn, mean in means.items()},
             "mean_by_turn": {str(turn): round(by_turn[turn].signed / by_turn[turn].count, 8) for turn in means},

@@ -15,7 +15,7 @@ from verl_multiturn.observe.explain import (
     stragglers,
 )
 from verl_multiturn.observe.explain.facts import RunRecords, read_facts
-from verl_multiturn.observe.explain.finding import Finding, ranked
+from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding, ranked
 
 _FAMILIES = (groups, limits, calls, answers, learning, drift, lost, stragglers, rewards, agents)
 
@@ -27,4 +27,6 @@ def explain(records: RunRecords) -> list[Finding]:
         records: The run's records.
     """
     facts = read_facts(records)
+    if not facts.played:
+        return [Finding(symptom, "unknown", "no conversation was recorded") for symptom in SYMPTOMS]
     return ranked(finding for family in _FAMILIES for finding in family.find(facts))

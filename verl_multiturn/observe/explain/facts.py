@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verl_multiturn.observe.joined import Joined
 from verl_multiturn.observe.explain.lateness import critical_path
+from verl_multiturn.observe.joined import Joined
+from verl_multiturn.observe.spans import spans_of
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
 _LONGEST_ANSWER = 200
@@ -151,7 +152,11 @@ class Facts:
     """Entropies by step: `absolute` is their sum, `count` the number of tokens."""
     begun: dict[str, str]
     """Data row of each group that has a record, by its uid."""
-    timeline: bool
+    ends: dict[str, list[str]]
+    """Request ids by how their conversation ended, as the lines beside the records say: `end`, `drop`, `raise`, …"""
+    trained_groups: int = 0
+    """Groups of the join, whether they have records or not."""
+    timeline: bool = False
     """Whether timelines were recorded."""
 
     @property
@@ -186,7 +191,10 @@ def read_facts(records: RunRecords) -> Facts:
     """
     joined = Joined(records.joined())
     scored: dict[str, tuple[float, float | None]] = {}
+    ends: dict[str, list[str]] = defaultdict(list)
     for line in records.lines():
+        if line.get("event") not in ("begin", "score"):
+            ends[str(line.get("event"))].append(line["request_id"])
         if line.get("event") == "score":
             scored[line["request_id"]] = number(line.get("at")), optional(line.get("score"))
     facts = Facts(
@@ -197,7 +205,8 @@ def read_facts(records: RunRecords) -> Facts:
         defaultdict(Drift),
         defaultdict(Drift),
         {},
-        False,
+        ends,
+        joined.trained_groups,
     )
     for record in records.records():
         talk = _talk(record, scored.get(record["request_id"]))
@@ -213,7 +222,7 @@ def _talk(record: dict[str, Any], scored: tuple[float, float | None] | None) -> 
     generations = record.get("generations") or []
     session = record.get("session")
     began, ended = number(record.get("began")), number(record.get("ended"))
-    spans = record.get("timeline") or []
+    spans = spans_of(record)
     if scored is not None and scored[0] > ended and not any(span.get("kind") == "reward" for span in spans):
         spans = [*spans, {"kind": "reward", "name": "", "start": ended, "end": scored[0]}] if spans else spans
     if spans:
@@ -259,6 +268,7 @@ def _talk(record: dict[str, Any], scored: tuple[float, float | None] | None) -> 
 def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> None:
     """Add what the trainer made of a conversation's rows."""
     advantages: list[Any] = []
+    scores: list[float] = []  # of a conversation with several rows one row has the score, or each a part of it
     for number_of_row, row in enumerate(record.get("rows") or []):
         at = joined.find(talk.request_id, number_of_row)
         if at is None:
@@ -266,7 +276,7 @@ def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> N
         talk.joined = True
         talk.step = joined.step(at, talk.step)
         if (score := joined.number("score", at)) is not None:
-            talk.score = score
+            scores.append(score)
         talk.parts |= joined.parts(at)
         talk.trained += int(joined.number("trained", at) or 0)
         talk.untrained = joined.text("untrained", at) or talk.untrained
@@ -281,15 +291,21 @@ def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> N
             facts.entropy[talk.step].add(values[np.isfinite(values)])
         trainer = joined.floats("old_log_probs", at)
         if trainer is not None and not talk.validation and len(trainer) == len(turns):
-            rollout = np.array([number(each) for each in row.get("logprobs") or []])
+            rollout = np.array(
+                [number(each) for each in row.get("logprobs") or []], np.float32
+            )  # as the trainer has them
             if len(rollout) == len(trainer):
                 _add_drift(talk, trainer - rollout, turns, versions, facts.drift)
+    if scores:
+        talk.score = sum(scores)
     if advantages:
         values = np.concatenate(advantages)
         talk.advantage = float(values.mean()) if len(values) else None
 
 
-def _add_drift(talk: Talk, differences: Any, turns: Any, versions: Any, drift: dict[tuple[int, int, int], Drift]) -> None:
+def _add_drift(
+    talk: Talk, differences: Any, turns: Any, versions: Any, drift: dict[tuple[int, int, int], Drift]
+) -> None:
     is_number = np.isfinite(differences)
     keys = np.stack([turns, versions])
     for turn, version in np.unique(keys[:, is_number], axis=1).T.tolist():
@@ -328,7 +344,7 @@ def _answer(messages: Sequence[dict[str, Any]]) -> tuple[str, bool]:
     if not text:
         return "", False
     *before, said = _ANSWER.split(text[-100_000:])
-    return _plain_answer(said if said.strip() else text.splitlines()[-1]), bool(before)
+    return _plain_answer(said if before and said.strip() else text.splitlines()[-1]), bool(before)
 
 
 def _plain_answer(text: str) -> str:

@@ -18,10 +18,12 @@ Kind = Literal["alarm", "note", "unknown"]
 _LAYERS = (
     ("advantages_contradict", "drift", "reward_drowned"),
     ("calls_fail", "calls_late", "calls_malformed", "calls_unknown", "calls_refused", "calls_wait", "agents_fail"),
-    ("invalid", "cut", "evicted", "rerolled", "stale", "groups_failed", "in_no_row"),
+    ("raised", "invalid", "cut", "evicted", "rerolled", "stale", "groups_failed", "in_no_row"),
     ("calls_vanish", "one_answer", "guesses"),
     ("stragglers",),
-    ("validation_behind", "entropy", "rows_unused", "groups_right", "groups_wrong"),
+    ("groups_wrong", "groups_right"),
+    ("validation_behind", "entropy", "rows_unused"),
+    ("unrecorded",),
 )
 SYMPTOMS = tuple(name for layer in _LAYERS for name in layer)
 """Names of all symptoms; `docs/train/explain.md` has a paragraph for each."""

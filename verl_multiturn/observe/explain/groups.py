@@ -92,8 +92,8 @@ def _wrong(groups: Sequence[_Group], late: Sequence[_Group]) -> Iterator[Finding
         kind,
         f"{percent(share)} of the groups in the second half of the run ({percent(all_of)} of all) are all wrong, so "
         "that nothing is learned from them",
-        "give the model tasks that it solves sometimes: easier rows, more samples a prompt (rollout.n), a warm start, or "
-        "a reward for a part of the way; algorithm.filter_groups.enable draws others in their place",
+        "give the model tasks that it solves sometimes: easier rows, more samples a prompt (rollout.n), a warm start, "
+        "or a reward for a part of the way; algorithm.filter_groups.enable draws others in their place",
         {"share_second_half": round(share, 4), "share": round(all_of, 4), "groups": len(groups), "equal": len(wrong)},
         tuple(group.talks[0].request_id for group in wrong[-3:]),
         share,
@@ -117,7 +117,8 @@ def _right(
         "groups_right",
         kind,
         said,
-        "take harder rows, or end the run here; algorithm.filter_groups.enable draws others in the place of such groups",
+        "take harder rows, or end the run here; algorithm.filter_groups.enable draws others in the place of such "
+        "groups",
         {
             "share_first_steps": round(begin, 4),
             "share_last_quarter": round(share, 4),

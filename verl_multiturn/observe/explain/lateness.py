@@ -22,7 +22,7 @@ _SAME_S = 1e-4
 
 
 def part_of(kind: str, name: str) -> str:
-    """Return the part of the system that a span belongs to: `engine`, `queue NAME`, `tool NAME`, `reward`, and so on."""
+    """Return the part of the system that a span belongs to: `engine`, `queue NAME`, `tool NAME`, `reward` and so on."""
     part = _PARTS.get(kind, "tool" if kind == "call" else kind)
     return f"{part} {name}" if name and part in ("queue", "tool", "interaction") else part
 

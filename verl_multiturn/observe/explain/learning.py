@@ -72,8 +72,8 @@ def _validation(facts: Facts) -> Iterator[Finding]:
         "alarm",
         f"the training score rose from {first:.3f} to {last:.3f}, and the validation's went from {begin:.3f} to "
         f"{end:.3f} (best {best:.3f})",
-        "read conversations of the last validation beside trained ones: the reward is being gamed, the training rows are "
-        "learned by heart, or the validation samples otherwise than the training",
+        "read conversations of the last validation beside trained ones: the reward is being gamed, the training rows "
+        "are learned by heart, or the validation samples otherwise than the training",
         {
             "score_by_window": [round(_mean(part), 4) for part in parts],
             "validation": {str(step): round(value, 4) for step, value in means.items()},
@@ -87,12 +87,15 @@ def _entropy(facts: Facts) -> Iterator[Finding]:
     by_step = {step: sums.absolute / sums.count for step, sums in facts.entropy.items() if sums.count}
     if not by_step:
         metrics = ((step.get("step"), (step.get("metrics") or {}).get("actor/entropy")) for step in facts.steps)
-        by_step = {int(step): value for step, raw in metrics if step is not None and (value := optional(raw)) is not None}
+        by_step = {
+            int(step): value for step, raw in metrics if step is not None and (value := optional(raw)) is not None
+        }
     if len(by_step) < 2:
         yield Finding(
             "entropy",
             "unknown",
-            "no entropies of two steps were recorded: verl computes them with old_log_probs, which bypass mode leaves out",
+            "no entropies of two steps were recorded: verl computes them with old_log_probs, which bypass mode leaves "
+            "out",
         )
         return
     steps = sorted(by_step)
@@ -104,8 +107,8 @@ def _entropy(facts: Facts) -> Iterator[Finding]:
     scored = [talk for talk in facts.training if talk.score is not None and talk.valid]
     parts = windows(scored)
     if len(parts) < 2:
-        yield Finding("entropy", "unknown", f"the entropy fell from {first:.3f} to {last:.3f}; without scores of two steps "
-                      "it is not known whether anything was gained")  # fmt: skip
+        said = f"the entropy fell from {first:.3f} to {last:.3f}; without scores of two steps the gain is unknown"
+        yield Finding("entropy", "unknown", said)
         return
     scores = [talk.score for talk in scored if talk.score is not None]
     low, span = min(scores), (max(scores) - min(scores)) or 1.0
@@ -120,8 +123,8 @@ def _entropy(facts: Facts) -> Iterator[Finding]:
         "alarm" if alarm else "note",
         f"the entropy fell from {by_step[steps[0]]:.3f} to {by_step[steps[-1]]:.3f} nats a token, while the score went "
         f"from {means[0]:.3f} to {means[-1]:.3f}",
-        "the policy narrows without learning: a lower learning rate, a KL or entropy term, a higher clip_ratio_high, more "
-        "temperature"
+        "the policy narrows without learning: a lower learning rate, a KL or entropy term, a higher clip_ratio_high, "
+        "more temperature"
         if alarm
         else "nothing, as long as the score rises; more temperature where it stands still",
         {

@@ -1,4 +1,4 @@
-"""Conversations that a limit cut, and invalid ones, which are not trained on."""
+"""Conversations that a limit cut, invalid ones, those that raised, and those that left no record."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _OF_TURNS = (StopReason.MAX_ASSISTANT_TURNS, StopReason.MAX_USER_TURNS, StopReas
 _NOTE, _ALARM = 0.02, 0.1
 _ALARM_TURNS = 0.25
 """An episode may end with its turns. So more of them have to."""
+_RAISED = 0.01
 _INVALID = {
     StopReason.PROMPT_TOO_LONG: "a longer data.max_prompt_length, or leave such rows out (`verl-multiturn validate`)",
     StopReason.ENGINE_ERROR: "the engine's log in train.log, and its memory",
@@ -34,6 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Yield what limits and invalid conversations say."""
     yield from _cuts(facts)
     yield from _invalid(facts)
+    yield from _raised(facts)
+    yield from _unrecorded(facts)
 
 
 def _cuts(facts: Facts) -> Iterator[Finding]:
@@ -54,8 +57,8 @@ def _cuts(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "cut",
             kind,
-            f"{percent(found.last)} of the conversations at the end of the run ({percent(found.total)} of all) were cut "
-            f"by {reason}",
+            f"{percent(found.last)} of the conversations at the end of the run ({percent(found.total)} of all) were "
+            f"cut by {reason}",
             remedy,
             evidence,
             examples(talk.request_id for talk in reversed(cut)),
@@ -81,3 +84,34 @@ def _invalid(facts: Facts) -> Iterator[Finding]:
         examples(talk.request_id for talk in reversed(invalid) if talk.stop == most),
         found.total,
     )
+
+
+def _raised(facts: Facts) -> Iterator[Finding]:
+    raised = facts.ends.get("raise") or []
+    share = len(raised) / (len(raised) + len(facts.ends.get("end") or ()) + len(facts.ends.get("drop") or ()) or 1)
+    if not raised:
+        return
+    yield Finding(
+        "raised",
+        "alarm" if share >= _RAISED else "note",
+        f"{len(raised)} conversations ({percent(share)}) raised, and are in no batch",
+        "search train.log for Error: it is a mistake of an author, in a tool, an agent or a setting",
+        {"raised": len(raised), "share": round(share, 4)},
+        examples(raised),
+        share,
+    )
+
+
+def _unrecorded(facts: Facts) -> Iterator[Finding]:
+    dropped, ended = len(facts.ends.get("drop") or ()), len(facts.ends.get("end") or ())
+    if dropped:
+        yield Finding(
+            "unrecorded",
+            "unknown",
+            f"{dropped} of {dropped + ended} conversations left no record (disk full or too slow): all shares are of "
+            "the others",
+            "a faster or larger disk for record_dir, or record_share",
+            {"dropped": dropped, "recorded": ended},
+            examples(facts.ends["drop"]),
+            dropped / (dropped + ended),
+        )

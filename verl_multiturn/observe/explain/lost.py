@@ -61,9 +61,11 @@ def _groups(facts: Facts) -> Iterator[Finding]:
     if not facts.steps:
         if facts.mode != "sync":
             for symptom in ("rerolled", "evicted", "groups_failed"):
-                yield Finding(symptom, "unknown", "steps.jsonl was not recorded, so it is not known which groups were lost")
+                yield Finding(
+                    symptom, "unknown", "steps.jsonl was not recorded, so it is not known which groups were lost"
+                )
         return
-    trained = len({talk.uid for talk in facts.training if talk.joined})
+    trained = facts.trained_groups
     ids: dict[str, list[str]] = defaultdict(list)
     for talk in facts.training:
         ids[talk.uid].append(talk.request_id)
@@ -132,7 +134,8 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
         f"{percent(share)} of the tokens that the engine returned are in no row and are not trained on, most of them "
         f"{most}",
         {
-            "undelivered": "the agent's client gave up before the answer came: longer timeouts in the agent, no retries",
+            "undelivered": "the agent's client gave up before the answer came: longer timeouts in the agent, no "
+            "retries",
             "dropped_row": "the agent's prompts do not continue each other: a larger proxy.max_rows, or an agent that "
             "appends to its messages",
             "not_selected": "nothing, if proxy.select leaves them out on purpose",
@@ -145,7 +148,9 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
 
 def _rows(facts: Facts) -> Iterator[Finding]:
     if not any(talk.joined for talk in facts.training):
-        yield Finding("rows_unused", "unknown", "no join was recorded, so it is not known which data rows were trained on")
+        yield Finding(
+            "rows_unused", "unknown", "no join was recorded, so it is not known which data rows were trained on"
+        )
         return
     left_out = {
         uid for step in facts.steps for key in ("evicted", "rerolled", "filtered", "failed", "discarded")
@@ -166,10 +171,10 @@ def _rows(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "rows_unused",
         kind,
-        f"{len(unused)} of {len(by_row)} data rows ({percent(share)}) were played and never trained on, most because they "
-        f"were {causes.most_common(1)[0][0]}",
-        "look at these rows: a prompt that is too long, a tool that never answers it, or a void_turn_pattern that fits all "
-        "answers",
+        f"{len(unused)} of {len(by_row)} data rows ({percent(share)}) were played and never trained on, most because "
+        f"they were {causes.most_common(1)[0][0]}",
+        "look at these rows: a prompt that is too long, a tool that never answers it, or a void_turn_pattern that fits "
+        "all answers",
         {
             "rows": len(by_row),
             "unused": len(unused),
@@ -184,7 +189,8 @@ def _rows(facts: Facts) -> Iterator[Finding]:
 
 def _cause(talks: Sequence[Talk]) -> str:
     causes = Counter(
-        talk.untrained or ("not joined" if not talk.joined else "invalid" if not talk.valid else "without a trained token")
+        talk.untrained
+        or ("not joined" if not talk.joined else "invalid" if not talk.valid else "without a trained token")
         for talk in talks
     )
     return causes.most_common(1)[0][0]

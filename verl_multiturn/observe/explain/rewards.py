@@ -85,7 +85,9 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
     talks = [talk for talk in facts.training if talk.valid and talk.trained and talk.score is not None]
     if not any(talk.advantage is not None for talk in talks):
         yield Finding(
-            "advantages_contradict", "unknown", "no advantages were recorded, so they cannot be compared with the scores"
+            "advantages_contradict",
+            "unknown",
+            "no advantages were recorded, so they cannot be compared with the scores",
         )
         return
     groups: dict[str, list[Talk]] = defaultdict(list)
@@ -113,8 +115,8 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
         kind,
         f"in {len(against)} of {compared} groups ({percent(share)}) conversations with a higher score have a lower "
         "advantage",
-        "the estimator gets other scores, other groups or another order than the rewards: look at uid, at code of your own "
-        "that changes the batch, and at the estimator",
+        "the estimator gets other scores, other groups or another order than the rewards: look at uid, at code of your "
+        "own that changes the batch, and at the estimator",
         {"groups": len(against), "compared": compared, "share": round(share, 4), "estimator": estimator},
         examples(max(group, key=lambda talk: talk.score or 0.0).request_id for group in against),
         share,

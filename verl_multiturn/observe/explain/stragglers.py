@@ -43,8 +43,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         for step, talks in by_step.items()
     }
     by_part: dict[str, list[Late]] = defaultdict(list)
-    for each in late:
-        by_part[each.part].append(each)
+    for one in late:
+        by_part[one.part].append(one)
     waits = facts.mode in ("", "sync")
     for part, found in by_part.items():
         if finding := _of_part(part, found, steps_s, waits):
@@ -65,7 +65,9 @@ def _of_part(part: str, found: list[Late], steps_s: dict[int, float], waits: boo
         return None
     said = f"{part} made {len(found)} steps late by {lost:.1f} s in all, {percent(lost / total)} of their time; "
     said += f"most in step {worst.step}, by {worst.part_s:.1f} s"
-    remedy = _REMEDIES.get(part.split()[0], "look at the timeline of the examples (`verl-multiturn convert --perfetto`)")
+    remedy = _REMEDIES.get(
+        part.split()[0], "look at the timeline of the examples (`verl-multiturn convert --perfetto`)"
+    )
     if lost - slow > slow:
         said += "; mostly by longer answers"
         remedy = "the longest answers decide: a shorter max_response_length, over-sampling, or an asynchronous trainer"
@@ -82,7 +84,8 @@ def _of_part(part: str, found: list[Late], steps_s: dict[int, float], waits: boo
             "share_of_steps": round(lost / total, 4),
             "steps": len(found),
             "worst": [
-                {"step": each.step, "request": each.request_id, "seconds": round(each.part_s, 3)} for each in longest[:5]
+                {"step": each.step, "request": each.request_id, "seconds": round(each.part_s, 3)}
+                for each in longest[:5]
             ],
         },
         examples(each.request_id for each in longest),
