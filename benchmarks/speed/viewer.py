@@ -3,8 +3,8 @@
     python -m benchmarks.viewer [--count 1000000] [--folder DIR]
 
 It writes the lines of so many conversations of 64 files, with joins of 90 % of them, and 320 whole records. Then it
-starts `verl-multiturn view --follow` as a process, twice, and asks it as the page does. With Chromium it opens a page of
-3,200 conversations and a row of 64,000 tokens. The last line is one JSON object.
+starts `verl-multiturn view --follow` as a process, twice, and asks it as the page does. With Chromium it opens a page
+of 3,200 conversations and a row of 64,000 tokens. The last line is one JSON object.
 """
 
 from __future__ import annotations

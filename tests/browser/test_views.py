@@ -214,7 +214,7 @@ def test_colours_are_the_records_token_by_token(watched: Watched, exported: str,
         assert shown == expected_names(documents, request_id, colour)
 
 
-def test_64_000_tokens_need_no_elements_and_are_all_painted(watched: Watched, exported: str, documents: Documents) -> None:
+def test_64_000_tokens_need_no_elements(watched: Watched, exported: str, documents: Documents) -> None:
     page = watched.page
     page.goto(f"{exported}#talk?id=long&tab=row0&colour=source")
     page.locator(".tokens").wait_for()

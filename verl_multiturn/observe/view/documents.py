@@ -222,7 +222,7 @@ class Documents:
         """Return what runs now, by the workers' snapshots."""
         made = []
         for number, each in enumerate(self._each):
-            ended = {line["start"] for line in each.steps() if line.get("event") == "end"}
+            ended = {line["start"] for line in each.ends()}
             for shot in each.snapshots():
                 over = shot["file"].split("-", 1)[0] in ended
                 made.append({**shot, "dir": number, "over": over})

@@ -170,9 +170,9 @@ class Index:
             return
         number = self._number(path.name.removesuffix(LINES_END))
         changed: dict[str, list[Any]] = {}
-        count = 0
+        name, count = path.name, 0
         for at, text in _lines(path, start):
-            self._read[path.name] = at + len(text)
+            self._read[name] = at + len(text)
             try:
                 _enter(changed, orjson.loads(text), number)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -224,7 +224,7 @@ class Index:
         uids = pc.unique(open_ids["uid"])
         if not len(uids):
             return
-        steps, runs = self._records.steps(), self._records.runs
+        steps, runs = [*self._records.steps(), *self._records.ends()], self._records.runs
         starts = [name.start if (name := parse_name(join)) else "" for join in self._joins]
         for first in range(0, len(uids), _UIDS):
             some = uids.slice(first, _UIDS)
