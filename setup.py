@@ -26,6 +26,8 @@ setup(
     package_data={
         "verl_multiturn": [
             "cpu/stand_ins/sgl_kernel/*.py",
+            "observe/view/static/*",
+            "observe/view/static/vendor/*",
             "rollout/tiny_chat/*",
             "verl_bridge/compat/contract.tsv",
             "verl_bridge/startup/*.tsv",

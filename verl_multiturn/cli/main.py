@@ -21,10 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
+from verl_multiturn.cli.view import view
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.contract import (
     examine_interaction,
@@ -51,7 +54,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (serve, index, retrieval_server, show):
+for command in (show, view, explain, convert, serve, index, retrieval_server):
     app.command()(command)
 console = Console()
 _DAY_S = 86_400.0

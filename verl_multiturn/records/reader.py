@@ -112,6 +112,10 @@ class Records:
         if ends is None and file.is_packed:
             self._fault(file.path, None, f"{file.lines.name} is missing; conversations that left no record are unknown")
 
+    def placed_from(self, file: RecordFile, start: int) -> Iterator[Placed]:
+        """Yield the records of a file from a member's offset on."""
+        return self._read(file, start)
+
     def record(self, request_id: str) -> dict[str, Any]:
         """Return the record of a conversation.
 

@@ -1,0 +1,47 @@
+"""Whole runs: each fault is named first, and nothing alarms in a healthy run."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.explain import OTHER_SIZES, OTHER_TASKS
+from benchmarks.planted_faults import FAULTS, STRAGGLERS
+from benchmarks.synthetic_records import Size
+from benchmarks.synthetic_runs import Fault, Run
+from verl_multiturn.observe.explain.explanation import explain
+from verl_multiturn.records import schema
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: str(plant.__name__))
+def test_a_fault_is_named_first(plant: type[Fault]) -> None:
+    first = explain(Run(Size(), 11, plant()))[0]
+    assert (first.symptom, first.kind) == (plant.symptom, "alarm")
+    assert 1 <= len(first.requests) <= 3
+    assert first.remedy
+    assert first.evidence
+
+
+@pytest.mark.parametrize("plant", STRAGGLERS, ids=lambda plant: str(plant.__name__))
+def test_who_made_a_step_late_is_named_with_its_seconds(plant: type[Fault]) -> None:
+    fault = plant()
+    first = explain(Run(Size(), 12, fault))[0]
+    assert (first.symptom, first.kind, first.evidence["part"]) == ("stragglers", "alarm", fault.part)  # type: ignore[attr-defined]
+    assert all(27.0 < each["seconds"] < 33.0 for each in first.evidence["worst"])
+
+
+@pytest.mark.parametrize("size", [Size(), *OTHER_SIZES.values(), *OTHER_TASKS.values()], ids=repr)
+def test_nothing_alarms_in_a_healthy_run(size: Size) -> None:
+    assert [each.said for each in explain(Run(replace(size), 13)) if each.kind == "alarm"] == []
+
+
+def test_synthetic_records_have_the_form_of_records() -> None:
+    for task in ("sums", "game", "agent"):
+        run = Run(Size(steps=1, groups=1, size=2, validated=1, task=task, turns=3), 0)
+        for record in run.records():
+            schema.Record.model_validate(record)
+        for step in run.steps():
+            schema.StepLine.model_validate(step)
+        for line in run.lines():
+            schema.Line.model_validate(line)

@@ -1,0 +1,190 @@
+"""The index: what it reads, what it reads again, and what it says of what it cannot read."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verl_multiturn.observe.view.index as index_module
+import verl_multiturn.observe.view.table as table_module
+from tests.support.sample_records import BEGAN, sample_run
+from verl_multiturn.observe.view.index import NAME, Index
+from verl_multiturn.observe.view.query import parse
+from verl_multiturn.observe.view.table import Table
+from verl_multiturn.records.fates import count, fates_of
+from verl_multiturn.records.reader import Records
+
+START = "20261126T101500_5f3a2c"
+
+
+def index_of(folder: Path) -> Index:
+    made = Index(Records(folder))
+    made.refresh()
+    return made
+
+
+def rows(index: Index) -> dict[str, dict[str, Any]]:
+    return {row["request_id"]: row for row in index.table.to_pylist()}
+
+
+def lines_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.lines.jsonl")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    sample_run(tmp_path, steps=2, groups=2, size=4, start=START)
+    return tmp_path
+
+
+def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
+    row = rows(index_of(run))[f"{START}-t2-1-0"]
+    place = row.pop("offset"), row.pop("place")
+    assert place[0] > 0 or place[1] > 0
+    assert row == {
+        "request_id": f"{START}-t2-1-0", "uid": f"{START}-t2-1", "number": 0, "validation": False, "step": 2,
+        "rerolled_from": None, "began": BEGAN, "ended": BEGAN + 3.0, "event": "end", "why": "", "data_source": "sums",
+        "index": "7", "stop_reason": "finished", "valid": True, "rows": 1, "turns": 2, "calls": 1, "failed_calls": 0,
+        "prompt_tokens": 6, "response_tokens": 10, "sampled_tokens": 7, "seconds": 3.0, "generate_s": 2.0,
+        "tools_s": 0.5, "interaction_s": 0.0, "score": 1.0, "file": 0, "trained_step": 2, "update": 0,
+        "trained_tokens": 7, "untrained": "", "group_mean": 0.25, "group_std": 0.5, "join": 1, "fate": "trained",
+    }  # fmt: skip
+
+
+def test_fates_are_those_of_the_records(run: Path) -> None:
+    index = index_of(run)
+    assert Counter(row["fate"] for row in rows(index).values()) == count(fates_of(Records(run)))
+    assert Counter(row["fate"] for row in rows(index).values()) == {
+        "trained": 16,
+        "validated": 2,
+        "cut": 1,
+        "raised": 1,
+    }
+
+
+def test_fates_without_a_join(tmp_path: Path) -> None:
+    sample_run(tmp_path, start=START, join=False)
+    found = Counter(row["fate"] for row in rows(index_of(tmp_path)).values())
+    assert found == count(fates_of(Records(tmp_path)))
+
+
+def test_the_file_is_opened_again(run: Path) -> None:
+    index = index_of(run)
+    index.save()
+    again = Index(Records(run))
+    assert again.table == index.table
+    assert not again.refresh()
+
+
+@pytest.mark.parametrize("damage", ["shorter", "join", "strange", "version"])
+def test_an_index_that_does_not_fit_is_built_anew(run: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(index_of(run))
+    index_of(run).save()
+    if damage == "shorter":
+        lines = lines_file(run).read_bytes()
+        lines_file(run).write_bytes(lines[: lines.rindex(b'{"event":"begin"')])
+        del expected[f"{START}-raised"]
+    elif damage == "join":
+        for path in (run / "join").glob("validation*"):
+            path.rename(path.with_name(f"validation-7-{START}.parquet"))
+    elif damage == "strange":
+        (run / NAME).write_bytes(b"PAR1 and nothing else")
+    else:
+        monkeypatch.setattr(index_module, "_VERSION", "0")
+    assert len(Index(Records(run))) == 0
+    assert rows(index_of(run)).keys() == expected.keys()
+
+
+def test_only_what_was_appended_is_read(run: Path) -> None:
+    index = index_of(run)
+    line = {"event": "begin", "request_id": "new", "uid": "new", "number": 3, "step": 2, "at": BEGAN + 50}
+    with lines_file(run).open("a") as file:
+        file.write(json.dumps(line)[:20])
+    assert not index.refresh()
+    with lines_file(run).open("a") as file:
+        file.write(json.dumps(line)[20:] + "\n")
+    assert index.refresh()
+    assert rows(index)["new"]["fate"] == "open"
+    with lines_file(run).open("a") as file:
+        file.write(json.dumps({**line, "event": "cancel", "why": "cut", "at": BEGAN + 51}) + "\n")
+    assert index.refresh()
+    assert rows(index)["new"] | {"began": BEGAN + 50, "ended": BEGAN + 51, "fate": "cut"} == rows(index)["new"]
+    assert len(index) == 21
+
+
+def test_slices_and_parts_change_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(index_of(run))
+    for name, value in (("_SLICE", 3), ("_PART", 4), ("_BLOCK", 100), ("_UIDS", 1)):
+        monkeypatch.setattr(index_module, name, value)
+    assert rows(index_of(run)) == expected
+
+
+def test_strange_lines_cost_themselves_alone(run: Path) -> None:
+    path = lines_file(run)
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'{"event":"begin"\n{"event":"begin","request_id":"x"}\n\n[1]\n')
+        file.write(b'{"event":"end","request_id":"y","at":1,"summary":{"rows":"many","seconds":"inf"}}\n')
+    index = index_of(run)
+    assert [fault.split(" is left out")[0] for fault in index.faults] == [
+        f"{path}: the line at byte {size + at}" for at in (0, 17, 53)
+    ]
+    assert len(index) == 21
+    assert (rows(index)["y"]["rows"], rows(index)["y"]["seconds"]) == (None, float("inf"))
+
+
+def test_a_torn_join_costs_itself_alone(run: Path) -> None:
+    path = run / "join" / f"step-2-{START}.parquet"
+    path.write_bytes(path.read_bytes()[:-10]) if path.exists() else path.write_bytes(b"PAR1")
+    index = index_of(run)
+    (fault,) = index.faults
+    assert fault.startswith(f"{path}: the join is left out, it cannot be read")
+    assert len(index) == 20
+
+
+def test_records_without_lines_are_found(run: Path) -> None:
+    expected = rows(index_of(run))
+    lines_file(run).unlink()
+    found = rows(index_of(run))
+    assert found.keys() == {name for name, row in expected.items() if row["event"] == "end"}
+    assert {row["fate"] for row in found.values()} == {"trained", "validated"}
+    assert found[f"{START}-t1-0-0"]["sampled_tokens"] == 7
+
+
+def test_a_folder_of_schema_1(tmp_path: Path) -> None:
+    text = {"request_id": "old", "uid": "u", "stop_reason": "finished", "valid": True, "messages": [], "calls": []}
+    (tmp_path / "old.jsonl").write_text(json.dumps(text) + "\n")
+    index = index_of(tmp_path)
+    assert len(index) in (0, 1)  # what is too strange is told
+    assert len(index) or index._records.faults
+
+
+def test_pages_are_the_same_chosen_or_sorted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([index_of(run)])
+    for sort in ("score", "request_id", "seconds", "trained_step"):
+        for descending in (False, True):
+            chosen = table.page([], sort, descending, 3, 9)
+            with monkeypatch.context() as patch:
+                patch.setattr(table_module, "_FIRST", 0)
+                assert table.page([], sort, descending, 3, 9) == chosen
+    total, page = table.page(parse("fate=trained"), "number", True, 0, 5)
+    assert total == 16
+    assert [row["number"] for row in page] == [3, 3, 3, 3, 2]
+
+
+def test_rows_without_a_value_come_last(run: Path) -> None:
+    table = Table([index_of(run)])
+    for descending in (False, True):
+        _, page = table.page([], "score", descending, 0, 100)
+        assert [row["score"] for row in page][-2:] == [None, None]
+
+
+def test_a_conversation_is_found_by_its_id(run: Path) -> None:
+    table = Table([index_of(run)])
+    found = table.find(f"{START}-t1-1-3")
+    assert found is not None
+    assert (found["uid"], found["number"]) == (f"{START}-t1-1", 3)
+    assert table.find("nobody") is None

@@ -1,0 +1,68 @@
+"""`verl-multiturn convert`: writes a run's records in the forms of other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.observe.convert.atif import write_atif
+from verl_multiturn.observe.convert.otel import write_otel
+from verl_multiturn.observe.convert.parquet import write_parquet
+from verl_multiturn.observe.convert.perfetto import write_perfetto
+from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.records.reader import Records
+
+_WRITERS = {
+    "parquet": (write_parquet, "transcripts"),
+    "atif": (write_atif, "atif"),
+    "otel": (write_otel, "traces.jsonl"),
+    "perfetto": (write_perfetto, "perfetto.json"),
+}
+
+
+def convert(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its folder of records.")],
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="A table in the columns of Inspect Scout's transcripts, with tokens.")
+    ] = False,
+    atif: Annotated[
+        bool, typer.Option("--atif", help="A file for each conversation in Harbor's format (ATIF).")
+    ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="A file of OTLP traces, as JSON, after OpenTelemetry's GenAI conventions.")
+    ] = False,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="The timeline as a file for ui.perfetto.dev (Chrome's trace JSON).")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder to write into (`converted`, in the run's folder).")] = None,
+) -> None:
+    """Convert a run's records into what other programs read.
+
+    Nothing of the run is changed. The last line is a JSON object with the paths and the number of conversations.
+    """
+    chosen = {"parquet": parquet, "atif": atif, "otel": otel, "perfetto": perfetto}
+    try:
+        if not any(chosen.values()):
+            raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
+        records = Records(folder)
+        source = Source(records)
+        into = (folder if folder.is_dir() else folder.parent) / "converted" if out is None else out
+        written: dict[str, str] = {}
+        count = 0
+        for name in (name for name, is_chosen in chosen.items() if is_chosen):
+            write, place = _WRITERS[name]
+            count = write(source, into / place)
+            written[name] = str(into / place)
+    except MultiTurnError as error:
+        refuse(error)
+    except OSError as error:
+        fail(f"cannot write there ({error}); name another folder with --out", status=2)
+    for fault in records.faults:
+        print(f"not read: {fault!r}", file=sys.stderr)
+    print(json.dumps({"conversations": count, "faults": len(records.faults), **written}))

@@ -1,0 +1,42 @@
+"""Agents behind the endpoint that failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from verl_multiturn.observe.explain.courses import course
+from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.finding import Finding, examples, percent
+from verl_multiturn.rollout.limits import StopReason
+
+_FAILED = frozenset({"raised", "timed_out", "stuck", "failed"})
+_STOPS = (StopReason.AGENT_ERROR, StopReason.AGENT_FAILED)
+_NOTE, _ALARM = 0.02, 0.1
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Yield how agents failed."""
+    sessions = [talk for talk in facts.played if talk.agent_end is not None]
+    if not sessions:
+        return
+    found = course(sessions, lambda talk: (int(_failed(talk)), 1))
+    kind = found.kind(_NOTE, _ALARM, is_service=True)
+    if kind is None:
+        return
+    failed = [talk for talk in sessions if _failed(talk)]
+    ends = Counter(talk.agent_end or talk.stop for talk in failed)
+    yield Finding(
+        "agents_fail",
+        kind,
+        f"{percent(found.total)} of the agents' sessions failed, most: {ends.most_common(1)[0][0]}",
+        "`problem` in the sessions of the examples; `verl-multiturn serve --agent` plays the agent against a scripted "
+        "model",
+        {"share": round(found.total, 4), "share_by_window": found.shares, "by_end": dict(ends)},
+        examples(talk.request_id for talk in reversed(failed)),
+        max(found.total, found.last),
+    )
+
+
+def _failed(talk: Talk) -> bool:
+    return talk.agent_end in _FAILED or talk.stop in _STOPS

@@ -1,0 +1,32 @@
+"""`explain`: all findings about a run, what matters most first."""
+
+from __future__ import annotations
+
+from verl_multiturn.observe.explain import (
+    agents,
+    answers,
+    calls,
+    drift,
+    groups,
+    learning,
+    limits,
+    lost,
+    rewards,
+    stragglers,
+)
+from verl_multiturn.observe.explain.facts import RunRecords, read_facts
+from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding, ranked
+
+_FAMILIES = (groups, limits, calls, answers, learning, drift, lost, stragglers, rewards, agents)
+
+
+def explain(records: RunRecords) -> list[Finding]:
+    """Return what the records of a run show, what matters most first.
+
+    Args:
+        records: The run's records.
+    """
+    facts = read_facts(records)
+    if not facts.played:
+        return [Finding(symptom, "unknown", "no conversation was recorded") for symptom in SYMPTOMS]
+    return ranked(finding for family in _FAMILIES for finding in family.find(facts))

@@ -1,0 +1,135 @@
+"""Groups whose conversations all earned the same: they teach nothing, since their advantages are 0."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.finding import Finding, Kind, percent
+
+_FEWEST = 8
+_ALARM = 0.5
+_NOTE = 0.2
+
+
+@dataclass(frozen=True)
+class _Group:
+    step: int
+    talks: Sequence[Talk]
+    equal: bool
+    right: bool
+
+    @property
+    def wrong(self) -> bool:
+        return self.equal and not self.right
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Yield what groups that are all wrong or all right say."""
+    scored = [talk for talk in facts.training if talk.score is not None and talk.valid]
+    if not scored:
+        if facts.training:
+            for symptom in ("groups_wrong", "groups_right"):
+                yield Finding(symptom, "unknown", "no scores were recorded, so it is not known whether groups differ")
+        return
+    groups = groups_of(scored)
+    if len(groups) < _FEWEST:
+        return
+    steps = sorted({group.step for group in groups})
+    late = [group for group in groups if group.step >= steps[len(steps) // 2]]
+    yield from _wrong(groups, late)
+    early, end = _first(groups, steps), [group for group in groups if group.step >= steps[len(steps) * 3 // 4]]
+    resumed = bool(facts.runs and facts.runs[0].get("resumed_from"))
+    yield from _right(groups, early, end, resumed)
+
+
+def groups_of(talks: Sequence[Talk]) -> list[_Group]:
+    """Return the groups of two or more scored conversations.
+
+    A group is right where its reported `acc` is above 0; without one, where its score lies in the upper half of those
+    of the run, or above 0 in a run of one score.
+    """
+    scores = [talk.score for talk in talks if talk.score is not None]
+    low, high = min(scores), max(scores)
+    by_uid: dict[str, list[Talk]] = defaultdict(list)
+    for talk in talks:
+        by_uid[talk.uid].append(talk)
+    found = []
+    for group in by_uid.values():
+        own = [talk.score for talk in group if talk.score is not None]
+        if len(own) < 2:
+            continue
+        level = sum(own) / len(own)
+        accuracies = [talk.parts["acc"] for talk in group if "acc" in talk.parts]
+        if len(accuracies) == len(group):
+            right = sum(accuracies) / len(accuracies) > 0.5
+        else:
+            right = level > (low + high) / 2 if high - low > 1e-6 * max(1.0, abs(high)) else level > 0
+        equal = max(own) - min(own) <= 1e-6 * max(1.0, abs(high), abs(low))
+        found.append(_Group(max(talk.step for talk in group), group, equal, right))
+    return found
+
+
+def _first(groups: Sequence[_Group], steps: Sequence[int]) -> list[_Group]:
+    """Return the groups of the run's first tenth, and of so many steps that there are enough."""
+    for count in range(max(1, len(steps) // 10), len(steps) + 1):
+        found = [group for group in groups if group.step <= steps[count - 1]]
+        if len(found) >= _FEWEST:
+            return found
+    return list(groups)
+
+
+def _wrong(groups: Sequence[_Group], late: Sequence[_Group]) -> Iterator[Finding]:
+    share, all_of = _share(late, "wrong"), _share(groups, "wrong")
+    kind: Kind | None = "alarm" if share >= _ALARM else "note" if max(share, all_of) >= _NOTE else None
+    if kind is None:
+        return
+    wrong = [group for group in groups if group.wrong]
+    yield Finding(
+        "groups_wrong",
+        kind,
+        f"{percent(share)} of the groups in the second half of the run ({percent(all_of)} of all) are all wrong, so "
+        "that nothing is learned from them",
+        "give the model tasks that it solves sometimes: easier rows, more samples a prompt (rollout.n), a warm start, "
+        "or a reward for a part of the way; algorithm.filter_groups.enable draws others in their place",
+        {"share_second_half": round(share, 4), "share": round(all_of, 4), "groups": len(groups), "equal": len(wrong)},
+        tuple(group.talks[0].request_id for group in wrong[-3:]),
+        share,
+    )
+
+
+def _right(
+    groups: Sequence[_Group], early: Sequence[_Group], end: Sequence[_Group], resumed: bool
+) -> Iterator[Finding]:
+    begin, share = _share(early, "equal_right"), _share(end, "equal_right")
+    if begin >= _ALARM and not resumed:
+        kind: Kind = "alarm"
+        said = f"{percent(begin)} of the groups are all right from the first steps on: there was nothing to learn"
+    elif max(share, begin) >= _NOTE:
+        kind = "note"
+        said = f"{percent(share)} of the groups in the last quarter of the run are all right: little is left to learn"
+    else:
+        return
+    right = [group for group in groups if group.equal and group.right]
+    yield Finding(
+        "groups_right",
+        kind,
+        said,
+        "take harder rows, or end the run here; algorithm.filter_groups.enable draws others in the place of such "
+        "groups",
+        {
+            "share_first_steps": round(begin, 4),
+            "share_last_quarter": round(share, 4),
+            "groups": len(groups),
+            "equal": len(right),
+        },
+        tuple(group.talks[0].request_id for group in right[-3:]),
+        max(begin, share),
+    )
+
+
+def _share(groups: Sequence[_Group], what: str) -> float:
+    hits = sum(group.equal and group.right == (what == "equal_right") for group in groups)
+    return hits / max(1, len(groups))

@@ -1,0 +1,95 @@
+"""`Joined`: the trainer's side of a run, by request id and row, with its columns of tokens as arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+_FLOATS = ("advantages", "old_log_probs", "entropy", "untrained_tokens")
+
+
+class Joined:
+    """The rows of a join.
+
+    Args:
+        table: A table of `schema.JOINED`. Of a row that stands there twice, as in a step done again, the last counts.
+    """
+
+    def __init__(self, table: Any) -> None:
+        table = table.combine_chunks()
+        names = set(table.column_names)
+        plain = [
+            name
+            for name in ("request_id", "row", "uid", "validation", "step", "score", "parts", "trained", "untrained")
+            if name in names
+        ]
+        self._plain = {name: table.column(name).to_pylist() for name in plain}
+        self._lists = {name: _lists(table.column(name)) for name in _FLOATS if name in names}
+        named = zip(self._plain.get("request_id", ()), self._plain.get("row", ()), strict=True)
+        self._at = {key: at for at, key in enumerate(named)}
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def trained_groups(self) -> int:
+        """Return the number of groups of the training, whether they have records or not."""
+        named = zip(self._plain.get("uid", ()), self._plain.get("validation", ()), strict=True)
+        return len({uid for uid, validation in named if not validation})
+
+    def find(self, request_id: str, row: int) -> int | None:
+        """Return the position of a row; None: it is not there."""
+        return self._at.get((request_id, row))
+
+    def step(self, at: int, default: int) -> int:
+        """Return the step that trained a row."""
+        step = self._plain["step"][at]
+        return default if step is None else int(step)
+
+    def number(self, column: str, at: int) -> float | None:
+        """Return a finite number; None where there is none."""
+        value = self._plain[column][at] if column in self._plain else None
+        return None if value is None or not math.isfinite(value) else float(value)
+
+    def text(self, column: str, at: int) -> str | None:
+        """Return a text."""
+        return self._plain[column][at] if column in self._plain else None
+
+    def parts(self, at: int) -> dict[str, float]:
+        """Return the numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
+        text = self.text("parts", at)
+        if not text:
+            return {}
+        found: dict[str, float] = {}
+        with contextlib.suppress(ValueError, RecursionError):
+            _flatten("", json.loads(text), found)
+        return found
+
+    def floats(self, column: str, at: int) -> Any:
+        """Return a row's values of its tokens as an array; None where the trainer has none."""
+        if column not in self._lists:
+            return None
+        offsets, valid, values = self._lists[column]
+        return values[offsets[at] : offsets[at + 1]] if valid[at] else None
+
+
+def _lists(column: Any) -> tuple[Any, Any, Any]:
+    """Return offsets, which rows are not null, and all values of a column of lists."""
+    if column.num_chunks == 0:
+        return np.zeros(1, int), np.zeros(0, bool), np.zeros(0)
+    chunk = column.chunk(0)
+    values = chunk.values.to_numpy(zero_copy_only=False)
+    values = values.astype(np.int64 if values.dtype.kind == "i" else np.float64)
+    return chunk.offsets.to_numpy(), np.asarray(chunk.is_valid()), values
+
+
+def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _flatten(f"{prefix}/{key}" if prefix else str(key), item, found)
+    elif isinstance(value, int | float) and math.isfinite(value):
+        found[prefix] = float(value)

@@ -1,0 +1,87 @@
+"""The exported page: all that a filter leaves of some folders in one HTML file, opened from disk, without a server."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.view.documents import Documents, ids_of
+from verl_multiturn.observe.view.page import exported_page
+from verl_multiturn.records.json_text import dumps
+
+BLOCK = 32
+"""Conversations that are packed together: siblings share their prompt, and the page unpacks only what it shows."""
+
+
+def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
+    """Write the page, and return what is in it: its conversations and its size.
+
+    Args:
+        documents: What is shown.
+        file: The file, which is replaced.
+        where: Filter; "": all conversations.
+
+    Raises:
+        ConfigError: The filter cannot be read, it leaves nothing, or the file cannot be written.
+    """
+    data: dict[str, bytes] = {}
+    rows: list[dict[str, Any]] = []
+    order: list[int] = []
+    held: list[dict[str, Any]] = []
+    ids: dict[int, set[int]] = {number: set() for number in range(len(documents.folders))}
+    for row, record, joined in documents.every(where):
+        document = documents.document(row, record, joined)
+        rows.append(document.pop("row"))
+        order.append(row["at"])
+        held.append(document)
+        ids[row["dir"]] |= ids_of([record])
+        if len(held) == BLOCK:
+            data[f"data-{len(rows) // BLOCK - 1}"] = _packed(held)
+            held = []
+    if not rows:
+        raise ConfigError(f"no conversation holds {where!r}; give another --where, or none")
+    if held:
+        data[f"data-{len(rows) // BLOCK}"] = _packed(held)
+    for number, step, validation in sorted({_step_of(row) for row in rows}):
+        found = documents.step(number, step, validation, where)
+        data[f"step-{number}-{step}-{int(validation)}"] = _packed(found)
+    names = list(rows[0])
+    places = sorted(
+        range(len(rows)), key=order.__getitem__
+    )  # the table has the index's order, the blocks that of files
+    pieces = [None if (own := documents.pieces(number)) is None else own.of(ids[number]) for number in ids]
+    data["data-base"] = _packed(
+        {
+            "meta": documents.meta() | {"count": len(rows)},
+            "run": documents.run(),
+            "findings": documents.findings(),
+            "open": documents.open(),
+            "table": {"names": names, "columns": [[rows[at][name] for at in places] for name in names]},
+            "places": places,
+            "block": BLOCK,
+            "pieces": pieces,
+        }
+    )
+    text = exported_page(data, f"verl-multiturn: {', '.join(documents.meta()['dirs'])}")
+    half = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(file)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise ConfigError(
+            f"--export {str(file)!r} cannot be written ({error}); name a file in a folder that is there"
+        ) from None
+    return {"file": str(file), "conversations": len(rows), "bytes": file.stat().st_size}
+
+
+def _step_of(row: dict[str, Any]) -> tuple[int, int, bool]:
+    step = row["trained_step"] if row["trained_step"] is not None else row["step"]
+    return row["dir"], step, row["validation"]
+
+
+def _packed(value: Any) -> bytes:
+    return gzip.compress(dumps(value), 9, mtime=0)

@@ -1,0 +1,35 @@
+// A chart of uPlot, which draws by itself and is told of changes.
+import { html, useLayoutEffect, useRef } from "./lib.js";
+
+const LINES = ["#3b7dd8", "#d9663b", "#2f9e64", "#9c5cc4", "#b8860b", "#5b6b7b"];
+
+export function Chart({ title, series, onPick, range, height = 170 }) {
+  const box = useRef(null);
+  const steps = [...new Set(series.flatMap((each) => each.points.map(([step]) => step)))].sort((a, b) => a - b);
+  const key = JSON.stringify(series);
+  useLayoutEffect(() => {
+    const style = getComputedStyle(document.documentElement);
+    const [ink, grid] = [style.getPropertyValue("--quiet"), style.getPropertyValue("--line")];
+    const columns = series.map((each) => {
+      const values = new Map(each.points);
+      return steps.map((step) => values.get(step) ?? null);
+    });
+    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
+    const chart = new globalThis.uPlot({
+      width: box.current.clientWidth || 360, height, cursor: { y: false },
+      scales: { x: { time: false, range: steps.length < 2 ? [steps[0] - 1, steps[0] + 1] : undefined }, y: { range } },
+      legend: { live: true },
+      axes: [axis, { ...axis, size: 52 }],
+      series: [{ label: "step" }, ...series.map((each, at) => ({
+        label: each.name, stroke: LINES[at % LINES.length], width: 1.5, dash: each.dashed ? [5, 4] : undefined, spanGaps: true,
+        points: { show: steps.length < 40, size: 4 }, value: (_, value) => (value === null ? "" : String(Number(value.toPrecision(4)))),
+      }))],
+    }, [steps, ...columns], box.current);
+    const resized = () => chart.setSize({ width: box.current.clientWidth, height });
+    addEventListener("resize", resized);
+    const picked = () => onPick && chart.cursor.idx !== null && onPick(steps[chart.cursor.idx]);
+    chart.over.addEventListener("click", picked);
+    return () => { removeEventListener("resize", resized); chart.destroy(); };
+  }, [key]);
+  return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${box}></div></figure>`;
+}

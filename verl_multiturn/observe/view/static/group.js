@@ -1,0 +1,75 @@
+// A group: what its siblings have in common, and each from the first differing token on.
+import { html, addressOf, go, shortNumber, useLoaded, useMemo, visible, number, Badge, Fact, Waiting } from "./lib.js";
+import { source } from "./data.js";
+import { columnsOf, ColourChoice, Legend, Tokens, textOf } from "./tokens.js";
+
+const MOST = 64;
+
+async function load(uid, dir) {
+  const { rows, total } = await source.table({ where: `uid="${uid}" dir=${dir}`, sort: "number", limit: MOST });
+  const talks = [];
+  for (const row of rows) talks.push(await source.record(row.request_id));
+  return { total, talks };
+}
+
+// Returns the number of tokens that all first rows begin with.
+export function commonLength(lists) {
+  if (lists.length < 2) return 0;
+  let at = 0;
+  while (lists.every((ids) => at < ids.length && ids[at] === lists[0][at])) at++;
+  return at;
+}
+
+export function meanStd(values) {
+  if (!values.length) return [null, null];
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  if (values.length < 2) return [mean, null];
+  return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1))];
+}
+
+export function GroupView({ params, version }) {
+  const found = useLoaded(() => load(params.uid, params.dir || 0), [params.uid, params.dir, version]);
+  return html`<${Waiting} value=${found}>${found?.talks && html`<${Group} found=${found} params=${params} />`}</${Waiting}>`;
+}
+
+function Group({ found, params }) {
+  const with_ = found.talks.filter((talk) => talk.record && talk.record.rows.length);
+  const scores = found.talks.map((talk) => number(talk.row.score)).filter((score) => score !== null && !Number.isNaN(score));
+  const [mean, std] = meanStd(scores);
+  const [first] = found.talks;
+  const common = useMemo(() => commonLength(with_.map((talk) => talk.record.rows[0].ids)), [found]);
+  const colour = params.colour || "advantage";
+  const joined = with_.map((talk) => talk.joined[0]).find(Boolean) || null;
+  const steps = [...new Set(found.talks.map((talk) => talk.row.trained_step))].filter((step) => step !== null);
+  return html`<section>
+    <h2>group <code>${visible(params.uid)}</code></h2>
+    <p class="facts"><${Fact} name="conversations">${found.total}</${Fact}>
+      <${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>
+      ${std === 0 && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
+      ${first && html`<${Fact} name="data">${visible(first.row.data_source ?? "")} ${visible(first.row.index ?? "")}</${Fact}>`}
+      ${steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
+      ${found.total > MOST && html`<span class="quiet">the first ${MOST} are shown</span>`}</p>
+    <div class="bar"><${ColourChoice} colour=${colour} joined=${joined} onChange=${(name) => go("group", { ...params, colour: name })} />
+      <${Legend} colour=${colour} /></div>
+    ${common > 0 && html`<details><summary>the first ${shortNumber(common)} tokens are the same in all</summary>
+      <pre class="text">${textOf(with_[0].record.rows[0].ids.slice(0, common), with_[0].pieces).text}</pre></details>`}
+    ${found.talks.map((talk) => html`<${Sibling} key=${talk.row.request_id} talk=${talk} common=${common} colour=${colour} />`)}
+  </section>`;
+}
+
+function Sibling({ talk, common, colour }) {
+  const { row, record } = talk;
+  const joined = talk.joined.find((each) => each.row === 0) || null;
+  const columns = useMemo(() => (record && record.rows.length ? columnsOf(record.rows[0], joined) : null), [talk]);
+  const advantage = joined?.advantages?.length ? number(joined.advantages[0]) : null;
+  return html`<article class="sibling"><header>
+      <a href=${addressOf("talk", { id: row.request_id })}><b>${row.number}</b></a>
+      <${Fact} name="score">${row.score === null ? "none" : shortNumber(row.score, 4)}</${Fact}>
+      ${advantage !== null && html`<${Fact} name="advantage of the first token">${shortNumber(advantage, 3)}</${Fact}>`}
+      <${Badge} text=${row.fate} /><${Badge} text=${row.stop_reason} />
+      <span class="quiet">${row.turns} turns, ${row.calls} calls${row.failed_calls ? ` (${row.failed_calls} failed)` : ""}, ${shortNumber(row.response_tokens)} tokens</span></header>
+    ${columns && common < columns.ids.length
+      ? html`<${Tokens} columns=${columns} pieces=${talk.pieces} colour=${colour} from=${common} compact=${true} />`
+      : html`<p class="quiet">${record ? "it is the whole of what all have in common" : visible(row.why || "there is no record of it")}</p>`}
+  </article>`;
+}

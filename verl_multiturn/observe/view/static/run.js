@@ -1,0 +1,116 @@
+// A run, or two side by side: curves, equal groups, fates, findings, settings.
+import { html, addressOf, asText, clock, go, number, shortNumber, useLoaded, useMemo, useState, visible, Badge, Fact, Fragment, Text, Waiting } from "./lib.js";
+import { source } from "./data.js";
+import { Chart } from "./chart.js";
+
+const OWN = [["score", "mean_score"], ["response tokens", "mean_tokens"], ["seconds of a conversation", "mean_seconds"]];
+const OFTEN = ["actor/entropy", "actor/grad_norm", "actor/ppo_kl", "timing_s/step", "training/rollout_probs_diff_mean"];
+
+function points(steps, validation, value) {
+  return steps.filter((step) => step.validation === validation)
+    .map((step) => [step.step, value(step)])
+    .filter(([, given]) => typeof given === "number" && Number.isFinite(given));
+}
+
+function series(found, meta, value, validations = true) {
+  const several = found.dirs.length > 1;
+  return found.dirs.flatMap((dir, at) => [false, true].slice(0, validations ? 2 : 1).map((validation) => ({
+    name: `${several ? `${meta.dirs[at]} ` : ""}${validation ? "validation" : "training"}`, dashed: validation,
+    points: points(dir.steps, validation, value),
+  }))).filter((each) => each.points.length);
+}
+
+export function RunView({ params, meta, version }) {
+  const found = useLoaded(() => source.run(), [version]);
+  return html`<${Waiting} value=${found}>${found?.dirs && html`<${Run} found=${found} params=${params} meta=${meta} version=${version} />`}</${Waiting}>`;
+}
+
+function Run({ found, params, meta, version }) {
+  const names = useMemo(() => [...new Set(found.dirs.flatMap((dir) => dir.steps.flatMap((step) => Object.keys(step.metrics || {}))))].sort(), [found]);
+  const chosen = params.metrics === undefined ? OFTEN.filter((name) => names.includes(name)) : params.metrics.split(",").filter((name) => names.includes(name));
+  const [word, setWord] = useState("");
+  const dirOf = (step) => Math.max(0, found.dirs.findIndex((dir) => dir.steps.some((each) => each.step === step)));
+  const pick = (step) => go("step", { dir: dirOf(step), step });
+  const toggle = (name) => go("run", { ...params, metrics: (chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]).join(",") });
+  const share = (step) => (step.groups ? step.equal_groups / step.groups : NaN);
+  const charts = [...OWN.map(([title, name]) => [title, series(found, meta, (step) => number(step[name]))]),
+    ["share of groups with equal scores", series(found, meta, share, false), [0, 1]],
+    ...chosen.map((name) => [name, series(found, meta, (step) => number(step.metrics?.[name]))])];
+  return html`<section>
+    <${Starts} meta=${meta} />
+    <div class="charts">${charts.filter(([, lines]) => lines.length).map(([title, lines, range]) => html`<${Chart} key=${title} title=${title} series=${lines} range=${range} onPick=${pick} />`)}</div>
+    ${names.length > 0 && html`<details><summary>more curves (${names.length} metrics)</summary>
+      <input type="search" placeholder="part of a name" aria-label="part of a metric's name" value=${word} onInput=${(event) => setWord(event.target.value)} />
+      <div class="choices">${names.filter((name) => name.includes(word)).map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)}
+        onChange=${() => toggle(name)} /> ${visible(name)}</label>`)}</div></details>`}
+    <div class="columns">${found.dirs.map((dir, at) => html`<div>
+      ${found.dirs.length > 1 && html`<h2>${visible(meta.dirs[at])}</h2>`}
+      <${Fates} dir=${dir} at=${at} /><${Steps} dir=${dir} at=${at} /></div>`)}</div>
+    <${Findings} version=${version} />
+    ${found.dirs.length > 1 ? html`<${Differences} found=${found} meta=${meta} />` : html`<${Settings} dir=${found.dirs[0]} />`}
+  </section>`;
+}
+
+function Starts({ meta }) {
+  return html`<p class="facts">${meta.runs.map((run) => html`<${Fragment}>
+    <${Fact} name=${meta.dirs.length > 1 ? `start in ${visible(meta.dirs[run.dir])}` : "start"}>${clock(run.began)}</${Fact}>
+    ${run.resumed_from !== null && html`<${Fact} name="resumed from step">${run.resumed_from}</${Fact}>`}
+    <${Fact} name="versions">${visible(Object.entries(run.versions).map(([name, value]) => `${name} ${value}`).join(", "))}</${Fact}></${Fragment}>`)}
+    ${meta.runs.length === 0 && html`<span class="quiet">no run file: settings and versions are unknown</span>`}</p>`;
+}
+
+function Bars({ entries, total }) {
+  return html`<table class="plain bars">${entries.map(([name, count, where]) => html`<tr><td><a href=${addressOf("table", { where })}><${Badge} text=${name} /></a></td>
+    <td class="number">${shortNumber(count)}</td><td class="bar-cell"><progress max=${total} value=${count}></progress></td></tr>`)}</table>`;
+}
+
+function Fates({ dir, at }) {
+  const total = dir.fates.reduce((sum, each) => sum + each.count, 0);
+  const fates = (validation) => dir.fates.filter((each) => each.validation === validation)
+    .map((each) => [each.fate, each.count, `fate=${each.fate} validation=${validation} dir=${at}`]);
+  return html`<${Fragment}><h3>what became of ${shortNumber(total)} conversations</h3>
+    <${Bars} entries=${[...fates(false), ...fates(true)]} total=${total} />
+    <h3>why they ended</h3>
+    <${Bars} entries=${dir.stops.map((each) => [each.stop_reason, each.count, `stop_reason=${each.stop_reason} dir=${at}`])} total=${total} /></${Fragment}>`;
+}
+
+function Steps({ dir, at }) {
+  if (!dir.steps.length) return null;
+  return html`<details open=${dir.steps.length <= 30}><summary>steps (${dir.steps.length})</summary><div class="scroll"><table class="rows">
+    <thead><tr><th>step</th><th>conversations</th><th>mean score</th><th>groups</th><th>equal</th><th>all right</th><th>longest</th><th></th></tr></thead>
+    ${dir.steps.map((step) => html`<tr><td><a href=${addressOf("step", { dir: at, step: step.step, validation: step.validation ? 1 : undefined })}>${
+      step.validation ? "validation " : ""}${step.step}</a></td><td class="number">${shortNumber(step.count)}</td><td class="number">${shortNumber(step.mean_score, 4)}</td>
+      <td class="number">${step.groups}</td><td class="number">${step.equal_groups}</td><td class="number">${step.all_right}</td>
+      <td class="number">${step.max_seconds == null ? "" : step.max_seconds.toFixed(1)} s</td>
+      <td><a href=${addressOf("table", { where: `trained_step=${step.step} validation=${step.validation} dir=${at}` })}>conversations</a></td></tr>`)}</table></div></details>`;
+}
+
+function Findings({ version }) {
+  const found = useLoaded(() => source.findings(), [version]);
+  if (!found?.findings) return found?.said ? html`<p class="quiet">${visible(found.said)}</p>` : null;
+  return html`<section><h3>findings</h3>${found.findings.length === 0 && html`<p class="quiet">nothing was found</p>`}
+    ${found.findings.map((each) => html`<article class=${`finding ${each.kind}`}><header><span class=${`badge ${each.kind === "alarm" ? "bad" : ""}`}>${each.kind}</span>
+      ${" "}<b>${visible(each.symptom.replaceAll("_", " "))}</b></header><p>${visible(each.said)} ${visible(each.remedy)}</p>
+      ${each.requests.length > 0 && html`<p>${each.requests.map((id) => html`<a href=${addressOf("talk", { id })}>${visible(id)}</a> `)}</p>`}</article>`)}</section>`;
+}
+
+function Settings({ dir }) {
+  return html`<${Fragment}>${(dir.settings || []).map((run) => ["settings", "tools", "interactions", "schemas", "template"].filter((name) => run[name]
+    && Object.keys(run[name]).length).map((name) => html`<details><summary>${name} of ${visible(run.start)}</summary>
+      <${Text} text=${name === "template" ? run[name].text || asText(run[name]) : asText(run[name])} first=${20000} /></details>`))}</${Fragment}>`;
+}
+
+function flat(value, prefix, found) {
+  if (value && typeof value === "object") {
+    for (const [name, inner] of Object.entries(value)) flat(inner, prefix ? `${prefix}.${name}` : name, found);
+  } else found.set(prefix, JSON.stringify(value));
+  return found;
+}
+
+function Differences({ found, meta }) {
+  const each = found.dirs.map((dir) => flat((dir.settings || []).at(-1) || {}, "", new Map()));
+  const names = [...new Set(each.flatMap((own) => [...own.keys()]))].sort().filter((name) => new Set(each.map((own) => own.get(name))).size > 1);
+  return html`<details open><summary>settings that differ (${names.length})</summary><table class="plain">
+    <thead><tr><th></th>${meta.dirs.map((dir) => html`<th>${visible(dir)}</th>`)}</tr></thead>
+    ${names.slice(0, 500).map((name) => html`<tr><th>${visible(name)}</th>${each.map((own) => html`<td>${visible((own.get(name) ?? "–").slice(0, 300))}</td>`)}</tr>`)}</table></details>`;
+}

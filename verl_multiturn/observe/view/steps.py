@@ -1,0 +1,142 @@
+"""What the run's view and a step's timeline show: curves, equal groups, fates, and who made a step late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from verl_multiturn.observe.explain.lateness import critical_path, late_of_step
+from verl_multiturn.records.json_text import plain
+
+_SPANS = 400
+"""The most spans of a conversation in a step's timeline."""
+
+
+def steps_document(whole: pa.Table, number: int, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the steps of a folder: what the trainer said of each, and what its conversations say.
+
+    Args:
+        whole: The index.
+        number: Number of the folder in it.
+        lines: Its lines in `steps.jsonl`.
+    """
+    own = whole.filter(pc.equal(whole["dir"], number)) if pc.any(pc.not_equal(whole["dir"], number)).as_py() else whole
+    steps: dict[tuple[int, bool], dict[str, Any]] = {}
+    for line in lines:
+        if line.get("event") in ("step", "validation"):
+            key = (line["step"], line["event"] == "validation")
+            steps[key] = {**line, **_EMPTY}  # a step that was done again counts as it was the last time
+    for entry in _by_step(own):
+        key = (entry.pop("at"), entry["validation"])
+        steps[key] = {**steps.get(key, {"step": key[0], **_EMPTY}), **entry}
+    fates = [
+        {"fate": fate, "validation": validation, "count": count}
+        for fate, validation, count in _counted(own, ["fate", "validation"])
+    ]
+    stops = [
+        {"stop_reason": stop, "count": count} for stop, count in _counted(own, ["stop_reason"]) if stop is not None
+    ]
+    ordered = [steps[key] for key in sorted(steps)]
+    return plain({"steps": ordered, "fates": fates, "stops": stops})  # type: ignore[no-any-return]
+
+
+_EMPTY = {"count": 0, "mean_score": None, "groups": 0, "equal_groups": 0, "all_right": 0}
+
+
+def _counted(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
+    made = table.select(names).group_by(names).aggregate([([], "count_all")]).to_pydict()
+    return sorted(zip(*(made[name] for name in names), made["count_all"], strict=True), key=lambda row: -row[-1])
+
+
+def _by_step(own: pa.Table) -> list[dict[str, Any]]:
+    """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it."""
+    joined = pc.is_valid(own["trained_step"])
+    known = pc.unique(own["trained_step"].filter(joined))
+    own = own.filter(pc.or_(joined, pc.invert(pc.is_in(own["step"], known))))
+    score = pc.if_else(pc.is_nan(own["score"]), None, own["score"])
+    table = pa.table({
+        "at": pc.coalesce(own["trained_step"], own["step"]), "validation": own["validation"], "uid": own["uid"],
+        "score": score, "tokens": own["response_tokens"], "seconds": own["seconds"],
+    })  # fmt: skip
+    keys = ["at", "validation"]
+    sums = table.group_by(keys).aggregate(
+        [([], "count_all"), ("score", "mean"), ("tokens", "mean"), ("seconds", "mean"), ("seconds", "max")]
+    )
+    groups = table.group_by([*keys, "uid"]).aggregate([("score", "min"), ("score", "max"), ("score", "count")])
+    groups = groups.filter(pc.greater(groups["score_count"], 1))
+    equal = pc.equal(groups["score_min"], groups["score_max"])
+    groups = groups.append_column("equal", pc.cast(equal, pa.int32()))
+    right = pc.and_(equal, pc.greater_equal(groups["score_min"], 1.0))
+    groups = groups.append_column("right", pc.cast(right, pa.int32()))
+    by_groups = groups.group_by(keys).aggregate([([], "count_all"), ("equal", "sum"), ("right", "sum")])
+    found = {(row["at"], row["validation"]): row for row in by_groups.to_pylist()}
+    made = []
+    for row in sums.to_pylist():
+        own_groups = found.get((row["at"], row["validation"]), {})
+        made.append({
+            "at": row["at"], "validation": row["validation"], "count": row["count_all"],
+            "mean_score": row["score_mean"],
+            "mean_tokens": row["tokens_mean"], "mean_seconds": row["seconds_mean"], "max_seconds": row["seconds_max"],
+            "groups": own_groups.get("count_all", 0), "equal_groups": own_groups.get("equal_sum", 0),
+            "all_right": own_groups.get("right_sum", 0),
+        })  # fmt: skip
+    return made
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What `late_of_step` needs of a conversation."""
+
+    request_id: str
+    began: float
+    ended: float
+    parts_s: dict[str, float]
+    generated: int
+
+
+def step_document(
+    step: int,
+    conversations: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None, float]],
+    lines: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the timeline of a step, and who made it late.
+
+    Args:
+        step: Number of the step.
+        conversations: Each one's row of the index, its record, and what has to be added to its times.
+        lines: What the trainer said of the step; the last line counts.
+    """
+    shown, timed = [], []
+    for row, record, offset in conversations:
+        spans = list((record or {}).get("timeline") or ())
+        began = row["began"] if record is None else record["began"]
+        ended = row["ended"] if record is None else record["ended"]
+        if began is None:
+            continue
+        over = max([ended or began, *(float(span["end"]) for span in spans)])
+        parts = critical_path(spans, began, over) if record is not None else {}
+        if record is not None and row["fate"] != "open":
+            generated = sum(each["tokens"] for each in record["generations"])
+            timed.append(_Timed(row["request_id"], began + offset, over + offset, parts, generated))
+        entry = {name: row[name] for name in ("request_id", "uid", "number", "score", "fate", "stop_reason")}
+        moved = [_moved(span, offset) for span in spans[:_SPANS]]
+        shown.append({
+            **entry, "began": began + offset, "ended": over + offset, "parts": parts, "spans": moved,
+            "cut_spans": max(0, len(spans) - _SPANS),
+        })  # fmt: skip
+    late = late_of_step(step, timed)
+    line = lines[-1] if lines else None
+    trainer = None if line is None else {name: line.get(name) for name in ("began", "ended", "phases")}
+    told = None if late is None else {name: getattr(late, name) for name in _LATE}
+    return plain({"step": step, "conversations": shown, "trainer": trainer, "late": told})  # type: ignore[no-any-return]
+
+
+_LATE = ("request_id", "part", "part_s", "seconds", "by_length")
+
+
+def _moved(span: Mapping[str, Any], offset: float) -> list[Any]:
+    return [span["kind"], span["name"], span["turn"], span["start"] + offset, span["end"] + offset]
