@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 @dataclass
@@ -81,3 +82,19 @@ def stood_still_s() -> float:
     if clock is None:
         return 0.0
     return clock.stopped_s + (asyncio.get_running_loop().time() - clock.since if clock.stops else 0.0)
+
+
+async def run_out() -> NoReturn:
+    """Let the time of the conversation that this task works for be up now, and wait for what follows from it.
+
+    Raises:
+        RuntimeError: The task works for no conversation whose time can be up.
+        asyncio.CancelledError: The time is up.
+    """
+    clock = _clock.get()
+    if clock is None or clock.over:
+        raise RuntimeError("there is no conversation whose time could be up")
+    loop = asyncio.get_running_loop()
+    clock.deadline.reschedule(loop.time())
+    await loop.create_future()
+    raise AssertionError("nothing ends this future")
