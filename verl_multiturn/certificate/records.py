@@ -12,7 +12,6 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,11 @@ def session_of(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
     The texts of all rows are in their token columns; the record's `messages` are those of the last row.
     """
     return {
-        **asdict(session),
+        "roots": session.roots,
+        "unenforced": session.unenforced,
+        "reward": session.reward,
+        "stuck": session.stuck,
+        "by_id": session.by_id,
         "completions": [
             {
                 "parent": turn.parent,

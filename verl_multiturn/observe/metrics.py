@@ -68,7 +68,7 @@ def stats_of(outcome: Outcome) -> Stats:
         "cache": (outcome.cache.given, outcome.cache.cached),
         "tools_s": outcome.tools_s,
         "interaction_s": outcome.interaction_s,
-        "opening": outcome.opening,
+        "opening": None if outcome.opening is None else outcome.opening.text,
         "replies": [(reply.reward, numbers_of(reply.metrics)) for reply in outcome.replies],
         "conversation_score": outcome.score,
         "calc_rewards": dict(outcome.calc_rewards),

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_multiturn.chat.images import is_pil
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.describe import show
+from verl_multiturn.records.plain import plain as in_plain_types
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
@@ -213,27 +211,8 @@ def _nest(span: Span) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in types that every backend can store: JSON's, with text of whole characters.
-
-    An image becomes its size, a number that JSON does not have its name, any other value its `repr`, shortened.
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value).encode("utf-8", "replace").decode()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {plain(key) if isinstance(key, str) else show(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if is_pil(value):
-        return f"<image {value.width}×{value.height}>"
-    if callable(item := getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:  # a number of NumPy's
-        return plain(item())
-    return plain(show(value))
+    """Return a value in types that every backend can store; an image becomes its size."""
+    return in_plain_types(value, lambda image: f"<image {image.width}×{image.height}>")
 
 
 def chat_of(root: Span) -> list[dict[str, Any]]:

@@ -232,8 +232,9 @@ class Endpoint:
             roots=sum(bool(root.completions) for root in session.forest.roots),
             unenforced=dict(session.unenforced),
             reward=session_reward(end, self._error_reward),
-            stuck=end.kind == "stuck",
             by_id=end.result.by_id,
+            end=end.kind,
+            problem=end.problem,
         )
         return outcome
 

@@ -229,7 +229,7 @@ class Session(_Entry):
     by_id: bool = False
     """Whether the agent gave rewards to completions alone."""
     end: str = ""
-    """How the agent ended: `returned`, `raised`, `timed_out`, `stuck`, `failed`, `outage`."""
+    """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`."""
     problem: str = ""
     """What went wrong."""
 
@@ -406,7 +406,7 @@ class RunFile(_Entry):
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     """2."""
     start: str
-    """The start, as file names have it: `20261126T101500`, UTC, and a random part."""
+    """The start, as file names have it: `20261126T101500_9f3c2a`, UTC and a random part. It holds no `-`."""
     began: float
     """When it began."""
     host: str
@@ -466,10 +466,26 @@ class StepLine(_Entry):
     filtered: list[str] = []
     failed: list[str] = []
     rerolled: dict[str, str] = {}
+    discarded: list[str] = []
+    """uids of groups that had finished when enough others had (DAPO's filter in `sync`)."""
 
 
-UNTRAINED = ("void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", "padding")
-"""Causes in the join's column `untrained`: of a whole row, or (`too_old`, `rejected`) of some of its tokens."""
+class End(_Entry):
+    """A line in `steps.jsonl`: the run is over. A run that was killed leaves none."""
+
+    event: Literal["end"]
+    start: str
+    """`RunFile.start` of the run."""
+    at: float
+    """When it ended."""
+    error: str = ""
+    """What ended it before its last step; "" otherwise."""
+
+
+UNTRAINED = ("void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", "unsampled")
+"""Causes in the join's column `untrained`: of a whole row, or (`too_old`, `rejected`) of some of its tokens.
+`skipped_update`: the actor was not updated (critic warm-up); `unsampled`: the row has no sampled token. verl's rows of
+padding are not in the file."""
 
 _FLOATS = pa.list_(pa.float32())
 JOINED = pa.schema(
@@ -480,12 +496,14 @@ JOINED = pa.schema(
         ("row", pa.int32()),
         ("validation", pa.bool_()),
         ("step", pa.int32()),  # of the trainer
-        ("update", pa.int32()),  # which of the step's optimizer steps; null where none
+        ("update", pa.int32()),  # which of the step's optimizer steps, the first epoch's; null: none, or it is drawn
         ("score", pa.float64()),  # verl's sum of token-level scores, before KL
-        ("parts", pa.string()),  # JSON: the reward's parts and the other numbers that the reward function reported
+        # JSON, an object of numbers: compute_score, tool_score, interaction_score, completion_score as far as the
+        # reward has these parts, and the other numbers that the reward function reported
+        ("parts", pa.string()),
         ("otc_factor", pa.float64()),
-        ("group_mean", pa.float64()),
-        ("group_std", pa.float64()),
+        ("group_mean", pa.float64()),  # of the scores of the group's valid conversations; null: there is none
+        ("group_std", pa.float64()),  # of the same, with n - 1 as in GRPO; null: fewer than two
         ("advantages", _FLOATS),  # of the row's sampled tokens, in order; so with the next
         ("old_log_probs", _FLOATS),
         ("ref_log_probs", _FLOATS),

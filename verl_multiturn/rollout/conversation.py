@@ -119,12 +119,15 @@ class Conversation:
         try:
             async with deadline, running(deadline), user or nullcontext():
                 if user is not None:
+                    outcome.doing = "interaction"
                     session, shown = await self._prompt(request, outcome, await user.start())
                 if outcome.error:
                     reason = StopReason.PROMPT_TOO_LONG
                 else:
+                    outcome.doing = "tools"
                     async with session:
                         reason = await self._turns(request, outcome, session, user, shown)
+                        outcome.doing = "score"
                         outcome.calc_rewards = await session.calc_rewards()
                         outcome.extra_fields = session.extra_fields
                         if session.lost and reason not in INVALID:
@@ -138,6 +141,7 @@ class Conversation:
         except TimeoutError:
             if not deadline.expired():
                 raise
+            outcome.time_up = outcome.doing
             # A conversation that ended by itself has no reward yet where there was no time to ask for its score.
             unscored = reason is not None and reason not in INVALID and user is not None and not user.scored
             if user is not None and (owed := user.owes or ("score" if unscored else "")):
@@ -165,7 +169,7 @@ class Conversation:
         """
         codec, messages = self._codec, list(request.messages)
         if opening is not None:
-            outcome.opening, outcome.state = opening.text, opening.state
+            outcome.opening, outcome.state = opening, opening.state
             messages.append(await self._user_message(opening))
         outcome.messages = await codec.render(codec.trusted, messages)
         outcome.asked = len(outcome.messages)
@@ -284,6 +288,7 @@ class Conversation:
 
         `reason` names the limit that ends the conversation after the answer; None if none does.
         """
+        outcome.doing = "interaction"
         said = await user.reply(outcome.messages)
         outcome.turns[-1].reply, outcome.state = said, said.state
         if said.done or said.truncated:
@@ -338,7 +343,7 @@ class Conversation:
     async def _sample(self, request: Request, outcome: Outcome, budget: int, summary: bool = False) -> Generation:
         """Sample a turn of at most `budget` tokens into the open row."""
         trajectory = outcome.trajectory
-        started = time.perf_counter()
+        outcome.doing, started = "generate", time.perf_counter()
         ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
         try:
             sampled = await sample(self._engine, ask)
@@ -353,6 +358,8 @@ class Conversation:
             end=trajectory.response_length,
             summary=summary,
             seconds=seconds,
+            finish=sampled.generation.finish,
+            cached=sampled.generation.cached,
         )
         if not summary:  # the turn after a summary acts in the state that came before it
             turn.state, outcome.state = outcome.state, None
@@ -376,7 +383,7 @@ class Conversation:
 
     async def _execute(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[CallResult]:
         """Execute a turn's calls and return their results, in order."""
-        started = time.perf_counter()
+        outcome.doing, started = "tools", time.perf_counter()
         try:
             results = await session.execute(turn.calls)
         finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.rendering import Difference
@@ -14,6 +14,9 @@ from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult
+
+Doing = Literal["generate", "tools", "interaction", "score"]
+"""What a conversation waits for: the engine, its tools, its interaction, or the rewards for the whole."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,33 @@ class Request:
     """Arguments for the interaction's `start` and `reply`."""
 
 
+@dataclass
+class SessionRequest:
+    """One request of an agent, for records alone."""
+
+    at: float
+    """Time (`time.time`) at which it came."""
+    protocol: str
+    """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
+    parent: int | None = None
+    """Number of the generation that it continues; None: it begins anew."""
+    shared: int = 0
+    """How many of its messages are those of the parent's whole conversation."""
+    messages: Sequence[Message] = ()
+    """Its other messages."""
+    tools: Sequence[Any] = ()
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    """What else it asked for that changes the answer."""
+    generations: Sequence[int] = ()
+    """Numbers of the generations that answered it."""
+    delivered: bool = False
+    """Whether its client got the whole answer."""
+    order: int | None = None
+    """Place in the order in which answers went to clients; None: none did."""
+    refused: str | None = None
+    """Code of the error that it got; None: none."""
+
+
 @dataclass(frozen=True)
 class SessionReport:
     """The part of an outcome that only an agent's session has."""
@@ -45,10 +75,20 @@ class SessionReport:
     """Requests that had a field which changes nothing, by the field's name."""
     reward: float | None = None
     """The session's reward, by its agent or for its failure; None: `compute_score` decides."""
-    stuck: bool = False
-    """Whether the agent did not end when its time was up, so that its thread was abandoned."""
     by_id: bool = False
     """Whether the agent gave rewards to completions alone, and `reward` is 0."""
+    end: str = ""
+    """How the agent ended (`proxy.agents.end.EndKind`); `stuck`: it did not end when its time was up, so that its
+    thread was abandoned."""
+    problem: str = ""
+    """What went wrong with it; "" otherwise."""
+    requests: Sequence[SessionRequest] = ()
+    """Its requests, in the order in which they came; for records alone."""
+
+    @property
+    def stuck(self) -> bool:
+        """Tell whether the agent's thread was abandoned."""
+        return self.end == "stuck"
 
 
 @dataclass(frozen=True)
@@ -75,7 +115,7 @@ class Outcome:
     """Number of `messages` that are the request's own."""
     calc_rewards: dict[str, float] = field(default_factory=dict)
     """The result of `calc_reward`, for each tool."""
-    opening: str | None = None
+    opening: CheckedReply | None = None
     """The interaction's first message; None without one."""
     state: str | None = None
     """Digest of the state in which the next turn is made; None where there is no interaction, or it does not say."""
@@ -91,6 +131,11 @@ class Outcome:
     """Part that only an agent's session has; None for a conversation."""
     outages: list[str] = field(default_factory=list)
     """Names whose outage a call met, for example `tool search`; whether it was one, the run's keeper decides."""
+    doing: Doing | None = None
+    """What it is doing, or did last; None before it asked for anything."""
+    time_up: Doing | None = None
+    """What it was doing when its time was up; None: it was not. The time of a conversation that had ended by itself may
+    be up, too, while its rewards are asked for."""
     error: str = ""
     """Error after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0

@@ -51,6 +51,10 @@ class Turn:
     """Time (`time.time`) at which the engine had answered; for traces alone."""
     seconds: float = 0.0
     """Seconds for which the engine was waited for."""
+    finish: str = ""
+    """Why the generation ended, in the engine's word (`rollout.engine.Finish`); for records alone."""
+    cached: int | None = None
+    """Tokens of the prompt that the engine had in its prefix cache; None where it does not say. For records alone."""
 
     @property
     def sampled(self) -> bool:

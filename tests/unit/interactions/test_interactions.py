@@ -106,7 +106,8 @@ async def test_a_conversation_until_the_environment_ends_it() -> None:
         ("No.", 0.0, {"n": 1}),
         ("Yes!", 1.0, {"n": 1}),
     ]
-    assert (outcome.opening, outcome.score, outcome.user_turns) == ("Guess.", 0.5, 1)
+    assert outcome.opening is not None
+    assert (outcome.opening.text, outcome.score, outcome.user_turns) == ("Guess.", 0.5, 1)
     assert outcome.differences == []
     assert outcome.valid
     assert outcome.interaction_s > 0
@@ -427,7 +428,8 @@ async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
     given = {"number": 5, "method": "m", "alarms": "a", "function": "f", "name": "n"}
     outcome = await play(["5"], Named(), interaction_kwargs=given)
     assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
-    assert outcome.opening == "m a f"
+    assert outcome.opening is not None
+    assert outcome.opening.text == "m a f"
 
 
 async def test_many_conversations_share_one_interaction() -> None:

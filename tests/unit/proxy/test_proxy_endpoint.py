@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +61,8 @@ async def play(agent: str, *said: str, **settings: Any) -> Outcome:
 async def test_an_agent_and_its_rewards() -> None:
     outcome = await play("chat", "a", "b")
     assert (outcome.stop_reason, outcome.valid, outcome.error) == (StopReason.FINISHED, True, "")
-    assert outcome.session == SessionReport(1, {"temperature": 2}, 1.0, False)
+    assert outcome.session is not None
+    assert replace(outcome.session, requests=()) == SessionReport(1, {"temperature": 2}, 1.0, False, "returned")
     assert (outcome.places, [turn.parent for turn in outcome.turns]) == ([0, 0], [None, 0])
     assert [turn.reward for turn in outcome.turns] == [0.25, 0.5]
     assert [turn.said.content for turn in outcome.turns if turn.said] == ["a", "b"]
@@ -95,7 +97,8 @@ async def test_the_record_of_a_session() -> None:
 
 async def test_an_agent_that_leaves_the_score_to_others() -> None:
     outcome = await play("undecided", "a")
-    assert outcome.session == SessionReport(1, {}, None, False)
+    assert outcome.session is not None
+    assert replace(outcome.session, requests=()) == SessionReport(1, {}, None, False, "returned")
     assert outcome.valid
 
 

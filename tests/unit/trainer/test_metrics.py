@@ -378,7 +378,7 @@ def test_sessions_of_agents() -> None:
     made = outcome(stop=StopReason.AGENT_ERROR)
     places: list[int | str] = [0, "undelivered", "dropped_row", 1, "undelivered"]
     made.turns = [Turn(number, place=place) for number, place in enumerate(places)]
-    made.session = SessionReport(2, {"temperature": 3}, reward=0.0, stuck=True)
+    made.session = SessionReport(2, {"temperature": 3}, reward=0.0, end="stuck")
     other = outcome(stop=StopReason.FINISHED)
     other.turns = [Turn(0)]
     other.session = SessionReport(1, {"temperature": 1, "seed": 1})
@@ -412,10 +412,10 @@ def test_sessions_of_agents() -> None:
 
 
 def test_an_interaction_and_what_its_groups_begin_with() -> None:
-    having = outcome(interaction_s=2.0, opening="Go north?", score=3.0)
+    having = outcome(interaction_s=2.0, opening=CheckedReply("Go north?"), score=3.0)
     having.turns[0].reply = CheckedReply("a", reward=0.5, state="s", metrics={"length": 2})
     having.turns[1].reply = CheckedReply("b", state="s")
-    other = outcome(interaction_s=4.0, opening="Go south?", stop=StopReason.ENVIRONMENT_ERROR)
+    other = outcome(interaction_s=4.0, opening=CheckedReply("Go south?"), stop=StopReason.ENVIRONMENT_ERROR)
     stats = {f"{uid}_0_0": {**stats_of(having), "turns": [{"state": "s"}, {"state": "s"}]} for uid in "uv"}
     stats |= {"v_1_0": {**stats_of(other), "turns": []}}
     found = aggregate(conversations(keyed(stats)))

@@ -59,6 +59,8 @@ class CallResult:
     """True if zero-width spaces part control tokens in the text; a model that copies the text writes them, too."""
     at: float = field(default_factory=time.time, compare=False)
     """Time (`time.time`) at which the answer was there; for traces alone."""
+    whole: str | None = None
+    """What the tool answered before `text` lost its middle; None: nothing was lost, or nobody keeps it."""
 
 
 class Run:

@@ -1,0 +1,220 @@
+"""The record of a conversation that ended: every entry, from conversations that were played."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.agent_sessions import ADD, Agent, call_text, echo, make_run, turns, user
+from tests.conftest import CharBuilder, CharTokenizer, EchoTool
+from tests.scripted import CALL
+from tests.unit.rollout.test_context import Counting, play
+from verl_multiturn import Conversation, Limits, Outcome, Request, StopReason
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.records.encode import Ended, record_of, runs_of, shortest
+from verl_multiturn.records.plain import digest_of, plain
+from verl_multiturn.records.schema import Record
+from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.scripted import ScriptedEngine
+
+ROW = {
+    "raw_prompt": [{"role": "user", "content": "Q", "tool_calls": None}],
+    "data_source": "gsm8k",
+    "reward_model": {"style": "rule", "ground_truth": np.str_("4")},
+    "extra_info": {"index": 3, "numbers": np.array([1.0, np.nan])},
+}
+
+
+class Told(ScriptedEngine):
+    """A scripted engine that says how much of each prompt it had in its cache."""
+
+    async def generate(self, ask: Ask) -> Generation:
+        return replace(await super().generate(ask), cached=len(ask.ids) - 1)
+
+
+async def ended(*said: str, **known: Any) -> Ended:
+    """Play a conversation with the tool `echo`, and return what is known of it."""
+    tokenizer = CharTokenizer()
+    engine = ReceiptingEngine(Told([tokenizer.turn(text) for text in said], version=3))
+    parser = JsonParser(tokenizer, [tokenizer.eos_token_id])
+    conversation = Conversation(engine, ChatCodec(CharBuilder()), parser, Limits(100, 400))
+    request = Request(
+        "r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}, {"echo": {}}, {"temperature": 1.0}
+    )
+    outcome = await conversation.run(request)
+    return Ended(outcome, engine.take("r1"), ROW, request, request.sampling, **known)
+
+
+def read(made: Ended) -> dict[str, Any]:
+    """Return a record as a reader gets it. It has the form of schema 2."""
+    record = record_of(made)
+    Record.model_validate(record)
+    found: dict[str, Any] = json.loads(json.dumps(record, allow_nan=False))
+    assert found == record
+    return found
+
+
+async def test_the_record_of_a_conversation() -> None:
+    known = {"loop": "multiturn_agent", "uid": "u", "number": 2, "rerolled_from": "v", "validation": True, "step": 5}
+    record = read(await ended(CALL, "ok", **known, began=1.0, ended=2.0, timeline=[("call", "echo", 0, 1.25, 1.5)]))
+    assert {name: record[name] for name in known} == known
+    assert (record["schema"], record["request_id"], record["began"], record["ended"]) == (2, "r1", 1.0, 2.0)
+    assert record["sample"] == {
+        "index": 3,
+        "data_source": "gsm8k",
+        "ground_truth": "4",
+        "extra_info": {"index": 3, "numbers": [1.0, "nan"]},
+        "messages": [{"role": "user", "content": "Q"}],
+        "tools": ["echo"],
+        "tools_kwargs": {"echo": {}},
+        "interaction": None,
+        "interaction_kwargs": {},
+    }
+    assert (record["sampling"], record["stop_reason"], record["valid"]) == ({"temperature": 1.0}, "finished", True)
+    (row,) = record["rows"]
+    assert (row["prompt_length"], CharTokenizer().decode(row["ids"])) == (3, f"PQ>{CALL}¶\n[hi]>ok¶")
+    assert row["logprobs"] == [-0.5] * 72
+    assert row["runs"] == [[3, 0, -1, 0, 0], [69, 1, 3, 0, 1], [1, 0, -1, 1, 2], [5, 0, -1, 1, 3], [3, 1, 3, 1, 1]]
+    first, second = record["generations"]
+    assert {
+        key: first[key] for key in ("prompt_tokens", "max_tokens", "tokens", "finish", "row", "start", "cause")
+    } == {
+        "prompt_tokens": 3,
+        "max_tokens": 400,
+        "tokens": 69,
+        "finish": "stop",
+        "row": 0,
+        "start": 3,
+        "cause": None,
+    }
+    assert (first["ids"], first["logprobs"], first["versions"]) == (None, None, None)
+    assert [each["cached_tokens"] for each in record["generations"]] == [2, 77]
+    assert (second["parent"], second["start"], second["text"]) == (0, 78, "ok")
+    assert second["asked_at"] <= second["at"]
+    (call,) = record["calls"]
+    assert {key: call[key] for key in ("turn", "id", "tool", "name", "arguments", "status", "text", "attempts")} == {
+        "turn": 0,
+        "id": "call_0_0",
+        "tool": "echo",
+        "name": "echo",
+        "arguments": {"text": "hi"},
+        "status": "ok",
+        "text": "hi",
+        "attempts": 1,
+    }
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert (record["asked"], record["calc_rewards"], record["time_up"]) == (1, {"echo": 0.0}, None)
+    assert record["timeline"] == [{"kind": "call", "name": "echo", "turn": 0, "start": 1.25, "end": 1.5}]
+
+
+async def test_what_the_model_wrote_is_kept_as_it_was() -> None:
+    calls = [
+        "{",
+        '{"name": "other", "arguments": {"a": 1.50}}',
+        '{"name": "echo", "arguments": {"text": 99999999999999999999}}',
+    ]
+    record = read(await ended("".join(f"<tool_call>{call}</tool_call>" for call in calls), "ok"))
+    assert [(call["name"], call["arguments"]) for call in record["calls"]] == [
+        ("", "<tool_call>{</tool_call>"),
+        ("other", {"a": 1.5}),
+        ("echo", '{"text": 99999999999999999999}'),
+    ]
+    assert [(call["tool"], call["status"]) for call in record["calls"]] == [
+        ("", "malformed"),
+        ("", "unknown_tool"),
+        ("echo", "bad_arguments"),
+    ]
+
+
+async def test_a_generation_that_cannot_be_trained_keeps_its_tokens() -> None:
+    made = await ended("ok")
+    (turn,), (receipt,) = made.outcome.turns, made.generations
+    turn.end = turn.start
+    strange = Receipt(3, "d", 2, receipt.ids, np.array([-0.1, np.nan, -np.inf], np.float32), receipt.versions)
+    (generation,) = read(replace(made, generations=[strange]))["generations"]
+    assert (generation["row"], generation["ids"], generation["versions"]) == (0, [111, 107, 1114112], [[3, 3]])
+    assert generation["logprobs"] == [-0.1, "nan", "-inf"]
+    assert (generation["tokens"], generation["digest"]) == (3, strange.digest)
+
+
+async def test_rows_and_replies() -> None:
+    outcome, _ = await play(["a", "b"], Counting(), Context("window", 1))
+    receipts = [Receipt(1, "", 1, np.array([1]), np.array([-1.0]), np.array([0])) for _ in outcome.turns]
+    record = read(Ended(outcome, receipts))
+    assert [generation["row"] for generation in record["generations"]] == [0, 1]
+    assert len(record["rows"]) == 2
+    assert [(reply["turn"], reply["text"], reply["reward"]) for reply in record["replies"]] == [
+        (None, "zero", None),
+        (0, "n1", 1.0),
+        (1, "n2", 1.0),
+    ]
+    assert (record["score"], record["sample"]["tools"]) == (10.0, [])
+
+
+async def session(*said: str) -> tuple[Outcome, list[Receipt]]:
+    agent = Agent(make_run(turns(*said)))
+    first = await agent.ask([user("1+1?")], [ADD])
+    await agent.ask([user("1+1?"), echo(first), user("sure?")], [ADD], lost=True)
+    agent.session.end()
+    await agent.session.closed()
+    return agent.session.outcome(StopReason.FINISHED), agent.session.receipts()
+
+
+async def test_a_completion_in_no_row_keeps_its_tokens() -> None:
+    outcome, receipts = await session(f"two {call_text('add', {'a': 1})}", "yes")
+    first, second = read(Ended(outcome, receipts, ROW))["generations"]
+    assert (first["row"], first["cause"], first["ids"]) == (0, None, None)
+    assert (second["row"], second["cause"], second["start"]) == (None, "undelivered", None)
+    assert (second["ids"], second["versions"]) == (receipts[1].ids.tolist(), [[len(receipts[1].ids), 3]])
+    assert second["logprobs"] == [-0.5] * len(receipts[1].ids)
+
+
+async def test_nothing_changes_what_an_ended_conversation_refers_to() -> None:
+    made = await ended(CALL, "ok")
+    before = json.dumps(record_of(made))
+    with pytest.raises(Exception, match="sealed"):
+        made.outcome.trajectory.append_sampled([1], [-1.0], [0])
+    assert json.dumps(record_of(made)) == before
+
+
+def test_logprobs_are_the_shortest_decimals() -> None:
+    values = np.array([-0.1, -1 / 3, -1e-30, 0.0], np.float32)
+    assert shortest(values) == [-0.1, -0.33333334, -1e-30, 0.0]
+    assert np.array_equal(np.array(shortest(values), np.float32), values)
+    assert shortest(np.array([np.inf, np.nan], np.float32)) == ["inf", "nan"]
+    assert shortest(np.array([], np.float32)) == []
+
+
+def test_runs() -> None:
+    assert runs_of(np.array([[1, 1, 0], [5, 5, 5]])) == [[2, 1, 5], [1, 0, 5]]
+    assert runs_of(np.zeros((2, 0), np.int64)) == []
+
+
+def test_values_of_all_kinds_become_plain() -> None:
+    image = Image.new("RGB", (3, 4))
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    given = {
+        "text": "a\ud800\x00</script>",
+        2: (1, {3}),
+        "big": 1 << 70,
+        "nan": [float("nan"), float("-inf"), np.float32(0.5)],
+        "array": np.arange(3),
+        "image": image,
+        "object": object,
+        "deep": deep,
+    }
+    found = plain(given)
+    assert found["text"] == "a\ufffd\x00</script>"
+    assert (found["2"], found["nan"], found["array"]) == ([1, [3]], ["nan", "-inf", 0.5], [0, 1, 2])
+    assert found["big"] == "1180591620717411303424"
+    assert found["image"] == digest_of(image) == {"digest": "deb4996cf65f1bab9100e020cded0ff6", "size": [3, 4]}
+    assert found["object"] == "<class 'object'>"
+    json.dumps(found, allow_nan=False).encode()

@@ -1,0 +1,281 @@
+"""Fates: what became of every conversation that began. Each has exactly one.
+
+    trained      a step trained it, wholly or partly                                        join of a step
+    untrained    it was in a step's batch, and nothing of it was trained; why               join of a step
+    validated    a validation scored it                                                     join of a validation
+    evicted      its group was too old                                                      steps.jsonl
+    filtered     its group was left out by DAPO's filter                                    steps.jsonl
+    discarded    its group had finished when enough others had                              steps.jsonl
+    failed       its group failed, by a sibling that raised or whose worker died            steps.jsonl
+    rerolled     its group was too late, and its prompt was begun anew under another uid    steps.jsonl
+    cut          enough siblings had ended                                                  its line
+    cancelled    the trainer no longer wanted it                                            its line
+    raised       an author's code made a mistake                                            its line
+    lost         its process ended, or its worker died and the group was begun again        other lines
+    open         it is running, or waits to be trained                                      nothing says otherwise
+    unknown      files that would say it are not there                                      nothing can be said
+
+What says more about a conversation goes first: a join before a line, a line before what is known of its group.
+
+Invariants:
+- every conversation that has a line, or a row in a join, has one fate, and no other has one;
+- a step that was trained again by a later start counts for that start: the earlier one's weights are gone (`undone`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+FATES = (
+    "trained", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut", "cancelled",
+    "raised", "lost", "open", "unknown",
+)  # fmt: skip
+_GROUPS = ("evicted", "filtered", "discarded", "failed")
+"""What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
+_OVER = ("end", "drop", "score")
+
+
+class Fate(NamedTuple):
+    """What became of one conversation."""
+
+    request_id: str
+    uid: str
+    number: int
+    validation: bool
+    begun: int
+    """Step in which it was begun."""
+    fate: str
+    """One of `FATES`."""
+    step: int | None = None
+    """Step that trained, left out or threw it away; of a validation, the step after which it was."""
+    why: str = ""
+    """Cause, where the fate alone does not say it."""
+    partly: bool = False
+    """Of `trained`: some of its sampled tokens were not trained."""
+    undone: bool = False
+    """Of `trained` and `untrained`: a later start went on from an earlier step, so that these weights are gone."""
+
+
+@dataclass
+class _Conversation:
+    request_id: str
+    uid: str = ""
+    number: int = 0
+    validation: bool = False
+    step: int = 0
+    start: str = ""
+    file: str = ""
+    at: float = 0.0
+    events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its lines, by event."""
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    """Its rows of the join that counts."""
+
+    @property
+    def is_over(self) -> bool:
+        return any(event in self.events for event in _OVER)
+
+
+@dataclass
+class _Start:
+    """What `steps.jsonl` says of one start of the run."""
+
+    first: int | None = None
+    """The step before its first one, from whose weights it went on; None: it has trained none."""
+    order: int = 0
+    ended: bool = False
+    groups: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """uid → what became of the group, and in which step."""
+    rerolled: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """uid → uid of the group in its place, and the step."""
+    validations: set[int] = field(default_factory=set)
+    unjoined: list[str] = field(default_factory=list)
+    """Steps and validations whose join could not be written."""
+
+
+def fates(
+    lines: Iterable[Mapping[str, Any]],
+    steps: Iterable[Mapping[str, Any]] = (),
+    joined: Iterable[Mapping[str, Any]] = (),
+    runs: Iterable[Mapping[str, Any]] = (),
+) -> list[Fate]:
+    """Return the fate of every conversation that began, in the order of their beginnings.
+
+    Args:
+        lines: the workers' lines, with `start` and `file`, the start and the stem of the file that has the line.
+        steps: the lines of `steps.jsonl` (`StepLine`, `End`).
+        joined: the rows of all joins, with `start`; of the lists only `untrained_tokens` is read.
+        runs: the runs' files.
+    """
+    steps = list(steps)
+    known = _conversations(lines)
+    starts = _starts(steps, [each.start for each in known.values()], runs)
+    has_joins = _join(known, joined, starts)
+    begun = defaultdict(list)
+    for each in known.values():
+        begun[each.uid, each.number].append(each)
+    found = []
+    for each in sorted(known.values(), key=lambda each: (each.at, each.request_id)):
+        again = max(begun[each.uid, each.number], key=lambda other: other.at) if each.uid else each
+        found.append(_fate(each, again, starts, has_joins or bool(steps)))
+    return found
+
+
+def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str, int]:
+    """Return how many conversations have each fate; fates that none has are left out.
+
+    Args:
+        found: fates.
+        validation: only those of validations, or only the others; None: all.
+    """
+    counted = Counter(each.fate for each in found if validation in (None, each.validation))
+    return {name: counted[name] for name in FATES if counted[name]}
+
+
+def _conversations(lines: Iterable[Mapping[str, Any]]) -> dict[str, _Conversation]:
+    known: dict[str, _Conversation] = {}
+    for line in lines:
+        request_id = str(line.get("request_id", ""))
+        if not request_id:
+            continue
+        each = known.setdefault(request_id, _Conversation(request_id))
+        each.events[str(line.get("event"))] = line
+        each.uid = str(line.get("uid") or each.uid)
+        each.number = int(line.get("number") or each.number)
+        each.validation = bool(line.get("validation") or each.validation)
+        each.step = int(line.get("step") or each.step)
+        each.start, each.file = str(line.get("start") or each.start), str(line.get("file") or each.file)
+        if line.get("event") == "begin" or not each.at:
+            each.at = float(line.get("at") or 0.0)
+    return known
+
+
+def _starts(
+    steps: Sequence[Mapping[str, Any]], named: Iterable[str], runs: Iterable[Mapping[str, Any]]
+) -> dict[str, _Start]:
+    starts: dict[str, _Start] = {}
+    for name in sorted({*named, *(str(each.get("start", "")) for each in [*steps, *runs])}):
+        starts[name] = _Start(order=len(starts))  # the names order by time
+    for line in steps:
+        start, event, step = starts[str(line.get("start", ""))], line.get("event"), int(line.get("step") or 0)
+        if event == "end":
+            start.ended = True
+        if event not in ("step", "validation"):
+            continue
+        if event == "validation":
+            start.validations.add(step)
+        else:
+            start.first = step - 1 if start.first is None else min(start.first, step - 1)
+        if line.get("join") is None:
+            start.unjoined.append(f"{event} {step}")
+        for what in _GROUPS:
+            for uid in line.get(what) or ():
+                start.groups.setdefault(uid, (what, step))
+        for old, new in (line.get("rerolled") or {}).items():
+            start.rerolled[old] = new, step
+    for run in runs:
+        start = starts[str(run.get("start", ""))]
+        if start.first is None and run.get("resumed_from") is not None:
+            start.first = int(run["resumed_from"])
+    return starts
+
+
+def _join(
+    known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]
+) -> bool:
+    """Enter the rows of joins into the conversations that they are of; return whether there is any."""
+    rows: dict[str, dict[tuple[int, str, int], list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in joined:
+        start = str(row.get("start", ""))
+        if start not in starts:
+            starts[start] = _Start(order=1 + max((each.order for each in starts.values()), default=-1))
+        if request_id := row.get("request_id"):
+            rows[str(request_id)][starts[start].order, start, int(row["step"])].append(row)
+    for request_id, by_step in rows.items():
+        last = max(by_step)  # one that was trained again belongs to the later start
+        each = known.get(request_id)
+        if each is None:  # its lines are not there
+            first = by_step[last][0]
+            each = known[request_id] = _Conversation(
+                request_id, str(first["uid"]), int(first["number"]), bool(first["validation"]), last[2], last[1]
+            )
+        each.rows = [{**row, "start": last[1]} for row in by_step[last]]
+    return bool(rows)
+
+
+def _fate(each: _Conversation, last: _Conversation, starts: Mapping[str, _Start], has_trainer: bool) -> Fate:
+    """Return the fate of a conversation; `last` is the one of its name that was begun last."""
+
+    def fate(name: str, step: int | None = None, why: str = "", **more: bool) -> Fate:
+        return Fate(each.request_id, each.uid, each.number, each.validation, each.step, name, step, why, **more)
+
+    if each.rows:
+        return _joined(each, starts, fate)
+    group, rerolled = _of_group(each, starts, "groups"), _of_group(each, starts, "rerolled")
+    if (line := each.events.get("raise")) is not None:
+        return fate("raised", group[1] if group else None, str(line.get("why") or ""))
+    if (line := each.events.get("cancel")) is not None and line.get("why") == "cut":
+        return fate("cut")
+    if rerolled is not None:
+        return fate("rerolled", rerolled[1], f"begun anew as {rerolled[0]}")
+    if line is not None:
+        why = str(line.get("why") or "")
+        return fate("lost", why="its process was ended") if why == "killed" else fate("cancelled", why=why)
+    if last is not each:
+        return fate("lost", why=f"its group was begun again as {last.request_id}")
+    if group is not None:
+        what, step = group
+        if what == "failed" and not each.is_over:
+            return fate("lost", step, "its worker died, and its group was given up")
+        return fate(what, step)
+    return _without_a_trace(each, starts, has_trainer, fate)
+
+
+def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fate:
+    first = each.rows[0]
+    step, causes = int(first["step"]), [row.get("untrained") for row in each.rows]
+    named = next((str(cause) for cause in causes if cause), "")
+    if first["validation"]:
+        return fate("validated", step, named)  # type: ignore[no-any-return]
+    undone = _is_undone(str(first["start"]), step, starts)
+    if not any(row.get("trained") for row in each.rows):
+        return fate("untrained", step, named or "unsampled", undone=undone)  # type: ignore[no-any-return]
+    # A row without a sampled token has none that could be trained.
+    partly = any(cause not in (None, "unsampled") for cause in causes)
+    return fate("trained", step, named if partly else "", partly=partly, undone=undone)  # type: ignore[no-any-return]
+
+
+def _is_undone(start: str, step: int, starts: Mapping[str, _Start]) -> bool:
+    order = starts[start].order
+    return any(each.order > order and each.first is not None and each.first < step for each in starts.values())
+
+
+def _of_group(each: _Conversation, starts: Mapping[str, _Start], where: str) -> tuple[str, int] | None:
+    """Return what a start says of the conversation's group: its own, or a later one, which took the group over."""
+    order = starts[each.start].order if each.start in starts else 0
+    for start in sorted(starts.values(), key=lambda start: start.order):
+        if start.order >= order and (found := getattr(start, where).get(each.uid)) is not None:
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def _without_a_trace(each: _Conversation, starts: Mapping[str, _Start], has_trainer: bool, fate: Any) -> Fate:
+    """Return the fate of a conversation that nothing else says anything of."""
+    start = starts.get(each.start, _Start())
+    later = any(other.order > start.order for other in starts.values())
+    if each.validation and each.step in start.validations:
+        if not each.is_over:
+            return fate("lost", each.step, "its worker died, and its group was given up")  # type: ignore[no-any-return]
+        if f"validation {each.step}" in start.unjoined:
+            return fate("validated", each.step)  # type: ignore[no-any-return]
+    if each.is_over and (start.unjoined or not has_trainer):
+        missing = f"the join of {start.unjoined[0]} is not there" if start.unjoined else "no join is there"
+        return fate("unknown", why=missing)  # type: ignore[no-any-return]
+    if start.ended or later:
+        how = "had ended" if each.is_over else "was running"
+        over = "the run's end" if start.ended else "its process's end"
+        return fate("lost", why=f"it {how} at {over}")  # type: ignore[no-any-return]
+    return fate("open", why="it has ended, and waits to be trained" if each.is_over else "it is running")  # type: ignore[no-any-return]

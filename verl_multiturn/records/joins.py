@@ -1,0 +1,135 @@
+"""The join: what the trainer made of each row, as one Parquet file for each step and each validation.
+
+Invariants:
+- a file is whole or not there: it is written under another name and renamed into place;
+- lists have one entry for each sampled token of the row, in order, so that they lie beside the record's `logprobs`;
+- verl's rows of padding are not in it. So the scores' mean, and the advantages of tokens in the loss, are those that
+  verl reports (`figures`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from verl_multiturn.records.schema import JOINED
+
+FOLDER = "join"
+_NAME = re.compile(r"(step|validation)-(\d+)-([^-]+)\.parquet")
+_REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
+"""Columns whose values repeat, as the advantages of a row mostly do."""
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class JoinedRow:
+    """One row of the trainer's batch; the entries are the columns of `schema.JOINED`."""
+
+    request_id: str | None
+    uid: str
+    number: int
+    row: int
+    validation: bool
+    step: int
+    update: int | None = None
+    score: float | None = None
+    parts: str | None = None
+    otc_factor: float | None = None
+    group_mean: float | None = None
+    group_std: float | None = None
+    advantages: Floats | None = None
+    old_log_probs: Floats | None = None
+    ref_log_probs: Floats | None = None
+    importance_weights: Floats | None = None
+    entropy: Floats | None = None
+    trained: int = 0
+    untrained: str | None = None
+    untrained_tokens: NDArray[np.int32] | None = None
+
+
+class Figures(NamedTuple):
+    """What verl's metrics say of the same step: `critic/score/mean` and `critic/advantages/…`; NaN without any."""
+
+    score_mean: float
+    advantages_mean: float
+    advantages_min: float
+    advantages_max: float
+
+
+class JoinName(NamedTuple):
+    """What the name of a join's file says."""
+
+    validation: bool
+    step: int
+    start: str
+
+
+def name_of(validation: bool, step: int, start: str) -> str:
+    """Return the name of a join's file. Example: `step-7-20261126T101500_9f3c2a.parquet`."""
+    return f"{'validation' if validation else 'step'}-{step}-{start}.parquet"
+
+
+def parse_name(name: str) -> JoinName | None:
+    """Return what the name of a join's file says; None: it is none of ours."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else JoinName(found[1] == "validation", int(found[2]), found[3])
+
+
+def table_of(rows: Sequence[JoinedRow]) -> pa.Table:
+    """Return rows as a table of `schema.JOINED`."""
+    return pa.table([_column(field, [getattr(row, field.name) for row in rows]) for field in JOINED], schema=JOINED)
+
+
+def _column(field: pa.Field, values: list[Any]) -> pa.Array:
+    if not pa.types.is_list(field.type):
+        return pa.array(values, field.type)
+    lengths = [0 if value is None else len(value) for value in values]
+    given = [value for value in values if value is not None]
+    kind = field.type.value_type
+    flat = np.concatenate(given) if given else np.empty(0)
+    with np.errstate(over="ignore"):  # an entropy is never as large as a float16 can be
+        held = pa.array(flat.astype(kind.to_pandas_dtype()), kind)
+    missing = pa.array([value is None for value in values], pa.bool_())
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, held, type=field.type, mask=missing)
+
+
+def write(folder: Path, name: str, table: pa.Table) -> None:
+    """Write a join's file into `<folder>/join`, which is made where it is not there.
+
+    Raises:
+        OSError: it cannot be written. What was there under the name stays.
+    """
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    half = place / f".{name}.{os.getpid()}"
+    try:
+        pq.write_table(table, half, compression="zstd", use_dictionary=_REPEATED)
+        half.replace(place / name)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def figures(table: pa.Table) -> Figures:
+    """Return what verl's metrics say of a training step, from the step's join."""
+    scores = table["score"].drop_null().to_numpy()
+    advantages = [np.empty(0, np.float32)]
+    columns = ("advantages", "untrained", "untrained_tokens")
+    for held, cause, left in zip(*(table[name].to_pylist() for name in columns), strict=True):
+        whole = np.asarray(held if held is not None else [], np.float32)
+        if cause in (None, "skipped_update") or left is not None:
+            advantages.append(np.delete(whole, left) if left else whole)
+    flat = np.concatenate(advantages).astype(np.float64)
+    mean = float(scores.mean()) if len(scores) else np.nan
+    if not len(flat):
+        return Figures(mean, np.nan, np.nan, np.nan)
+    return Figures(mean, float(flat.mean()), float(flat.min()), float(flat.max()))
