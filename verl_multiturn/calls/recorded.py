@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from verl_multiturn.calls.calls import Calls
@@ -45,7 +47,7 @@ class RecordedCalls(Calls):
     Args:
         slots: What all conversations share of the object.
         instance_id: Id of the conversation.
-        answer: Returns what a method had returned, or raises what it had raised.
+        answer: Returns what a method had returned, or raises what it had raised; None for the method that ends.
     """
 
     def __init__(self, slots: Slots, instance_id: str, answer: Callable[[str], Awaitable[Any]]) -> None:
@@ -53,12 +55,12 @@ class RecordedCalls(Calls):
         self._answer = answer
 
     async def call(self, method: str, *arguments: Any, slot: Slot | None = None, alarms: Alarms | None = None) -> Any:
-        """Return what a method had returned; None for the one that ends the conversation.
+        """Return what a method had returned.
 
         Raises:
             Exception: What the method had raised.
         """
-        return None if method == self._owner.end else await self._answer(method)
+        return await self._answer(method)
 
 
 def raised(text: str) -> Exception:
@@ -68,3 +70,30 @@ def raised(text: str) -> Exception:
         return Exception(text)
     made: type[Exception] = type(name, (Exception,), {})
     return made(message) if colon else made()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the recorded sessions of one conversation read."""
+
+    record: Mapping[str, Any]
+    """Its record."""
+    progress: Callable[[], tuple[int, int]]
+    """Returns how many turns the model has made, and how many tokens are written in all rows."""
+    expire: Callable[[], None]
+    """Lets the conversation's time be up."""
+    run_out: Callable[[], Awaitable[None]]
+    """Does the same, and does not return."""
+    image: Callable[[Mapping[str, Any]], Any]
+    """Returns what stands for an image of the record."""
+
+    @property
+    def turn(self) -> int:
+        """Return the number of the last turn."""
+        return self.progress()[0] - 1
+
+    async def end(self) -> None:
+        """Let the time be up while the conversation ends, if it was."""
+        if self.record["time_up"] == "score" and self.record["stop_reason"] != "environment_error":
+            self.expire()
+            await asyncio.sleep(0)

@@ -27,7 +27,9 @@ _SECRET = re.compile(
 """The end of a key: `token_level` and `tokenizer` are no secrets."""
 _WORD_EDGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IN_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/?#@\s]+@", re.IGNORECASE)
-_IN_QUERY = re.compile(r"(?P<key>[?&](?:[\w-]*[_-])?(?:api_?key|token|password|secret|key|sig|signature)=)[^&#\s]+", re.I)
+_IN_QUERY = re.compile(
+    r"(?P<key>[?&](?:[\w-]*[_-])?(?:api_?key|token|password|secret|key|sig|signature)=)[^&#\s]+", re.I
+)
 _BEARER = re.compile(r"(?P<word>\b(?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
 
 

@@ -84,17 +84,21 @@ def stood_still_s() -> float:
     return clock.stopped_s + (asyncio.get_running_loop().time() - clock.since if clock.stops else 0.0)
 
 
-async def run_out() -> NoReturn:
-    """Let the time of the conversation that this task works for be up now, and wait for what follows from it.
+def expire() -> None:
+    """Let the time of the conversation that this task works for be up now, as in a replay; once it is up, it stays so.
 
     Raises:
-        RuntimeError: The task works for no conversation whose time can be up.
-        asyncio.CancelledError: The time is up.
+        RuntimeError: The task works for no conversation.
     """
     clock = _clock.get()
-    if clock is None or clock.over:
+    if clock is None:
         raise RuntimeError("there is no conversation whose time could be up")
-    loop = asyncio.get_running_loop()
-    clock.deadline.reschedule(loop.time())
-    await loop.create_future()
+    if not clock.over and not clock.deadline.expired():
+        clock.deadline.reschedule(asyncio.get_running_loop().time())
+
+
+async def run_out() -> NoReturn:
+    """Let the time be up, as `expire` does, and wait for the cancellation that follows from it."""
+    expire()
+    await asyncio.get_running_loop().create_future()
     raise AssertionError("nothing ends this future")

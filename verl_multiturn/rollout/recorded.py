@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verl_multiturn.calls.recorded import Difference, DivergedError
+from verl_multiturn.calls.recorded import Difference, DivergedError, Recording
 from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.recorded import RecordedInteractionSession
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.rollout.clock import run_out
+from verl_multiturn.rollout.clock import expire, run_out
 from verl_multiturn.rollout.engine import Ask, Generation, cut
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
@@ -169,7 +169,7 @@ class RecordedTurns:
         record, number = self._record, self.asked
         is_late = record.get("time_up") == "generate"
         if number == len(self._generations):
-            if is_late:
+            if record.get("time_up") is not None:
                 await run_out()
             if record["stop_reason"] == StopReason.ENGINE_ERROR:
                 raise EngineError(record["error"])
@@ -248,22 +248,22 @@ class Stage:
         """Make the tools' session of a conversation."""
         if self.is_live:
             return ToolSession(instance_id, *args, **kwargs)
-        return RecordedToolSession(*self._parts(instance_id), instance_id, *args, **kwargs)
+        return RecordedToolSession(self._recording(instance_id), instance_id, *args, **kwargs)
 
     def make_user(self, gate: InteractionGate, instance_id: str, *args: Any, **kwargs: Any) -> InteractionSession:
         """Make the interaction's session of a conversation."""
         if self.is_live:
             return InteractionSession(gate, instance_id, *args, **kwargs)
-        return RecordedInteractionSession(*self._parts(instance_id), gate, instance_id, *args, **kwargs)
+        return RecordedInteractionSession(self._recording(instance_id), gate, instance_id, *args, **kwargs)
 
-    def _parts(self, instance_id: str) -> tuple[Any, ...]:
+    def _recording(self, instance_id: str) -> Recording:
         played = self._played[instance_id]
 
         def progress() -> tuple[int, int]:
             outcome = played.outcome
             return len(outcome.turns), sum(len(row.trajectory) for row in outcome.rows)
 
-        return played.record, progress, run_out, image_of
+        return Recording(played.record, progress, expire, run_out, image_of)
 
 
 def image_of(raw: Mapping[str, Any]) -> Any:

@@ -6,12 +6,12 @@ anew: what of it is kept, and whether the conversation is over.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.calls.outages.watch import OutageEndError
-from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls
+from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionSession
@@ -21,29 +21,15 @@ class RecordedInteractionSession(InteractionSession):
     """The interaction of one recorded conversation.
 
     Args:
-        record: Its record.
-        progress: Returns how many turns the model has made, and how many tokens are written in all rows.
-        run_out: Lets the conversation's time be up, and does not return.
-        images: Returns what stands for an image of the record.
+        recording: What is known of it.
         args: As for `InteractionSession`, and so `kwargs`.
     """
 
-    def __init__(
-        self,
-        record: Mapping[str, Any],
-        progress: Callable[[], tuple[int, int]],
-        run_out: Callable[[], Awaitable[None]],
-        images: Callable[[Mapping[str, Any]], Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, recording: Recording, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._record = record
-        self._progress = progress
-        self._run_out = run_out
-        self._image = images
+        self._recording, self._record = recording, recording.record
         self._calls = RecordedCalls(self._gate, self._calls.instance_id, self._answer)
-        self.outages = dict.fromkeys(name for name in record["outages"] if name.startswith("interaction "))
+        self.outages = dict.fromkeys(name for name in self._record["outages"] if name.startswith("interaction "))
 
     async def start(self) -> CheckedReply | None:
         """Return the recorded opening, read anew."""
@@ -56,8 +42,7 @@ class RecordedInteractionSession(InteractionSession):
 
     async def reply(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply:
         """Return the recorded answer to the last turn, read anew."""
-        turn = self._progress()[0] - 1
-        return self._with_state(await super().reply(messages), turn)
+        return self._with_state(await super().reply(messages), self._recording.turn)
 
     def _with_state(self, reply: CheckedReply, turn: int | None) -> CheckedReply:
         """Return a reply with the digest of its state, which is all that a record keeps of it."""
@@ -74,20 +59,22 @@ class RecordedInteractionSession(InteractionSession):
             InteractionFailedError: There was nothing, as the record says.
             DivergedError: The record does not say that it was asked.
         """
-        record, turn = self._record, None if method == "start" else self._progress()[0] - 1
+        record, turn = self._record, None if method == "start" else self._recording.turn
+        if method == self._gate.owner.end:
+            return await self._recording.end()
         if method == "score":
             if record["time_up"] == "score":
-                await self._run_out()
+                await self._recording.run_out()
             if record["stop_reason"] != "environment_error":
                 return float(record["score"])
         elif (reply := self._recorded(turn)) is not None:
-            images = [self._image(image) for image in reply["images"]]
+            images = [self._recording.image(image) for image in reply["images"]]
             given = None if reply["reward"] is None else float(reply["reward"])
             return Reply(
                 reply["text"], images or None, given, reply["done"], reply["truncated"], None, reply["metrics"]
             )
         if record["time_up"] == "interaction":
-            await self._run_out()
+            await self._recording.run_out()
         if record["stop_reason"] == "outage":
             raise OutageEndError(record["error"])
         if record["stop_reason"] == "environment_error":

@@ -8,12 +8,11 @@ and why, the status of one that fails, how much of an answer is kept, and what t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.watch import OutageEndError
-from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, raised
+from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording, raised
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import EXECUTED, CallStatus, Run
@@ -35,36 +34,22 @@ class RecordedToolSession(ToolSession):
     """Tools of one recorded conversation.
 
     Args:
-        record: Its record.
-        progress: Returns how many turns the model has made, and how many tokens are written in all rows.
-        run_out: Lets the conversation's time be up, and does not return.
-        images: Returns what stands for an image of the record.
+        recording: What is known of it.
         args: As for `ToolSession`, and so `kwargs`.
     """
 
-    def __init__(
-        self,
-        record: Mapping[str, Any],
-        progress: Callable[[], tuple[int, int]],
-        run_out: Callable[[], Awaitable[None]],
-        images: Callable[[Mapping[str, Any]], Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, recording: Recording, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._record = record
-        self._progress = progress
-        self._run_out = run_out
-        self._image = images
-        self._recorded = {call["id"]: call for call in record["calls"]}
-        self.outages = dict.fromkeys(name for name in record["outages"] if name.startswith("tool "))
+        self._recording, self._record = recording, recording.record
+        self._recorded = {call["id"]: call for call in self._record["calls"]}
+        self.outages = dict.fromkeys(name for name in self._record["outages"] if name.startswith("tool "))
 
     @property
     def lost(self) -> str:
         """Return the outage for which the conversation had to end by now; "" for none."""
         record = self._record
         written = len(record["generations"]), sum(len(row["ids"]) for row in record["rows"])
-        return record["error"] if self._is_outage and self._progress() >= written else ""
+        return record["error"] if self._is_outage and self._recording.progress() >= written else ""
 
     @property
     def _is_outage(self) -> bool:
@@ -72,6 +57,8 @@ class RecordedToolSession(ToolSession):
 
     def _calls_of(self, gate: Gate) -> RecordedCalls:
         async def answer(method: str) -> Any:
+            if method == gate.owner.end:
+                return await self._recording.end()
             return await (self._created(gate.name) if method == "create" else self._rewarded(gate.name))
 
         calls = RecordedCalls(gate, self._request_id, answer)
@@ -81,7 +68,7 @@ class RecordedToolSession(ToolSession):
     async def _created(self, name: str) -> None:
         record = self._record
         if not record["generations"] and record["time_up"] == "tools":
-            await self._run_out()
+            await self._recording.run_out()
         if not record["generations"] and self._is_outage:
             raise OutageEndError(record["error"])
         for call in record["calls"]:
@@ -91,7 +78,7 @@ class RecordedToolSession(ToolSession):
     async def _rewarded(self, name: str) -> Any:
         rewards = self._record["calc_rewards"]
         if not rewards and self._record["time_up"] == "score":
-            await self._run_out()
+            await self._recording.run_out()
         if name not in rewards:
             raise raised("it raised, or gave no reward")
         return float(rewards[name])
@@ -101,12 +88,12 @@ class RecordedToolSession(ToolSession):
         record, call = self._record, self._recorded.get(run.call.id)
         if call is None:
             if record["time_up"] == "tools":
-                await self._run_out()
+                await self._recording.run_out()
             if self._is_outage:
                 raise OutageEndError(record["error"])
         if call is None or call["status"] not in _ANSWERED:
             status = "no call" if call is None else call["status"]
-            raise DivergedError(Difference(self._progress()[0] - 1, "calls.status", None, status, "executed"))
+            raise DivergedError(Difference(self._recording.turn, "calls.status", None, status, "executed"))
         run.attempts = call["attempts"]
         text: str = call["text"]
         if call["status"] == CallStatus.TIMEOUT:
@@ -115,5 +102,5 @@ class RecordedToolSession(ToolSession):
             raise BusyError(text.removeprefix(_ERROR))
         if call["status"] == CallStatus.ERROR:
             raise ValueError(text.removeprefix(_ERROR))
-        images = [self._image(image) for image in call["images"]]
+        images = [self._recording.image(image) for image in call["images"]]
         return ToolResponse(text, images or None), float(call["reward"]), call["metrics"]
