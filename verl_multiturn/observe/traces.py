@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import orjson
+
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.records.plain import plain as in_plain_types
+from verl_multiturn.records import json_text
+from verl_multiturn.records.json_text import dumps
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
@@ -212,7 +215,7 @@ def _nest(span: Span) -> None:
 
 def plain(value: Any) -> Any:
     """Return a value in types that every backend can store; an image becomes its size."""
-    return in_plain_types(value, lambda image: f"<image {image.width}×{image.height}>")
+    return orjson.loads(dumps(json_text.plain(value, lambda image: f"<image {image.width}×{image.height}>")))
 
 
 def chat_of(root: Span) -> list[dict[str, Any]]:

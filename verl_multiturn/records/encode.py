@@ -15,17 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import orjson
-from numpy.typing import NDArray
-
 from verl_multiturn.certificate.receipts import Receipt
+from verl_multiturn.chat.images import is_pil
 from verl_multiturn.chat.parsing.turns import MalformedCall
 from verl_multiturn.interactions.running.replies import CheckedReply
-from verl_multiturn.records.plain import digest_of, plain, valid_text
+from verl_multiturn.records.rows import row_of, version_runs
 from verl_multiturn.records.schema import SCHEMA
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request, SessionReport
-from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult
 
@@ -68,12 +64,15 @@ class Ended:
 
 
 def record_of(ended: Ended) -> dict[str, Any]:
-    """Return the record of a conversation, in the form of `schema.Record` and in the types of JSON."""
-    outcome, images = ended.outcome, _Images()
+    """Return the record of a conversation, in the form of `schema.Record`.
+
+    `json_text.plain` makes JSON's types of what rows, tools, interactions and agents gave, images among it.
+    """
+    outcome = ended.outcome
     return {
         "schema": SCHEMA,
         "request_id": outcome.request_id,
-        "uid": valid_text(ended.uid),
+        "uid": ended.uid,
         "number": ended.number,
         "rerolled_from": ended.rerolled_from,
         "validation": ended.validation,
@@ -81,123 +80,69 @@ def record_of(ended: Ended) -> dict[str, Any]:
         "loop": ended.loop,
         "began": _time(ended.began),
         "ended": _time(ended.ended),
-        "sample": _sample(ended, images),
-        "sampling": plain(ended.sampling),
+        "sample": _sample(ended),
+        "sampling": ended.sampling,
         "stop_reason": str(outcome.stop_reason),
         "valid": outcome.valid,
         "void": ended.void,
-        "error": valid_text(outcome.error),
-        "outages": plain(outcome.outages),
-        "rows": [_row(row, images) for row in outcome.rows],
+        "error": outcome.error,
+        "outages": outcome.outages,
+        "rows": [_row(row) for row in outcome.rows],
         "generations": [
             _generation(turn, receipt, outcome) for turn, receipt in zip(outcome.turns, ended.generations, strict=True)
         ],
-        "calls": [call for turn in outcome.turns for call in _calls(turn, images)],
-        "replies": _replies(outcome, images),
-        "messages": plain(outcome.messages, images),
+        "calls": [call for turn in outcome.turns for call in _calls(turn)],
+        "replies": _replies(outcome),
+        "messages": outcome.messages,
         "asked": outcome.asked,
-        "calc_rewards": plain(outcome.calc_rewards),
-        "score": plain(float(outcome.score)),
+        "calc_rewards": outcome.calc_rewards,
+        "score": outcome.score,
         "differences": [str(difference) for difference in outcome.differences],
         "time_up": outcome.time_up,
         "generate_s": _time(outcome.generate_s),
         "tools_s": _time(outcome.tools_s),
         "interaction_s": _time(outcome.interaction_s),
-        "session": None if outcome.session is None else _session(outcome.session, images),
+        "session": None if outcome.session is None else _session(outcome.session),
         "timeline": [
-            {"kind": kind, "name": valid_text(name), "turn": turn, "start": _time(start), "end": _time(end)}
+            {"kind": kind, "name": name, "turn": turn, "start": _time(start), "end": _time(end)}
             for kind, name, turn, start, end in ended.timeline
         ],
     }
-
-
-class _Images:
-    """Digests of one record's images; rows and messages share many of them."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, Any]] = {}
-
-    def __call__(self, image: Any) -> dict[str, Any]:
-        known = self._known.get(id(image))
-        if known is None:
-            known = self._known[id(image)] = digest_of(image)
-        return known
-
-    def of(self, images: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the digests of images; what is none, and was shown to no model, is left out."""
-        return [made for image in images if isinstance(made := plain(image, self), dict)]
 
 
 def _time(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def _sample(ended: Ended, images: _Images) -> dict[str, Any]:
+def _sample(ended: Ended) -> dict[str, Any]:
     row, request = ended.row, ended.request
-    extra, model = row.get("extra_info"), row.get("reward_model")
+    extra, model, source = (row.get(name) for name in ("extra_info", "reward_model", "data_source"))
     index = row.get("index")
     if index is None and isinstance(extra, Mapping):
         index = extra.get("index")
-    source = row.get("data_source")
     interaction = None if request is None else request.interaction
     return {
-        "index": plain(index),
-        "data_source": None if source is None else valid_text(str(source)),
-        "ground_truth": plain(model.get("ground_truth"), images) if isinstance(model, Mapping) else None,
-        "extra_info": plain(extra, images),
-        "messages": plain(list(row.get("raw_prompt", ())) if request is None else request.messages, images),
-        "tools": [] if request is None else [valid_text(name) for name in request.tools],
-        "tools_kwargs": {} if request is None else plain(request.tools_kwargs, images),
-        "interaction": None if interaction is None else valid_text(str(interaction.name)),
-        "interaction_kwargs": {} if request is None else plain(request.interaction_kwargs, images),
+        "index": index,
+        "data_source": None if source is None else str(source),
+        "ground_truth": model.get("ground_truth") if isinstance(model, Mapping) else None,
+        "extra_info": extra,
+        "messages": list(row.get("raw_prompt", ())) if request is None else request.messages,
+        "tools": [] if request is None else list(request.tools),
+        "tools_kwargs": {} if request is None else request.tools_kwargs,
+        "interaction": None if interaction is None else interaction.name,
+        "interaction_kwargs": {} if request is None else request.interaction_kwargs,
     }
 
 
-def _row(row: ConversationRow, images: _Images) -> dict[str, Any]:
-    trajectory = row.trajectory
-    sources = np.asarray(trajectory.sources, np.int64)
-    logprobs = np.asarray(trajectory.logprobs, np.float32)[sources == Source.SAMPLED]
-    columns = np.stack(
-        [
-            np.asarray(trajectory.mask, np.int64),
-            np.asarray(trajectory.versions, np.int64),
-            np.asarray(trajectory.turn_ids, np.int64),
-            sources,
-        ]
-    )
-    return {
-        "prompt_length": trajectory.prompt_length,
-        "ids": trajectory.ids,
-        "logprobs": shortest(logprobs),
-        "runs": runs_of(columns),
-        "images": images.of(row.images),
-    }
+def _row(row: ConversationRow) -> dict[str, Any]:
+    made = row.trajectory
+    columns = made.ids, made.mask, made.logprobs, made.versions, made.turn_ids, made.sources
+    return row_of(made.prompt_length, *columns, _images(row.images))
 
 
-def runs_of(columns: NDArray[np.int64]) -> list[list[int]]:
-    """Return runs of equal columns: how many there are in a row, then the values of one.
-
-    Args:
-        columns: Shape `(values, tokens)`.
-    """
-    if not columns.shape[1]:
-        return []
-    starts = np.flatnonzero(np.any(columns[:, 1:] != columns[:, :-1], axis=0)) + 1
-    starts = np.concatenate([[0], starts])
-    counts = np.diff(starts, append=columns.shape[1])
-    found: list[list[int]] = np.vstack([counts, columns[:, starts]]).T.tolist()
-    return found
-
-
-def shortest(values: NDArray[np.float32]) -> list[Any]:
-    """Return numbers that are written as the shortest decimals which are read as the same float32.
-
-    NaN and infinity become their names.
-    """
-    found: list[Any] = orjson.loads(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY))
-    if None in found:
-        found = [str(float(value)) if number is None else number for number, value in zip(found, values, strict=True)]
-    return found
+def _images(images: Sequence[Any]) -> list[Any]:
+    """Return the images among what a tool or a row gave as such; the model was shown nothing else."""
+    return [image for image in images if is_pil(image)]
 
 
 def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any]:
@@ -214,41 +159,41 @@ def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any
         "row": row,
         "start": None if row is None else outcome.rows[row].trajectory.prompt_length + turn.start,
         "cause": None if row is not None else turn.place,
-        "ids": receipt.ids.tolist() if own else None,
-        "logprobs": shortest(receipt.logprobs) if own else None,
-        "versions": runs_of(receipt.versions[None]) if own else None,
+        "ids": receipt.ids if own else None,
+        "logprobs": receipt.logprobs if own else None,
+        "versions": version_runs(receipt.versions) if own else None,
         "cached_tokens": turn.cached,
         "parent": turn.parent,
         "summary": turn.summary,
         "state": turn.state,
-        "reward": None if turn.reward is None else plain(float(turn.reward)),
-        "text": None if turn.said is None else valid_text(turn.said.content),
+        "reward": None if turn.reward is None else float(turn.reward),
+        "text": None if turn.said is None else turn.said.content,
         "asked_at": _time(turn.at - turn.seconds),
         "at": _time(turn.at),
     }
 
 
-def _calls(turn: Turn, images: _Images) -> list[dict[str, Any]]:
+def _calls(turn: Turn) -> list[dict[str, Any]]:
     asked = {} if turn.said is None else {call.id: call for call in turn.said.calls}
-    return [_call(turn.number, call, asked.get(call.call_id), images) for call in turn.calls]
+    return [_call(turn.number, call, asked.get(call.call_id)) for call in turn.calls]
 
 
-def _call(turn: int, call: CallResult, asked: Any, images: _Images) -> dict[str, Any]:
+def _call(turn: int, call: CallResult, asked: Any) -> dict[str, Any]:
     if isinstance(asked, MalformedCall):
-        name, arguments = "", valid_text(asked.text)
+        name, arguments = "", asked.text
     else:
         name, arguments = (call.tool, None) if asked is None else (asked.name, _arguments(asked.arguments))
     return {
         "turn": turn,
         "id": call.call_id,
-        "tool": valid_text(call.tool),
-        "name": valid_text(name),
+        "tool": call.tool,
+        "name": name,
         "arguments": arguments,
         "status": str(call.status),
-        "text": valid_text(call.text if call.whole is None else call.whole),
-        "images": images.of(call.images),
-        "reward": plain(float(call.reward)),
-        "metrics": plain(call.metrics, images),
+        "text": call.text if call.whole is None else call.whole,
+        "images": _images(call.images),
+        "reward": float(call.reward),
+        "metrics": call.metrics,
         "attempts": call.attempts,
         "cached": call.cached,
         "truncated": call.truncated,
@@ -262,10 +207,9 @@ def _call(turn: int, call: CallResult, asked: Any, images: _Images) -> dict[str,
 def _arguments(text: str) -> Any:
     """Return the arguments of a call as the object that they are; as their text where JSON would change them."""
     try:
-        read = json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=_small)
+        return json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=_small)
     except (ValueError, RecursionError):
-        return valid_text(text)
-    return plain(read)
+        return text
 
 
 def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -280,33 +224,33 @@ def _small(digits: str) -> int:
     return number
 
 
-def _replies(outcome: Outcome, images: _Images) -> list[dict[str, Any]]:
-    opening = [] if outcome.opening is None else [_reply(None, outcome.opening, images)]
-    return opening + [_reply(turn.number, turn.reply, images) for turn in outcome.turns if turn.reply is not None]
+def _replies(outcome: Outcome) -> list[dict[str, Any]]:
+    opening = [] if outcome.opening is None else [_reply(None, outcome.opening)]
+    return opening + [_reply(turn.number, turn.reply) for turn in outcome.turns if turn.reply is not None]
 
 
-def _reply(turn: int | None, reply: CheckedReply, images: _Images) -> dict[str, Any]:
+def _reply(turn: int | None, reply: CheckedReply) -> dict[str, Any]:
     return {
         "turn": turn,
-        "text": valid_text(reply.text),
-        "images": images.of(reply.images),
+        "text": reply.text,
+        "images": _images(reply.images),
         "reward": reply.reward,
         "done": reply.done,
         "truncated": reply.truncated,
         "state": reply.state,
-        "metrics": plain(reply.metrics, images),
+        "metrics": reply.metrics,
         "at": _time(reply.at),
     }
 
 
-def _session(session: SessionReport, images: _Images) -> dict[str, Any]:
+def _session(session: SessionReport) -> dict[str, Any]:
     """Return the part that only an agent's session has."""
     known: list[int] = []
     requests: list[dict[str, Any]] = []
     for place, request in enumerate(session.requests):
         # Most often it is the very list of an earlier request.
         same = next((first for first in known if session.requests[first].tools == request.tools), None)
-        tools = plain(list(request.tools), images) if same is None else same
+        tools = list(request.tools) if same is None else same
         if same is None:
             known.append(place)
         requests.append(
@@ -315,9 +259,9 @@ def _session(session: SessionReport, images: _Images) -> dict[str, Any]:
                 "protocol": request.protocol,
                 "parent": request.parent,
                 "shared": request.shared,
-                "messages": plain(list(request.messages), images),
+                "messages": request.messages,
                 "tools": tools if request.tools else None,
-                "wishes": plain(request.wishes),
+                "wishes": request.wishes,
                 "generations": list(request.generations),
                 "delivered": request.delivered,
                 "order": request.order,
@@ -327,9 +271,9 @@ def _session(session: SessionReport, images: _Images) -> dict[str, Any]:
     return {
         "requests": requests,
         "roots": session.roots,
-        "unenforced": plain(dict(session.unenforced)),
-        "reward": None if session.reward is None else plain(float(session.reward)),
+        "unenforced": session.unenforced,
+        "reward": None if session.reward is None else float(session.reward),
         "by_id": session.by_id,
         "end": session.end,
-        "problem": valid_text(session.problem),
+        "problem": session.problem,
     }

@@ -3,18 +3,22 @@
 - Text is valid UTF-8. Half of a surrogate pair becomes U+FFFD.
 - NaN and infinities become the texts `nan`, `inf` and `-inf`.
 - A float32 is written as the shortest decimal that is read as the same float32.
+- An image becomes its size and a digest (`schema.Image`).
 - A key that is not text becomes text. A value of a type that JSON does not have becomes its `repr`, shortened; so does
   an integer of more than 64 bits, and what is nested too deeply or contains itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
+from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
 
 _DEEPEST = 200
@@ -33,12 +37,31 @@ def dumps(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it, a copy. Arrays of finite numbers stay arrays."""
-    return _plain(value, ())
+def digest_of(image: Any) -> dict[str, Any]:
+    """Return what a record keeps of a PIL image, a `schema.Image`."""
+    made = hashlib.blake2b(f"{image.mode} {image.width} {image.height} ".encode(), digest_size=16)
+    made.update(image.tobytes())
+    return {"digest": made.hexdigest(), "size": [image.width, image.height]}
 
 
-def _plain(value: Any, above: tuple[int, ...]) -> Any:
+def plain(value: Any, image: Callable[[Any], Any] = digest_of) -> Any:
+    """Return a value as JSON has it, a copy. Arrays of finite numbers stay arrays.
+
+    Args:
+        value: any value.
+        image: returns what stands for a PIL image. It is called once for each.
+    """
+    known: dict[int, Any] = {}
+
+    def instead(found: Any) -> Any:
+        if id(found) not in known:
+            known[id(found)] = image(found)
+        return known[id(found)]
+
+    return _plain(value, (), instead)
+
+
+def _plain(value: Any, above: tuple[int, ...], image: Callable[[Any], Any]) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -47,16 +70,18 @@ def _plain(value: Any, above: tuple[int, ...]) -> Any:
         return int(value) if value in _INTEGERS else show(value)
     if isinstance(value, float | np.floating):
         return _number(value)
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
         if id(value) in above or len(above) == _DEEPEST:
             return show(value)
         above = (*above, id(value))
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             keys = ((_text(key if isinstance(key, str) else show(key)), item) for key, item in value.items())
-            return {key: _plain(item, above) for key, item in keys}
-        return [_plain(item, above) for item in value]
+            return {key: _plain(item, above, image) for key, item in keys}
+        return [_plain(item, above, image) for item in value]
     if isinstance(value, np.ndarray):
-        return _array(value, above)
+        return _array(value, above, image)
+    if is_pil(value):
+        return image(value)
     return value.item() if isinstance(value, np.integer | np.bool_) else _text(show(value))
 
 
@@ -75,7 +100,7 @@ def _number(value: float | np.floating[Any]) -> float | str:
     return float(str(value)) if isinstance(value, np.float32) else float(value)
 
 
-def _array(value: np.ndarray[Any, Any], above: tuple[int, ...]) -> Any:
+def _array(value: np.ndarray[Any, Any], above: tuple[int, ...], image: Callable[[Any], Any]) -> Any:
     if value.dtype.str in _ARRAYS and (value.dtype.kind != "f" or np.isfinite(value).all()):
         return np.ascontiguousarray(value)
-    return [_plain(item, above) for item in (list(value) if value.ndim else [value.item()])]
+    return [_plain(item, above, image) for item in (list(value) if value.ndim else [value.item()])]
