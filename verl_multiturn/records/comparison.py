@@ -68,8 +68,8 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int 
     """Return where two records of one conversation differ, in the order of its turns.
 
     Args:
-        recorded: What was recorded.
-        now: What is made of it now.
+        recorded: What was recorded, as it is read from disk.
+        now: What is made of it now, in the same types.
         until: Number of the turn at which the replay ended; then only what was answered before it is compared. None: it
             came to its end.
     """
@@ -122,9 +122,7 @@ def _rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) ->
     for index, (one, other) in enumerate(zip(old, new, strict=False)):
         where = f"rows[{index}]."
         yield from _fields(where, ("prompt_length", "images"), one, other, None)
-        if list(one["ids"]) == list(other["ids"]) and all(
-            _plain(one[name]) == _plain(other[name]) for name in ("runs", "logprobs")
-        ):
+        if all(one[name] == other[name] for name in ("ids", "runs", "logprobs")):
             continue
         a, b = columns(one), columns(other)
         for name in _COLUMNS:
@@ -153,20 +151,10 @@ def _session(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> It
         yield from _fields(f"session.requests[{index}].", _REQUEST, one, other, turn)
 
 
-def _plain(value: Any) -> Any:
-    return (
-        value.tolist()
-        if hasattr(value, "tolist")
-        else [list(each) if isinstance(each, tuple) else each for each in value]
-    )
-
-
 def _without_pixels(value: Any) -> Any:
-    """Return a value with each image's size alone, and lists in the place of tuples."""
+    """Return a value with the size alone of each image."""
     if isinstance(value, Mapping):
         if value.keys() == {"digest", "size"}:
             return list(value["size"])
         return {key: _without_pixels(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [_without_pixels(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_without_pixels(item) for item in value] if isinstance(value, list) else value

@@ -20,6 +20,7 @@ from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
@@ -99,14 +100,17 @@ def request(user: bool = False) -> Request:
     return Request("r", [{"role": "user", "content": "What?"}], tools, interaction=User({}) if user else None)
 
 
+def as_read(ended: Ended) -> dict[str, Any]:
+    read: dict[str, Any] = orjson.loads(line_of(record_of(ended)))
+    return read
+
+
 async def record(turns: Sequence[str], limits: Limits = ROOMY, user: bool = False) -> dict[str, Any]:
     """Roll a conversation out and return its record, as it is read from disk."""
     tokenizer = tiny_tokenizer()
     engine = ReceiptingEngine(ScriptedEngine([tokenizer.encode(turn + END) for turn in turns]))
     outcome = await conversation(engine, limits).run(request(user))
-    made = record_of(Ended(outcome, engine.take("r"), request=request(user)))
-    read: dict[str, Any] = orjson.loads(orjson.dumps(made))
-    return read
+    return as_read(Ended(outcome, engine.take("r"), request=request(user)))
 
 
 async def replay(recorded: dict[str, Any], limits: Limits = ROOMY, user: bool = False) -> dict[str, Any]:
@@ -115,7 +119,7 @@ async def replay(recorded: dict[str, Any], limits: Limits = ROOMY, user: bool = 
     outcome = Outcome.begun("r")
     stage.begin(recorded, outcome, RecordedTurns(recorded))
     await conversation(engine, limits, stage).run(request(user), outcome)
-    return record_of(Ended(outcome, engine.take("r"), request=request(user)))
+    return as_read(Ended(outcome, engine.take("r"), request=request(user)))
 
 
 CONVERSATIONS = {

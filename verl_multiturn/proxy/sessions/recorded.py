@@ -1,0 +1,4 @@
+"""stub while sessions are not noted"""
+
+
+class RecordedSession: ...
