@@ -273,7 +273,7 @@ def joined_row(record: dict[str, Any], validation: bool = False, **changes: Any)
     """Return what a join has of the first row of a record; `changes` replace entries."""
     sampled = len(record["rows"][0]["logprobs"])
     score = float(record["number"] == 0)
-    row = {name: None for name in schema.JOINED.names}
+    row = dict.fromkeys(schema.JOINED.names)
     row |= {name: record[name] for name in ("request_id", "uid", "number", "step")}
     row |= {"row": 0, "validation": validation, "score": score, "parts": json.dumps({"acc": score}), "trained": sampled}
     if not validation:

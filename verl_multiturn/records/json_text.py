@@ -23,7 +23,7 @@ from verl_multiturn.describe import show
 
 _DEEPEST = 200
 _INTEGERS = range(-(1 << 63), 1 << 64)
-_ARRAYS = frozenset("<i4 <i8 <u4 <u8 <f4 <f8".split())
+_ARRAYS = frozenset(["<i4", "<i8", "<u4", "<u8", "<f4", "<f8"])
 """Types of array that orjson writes, and that keep their numbers."""
 
 

@@ -1,81 +1,379 @@
-"""`Records`: what is on disk of a run, as plain dictionaries of `schema`."""
+"""`Records`: what is on disk of a run, as plain dictionaries of `schema`. Schema 1 is lifted to schema 2's form.
+
+Invariants:
+- what cannot be read costs itself alone, and leaves one sentence in `faults` that names the file and the offset;
+- what is yielded fits its model, whoever wrote the file.
+"""
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel
 
+from verl_multiturn.describe import show
+from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.records import schema
+from verl_multiturn.records.files import LINES, OPEN, PACKED, STEPS, RecordFile, folder_of, record_files
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.lines import fitted, read_lines, read_object
+from verl_multiturn.records.members import Member, member_at, read_members
+from verl_multiturn.records.schema_1 import lifted
+from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
+
+_LOG = logging.getLogger(__name__)
+
+
+class Placed(NamedTuple):
+    """A record, and where it is."""
+
+    record: dict[str, Any]
+    path: Path
+    offset: int
+    """Position of its gzip member in the file; in a file that is not packed, of its line."""
+    place: int
+    """Number of the record in its member."""
 
 
 class Records:
     """The records of one run or of several.
 
+    Files are read as they are when a method is called, so that a run may still be writing them.
+
     Args:
-        folders: folders of records, or run folders that have one called `records`.
+        folders: folders of records, run folders that have one called `records`, or single files.
+
+    Raises:
+        ConfigError: one of them does not exist.
     """
 
     def __init__(self, *folders: str | Path) -> None:
-        self.folders = [
-            Path(folder) / "records" if (Path(folder) / "records").is_dir() else Path(folder) for folder in folders
-        ]
+        self.folders = [folder_of(Path(folder)) for folder in folders]
+        for folder in self.folders:
+            record_files(folder)
         self._faults: dict[str, None] = {}
+        self._places: dict[str, tuple[str, int, int]] = {}
 
     @property
     def faults(self) -> list[str]:
+        """What could not be read so far, or is odd: one sentence each, with the file and the offset."""
         return list(self._faults)
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        return [orjson.loads(path.read_bytes()) for path in self._files("run-*.json")]
+        """The run files, dictionaries as `schema.RunFile`, in the order of their starts."""
+        found = []
+        for path in self._files("run-*.json"):
+            value = self._object(path, schema.RunFile)
+            if value is not None:
+                found.append(value)
+        for folder in self.folders:
+            starts = [path.stem.removeprefix("run-") for path in sorted(folder.glob("run-*.json"))]
+            if len(starts) > 1:
+                self._fault(folder, None, f"it holds {len(starts)} starts of a run: {', '.join(starts)}")
+        return sorted(found, key=lambda run: run["began"])
+
+    @property
+    def files(self) -> list[RecordFile]:
+        """The files of records, in the order of their names."""
+        return [RecordFile(path) for folder in self.folders for path in record_files(folder)]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        for path in self._files("*.jsonl.gz"):
-            with gzip.open(path) as file:
-                yield from map(orjson.loads, file)
+        """Yield all records, dictionaries as `schema.Record`, file by file."""
+        for file in self.files:
+            for placed in self.placed(file):
+                yield placed.record
+
+    def placed(self, file: RecordFile) -> Iterator[Placed]:
+        """Yield the records of a file with their places, and compare each with the summary in its line."""
+        ends = ends_of(self._lines_of(file.lines)) if file.lines.exists() else None
+        alone: list[int] = []
+        for placed in self._read(file):
+            yield placed
+            if ends is None or not file.is_packed:
+                continue
+            line = ends.get((placed.offset, placed.place))
+            if line is None:
+                alone.append(placed.offset)
+            elif line["request_id"] != placed.record["request_id"]:
+                what = f"record {placed.place} is of request {placed.record['request_id']!r}, its line of"
+                self._fault(file.path, placed.offset, f"{what} {line['request_id']!r}; the record is taken")
+            elif line["summary"] != summary_of(placed.record):
+                what = f"the summary of request {line['request_id']!r} in {file.lines.name} is not that of its record"
+                self._fault(file.path, placed.offset, what + "; the record is taken")
+        if alone:
+            what = f"{len(alone)} records have no line of their end in {file.lines.name}; they are read all the same"
+            self._fault(file.path, alone[0], what)
+        if ends is None and file.is_packed:
+            self._fault(file.path, None, f"{file.lines.name} is missing; conversations that left no record are unknown")
 
     def record(self, request_id: str) -> dict[str, Any]:
-        return next(record for record in self.records() if record["request_id"] == request_id)
+        """Return the record of a conversation.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if request_id not in self._places:
+            self._places = {
+                line["request_id"]: (line["file"], line["offset"], line["place"])
+                for line in self.lines()
+                if line["event"] == "end" and line["offset"] is not None and line["place"] is not None
+            }
+        if (place := self._places.get(request_id)) is not None:
+            found = self.record_at(*place)
+            if found is not None and found["request_id"] == request_id:
+                return found
+        for record in self.records():
+            if record["request_id"] == request_id:
+                return record
+        raise ConfigError(f"there is no record of request {show(request_id)}; take an id of the table of conversations")
+
+    def record_at(self, file: str, offset: int, place: int) -> dict[str, Any] | None:
+        """Return the record at a place that a line or a row of `summaries` names; None: it cannot be read."""
+        for each in self.files:
+            if each.stem == file:
+                found = [placed for placed in self._at(each, offset) if placed.place == place]
+                return found[0].record if found else None
+        return None
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of all files; each has `file`, the stem of its files, beside its entries."""
-        for path in self._files("*.lines.jsonl"):
-            for line in path.read_bytes().splitlines():
-                yield {**orjson.loads(line), "file": path.name.removesuffix(".lines.jsonl")}
+        """Yield the lines of all files, dictionaries as `schema.Line`; each has `file`, the stem of its files, too."""
+        for path in self._files(f"*{LINES}"):
+            stem = path.name.removesuffix(LINES)
+            for line in self._lines_of(path):
+                yield {**line, "file": stem}
 
     def summaries(self) -> pa.Table:
-        raise NotImplementedError
+        """Return the table of all conversations that began (`summaries.SUMMARIES`)."""
+        table = SummaryTable()
+        for path in self._files(f"*{LINES}"):
+            table.begin_file(path.name.removesuffix(LINES))
+            packed = RecordFile(path.with_name(path.name.removesuffix(LINES) + PACKED))
+            last: tuple[int, int] = (0, -1)
+            for line in self._lines_of(path):
+                if line["event"] == "end" and line["offset"] is not None:
+                    last = max(last, (line["offset"], line["place"] or 0))
+                    if line["summary"] is None:
+                        line = self._with_summary(packed, line)
+                table.add(line)
+            if packed.path.exists():  # a kill may have come between a member and its lines
+                for placed in self._read(packed, last[0]):
+                    if (placed.offset, placed.place) > last:
+                        table.add_record(placed.record, placed.offset, placed.place)
+        for file in self.files:
+            if not (file.is_packed and file.lines.exists()):
+                table.begin_file(file.stem)
+                for placed in self.placed(file):
+                    table.add_record(placed.record, placed.offset, placed.place)
+        return table.table()
 
     def steps(self) -> list[dict[str, Any]]:
-        return [line for line in self._steps() if line["event"] != "clock"]
+        """Return the trainer's steps and validations, dictionaries as `schema.StepLine`, in the order of writing."""
+        seen: set[tuple[str, int]] = set()
+        found = []
+        for path, offset, line in self._step_lines(("step", "validation"), schema.StepLine):
+            found.append(line)
+            name = line["event"], line["step"]
+            if name in seen:
+                self._fault(path, offset, f"{name[0]} {name[1]} was done again, by start {line['start']}")
+            seen.add(name)
+            if line["join"] is not None and not (path.parent / "join" / line["join"]).is_file():
+                self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
+        return found
 
     def clocks(self) -> list[dict[str, Any]]:
-        return [line for line in self._steps() if line["event"] == "clock"]
+        """Return how far the workers' clocks are from the trainer's, dictionaries as `schema.Clock`."""
+        return [line for _, _, line in self._step_lines(("clock",), schema.Clock)]
 
     def joined(self) -> pa.Table:
-        tables = [pq.read_table(path) for path in self._files("join/*.parquet")]
+        """Return all joins as one table (`schema.JOINED`)."""
+        tables = []
+        for path in self._files("join/*.parquet"):
+            try:
+                table = pq.read_table(path, partitioning=None)
+                tables.append(pa.table([_column(table, field) for field in schema.JOINED], schema=schema.JOINED))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                self._fault(path, 0, f"it is no join: {_first_line(error)}")
+        for folder in self.folders:
+            has_records, has_join = bool(record_files(folder)), any(folder.glob("join/*.parquet"))
+            if has_join and not has_records:
+                self._fault(folder / "join", None, "there are joins, and no records; tokens and texts are unknown")
+            if has_records and not has_join:
+                self._fault(folder, None, "there are records, and no joins; what was trained and scored is unknown")
         return pa.concat_tables(tables) if tables else schema.JOINED.empty_table()
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """Return the snapshots; each has `file`, as in `lines`."""
-        return [
-            {**orjson.loads(path.read_bytes()), "file": path.name.removesuffix(".open.json")}
-            for path in self._files("*.open.json")
-        ]
+        """Return what each worker's open conversations waited for, dictionaries as `schema.Snapshot`, with `file`."""
+        found = []
+        for path in self._files(f"*{OPEN}"):
+            value = self._object(path, schema.Snapshot)
+            if value is not None:
+                found.append({**value, "file": path.name.removesuffix(OPEN)})
+        return found
 
-    def _steps(self) -> list[dict[str, Any]]:
-        return [orjson.loads(line) for path in self._files("steps.jsonl") for line in path.read_bytes().splitlines()]
+    def _fault(self, path: Path, offset: int | None, what: str) -> None:
+        self._faults[f"{path}: {what}" if offset is None else f"{path}, offset {offset}: {what}"] = None
 
     def _files(self, pattern: str) -> list[Path]:
-        return [path for folder in self.folders for path in sorted(folder.glob(pattern))]
+        return [path for folder in self.folders if folder.is_dir() for path in sorted(folder.glob(pattern))]
+
+    def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
+        try:
+            value = read_object(path.read_bytes())
+            _refuse_newer(value)
+            return fitted(model, value)
+        except (CertificateError, OSError) as error:
+            self._fault(path, 0, f"it is left out: {error}")
+            return None
+
+    def _objects(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            for line in read_lines(path):
+                try:
+                    yield line.offset, read_object(line.text)
+                except CertificateError as error:
+                    self._fault(path, line.offset, f"a line is left out: {error}")
+        except (CertificateError, OSError) as error:
+            self._fault(path, None, f"it cannot be read to its end: {error}")
+
+    def _lines_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        for offset, value in self._objects(path):
+            try:
+                yield fitted(schema.Line, value)
+            except CertificateError as error:
+                # A wrong summary does not make the conversation unknown.
+                try:
+                    line = fitted(schema.Line, {**value, "summary": None})
+                except CertificateError:
+                    self._fault(path, offset, f"a line is left out: {error}")
+                else:
+                    self._fault(path, offset, f"a summary is left out: {error}")
+                    yield line
+
+    def _with_summary(self, packed: RecordFile, line: dict[str, Any]) -> dict[str, Any]:
+        self._fault(packed.lines, None, f"request {line['request_id']!r} has no summary; it is made of its record")
+        for placed in self._at(packed, line["offset"]):
+            if placed.place == line["place"]:
+                return {**line, "summary": summary_of(placed.record)}
+        return line
+
+    def _step_lines(
+        self, events: tuple[str, ...], model: type[BaseModel]
+    ) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        for path in self._files(STEPS):
+            for offset, value in self._objects(path):
+                if value.get("event") not in events:
+                    continue
+                try:
+                    yield path, offset, fitted(model, value)
+                except CertificateError as error:
+                    self._fault(path, offset, f"a line is left out: {error}")
+
+    def _read(self, file: RecordFile, start: int = 0) -> Iterator[Placed]:
+        """Yield the records of a file from an offset on."""
+        try:
+            if file.is_packed:
+                for member in read_members(file.path, start):
+                    yield from self._of_member(file.path, member)
+            else:
+                for line in read_lines(file.path, start):
+                    yield from self._of_text(file.path, line.offset, 0, line.text)
+        except (CertificateError, OSError) as error:
+            self._fault(file.path, None, f"it cannot be read to its end: {error}")
+
+    def _at(self, file: RecordFile, offset: int) -> Iterator[Placed]:
+        """Yield the records of one member, or the record of one line."""
+        if not file.is_packed:
+            yield from (placed for placed in self._read(file, offset) if placed.offset == offset)
+            return
+        try:
+            yield from self._of_member(file.path, member_at(file.path, offset))
+        except OSError as error:
+            self._fault(file.path, offset, f"it cannot be read: {error}")
+
+    def _of_member(self, path: Path, member: Member) -> Iterator[Placed]:
+        if member.text is None:
+            what = (
+                f"a gzip member cannot be read: {member.problem}; its {member.end - member.offset} bytes are left out"
+            )
+            self._fault(path, member.offset, what)
+            return
+        for place, text in enumerate(filter(None, member.text.split(b"\n"))):
+            yield from self._of_text(path, member.offset, place, text)
+
+    def _of_text(self, path: Path, offset: int, place: int, text: bytes) -> Iterator[Placed]:
+        try:
+            record = self._in_form(path, read_object(text))
+        except CertificateError as error:
+            self._fault(path, offset, f"record {place} is left out: {error}")
+        else:
+            yield Placed(record, path, offset, place)
+
+    def _in_form(self, path: Path, value: dict[str, Any]) -> dict[str, Any]:
+        """Return a record in the form of schema 2.
+
+        Raises:
+            CertificateError: it is none.
+        """
+        _refuse_newer(value)
+        if "schema" not in value:
+            self._fault(path, None, "it is of schema 1, which has no data row, no times and no limits")
+            value = in_form_of_2(value)
+        return fitted(schema.Record, value)
+
+
+def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of schema 1 in the form of schema 2, as plain JSON.
+
+    Raises:
+        CertificateError: it is none.
+    """
+    try:
+        return read_object(line_of(lifted(value)))
+    except KeyError as error:
+        raise CertificateError(f"no record of a conversation: {error} is missing") from None
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        StopIteration,
+        RecursionError,
+    ) as error:
+        raise CertificateError(f"no record of a conversation: {error}") from None
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file or a folder, in the form of schema 2."""
-    yield from Records(path).records()
+    """Yield the records of a file or a folder, in the form of schema 2; what cannot be read is logged and left out.
+
+    Raises:
+        ConfigError: there is no such file or folder.
+    """
+    records = Records(path)
+    yield from records.records()
+    for fault in records.faults:
+        _LOG.warning("%s", fault)
+
+
+def _refuse_newer(value: Mapping[str, Any]) -> None:
+    number = value.get("schema", schema.SCHEMA)
+    if type(number) is int and number > schema.SCHEMA:
+        raise CertificateError(
+            f"it is of schema {number}; this version reads up to {schema.SCHEMA}, install a newer one"
+        )
+
+
+def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if field.name not in table.column_names:
+        return pa.nulls(len(table), field.type)
+    return table[field.name].cast(field.type)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -64,18 +64,16 @@ def columns(row: Mapping[str, Any]) -> dict[str, list[Any]]:
     Raises:
         ValueError: the runs, the ids and the log-probabilities have different numbers of tokens.
     """
-    ids, runs = list(row["ids"]), row["runs"]
-    total = sum(count for count, *_ in runs)
-    found: dict[str, list[Any]] = {"ids": ids}
-    for index, name in enumerate(_IN_RUNS, start=1):
-        found[name] = [value for run in runs for value in [run[index]] * run[0]]
+    ids, runs = list(row["ids"]), np.array([list(run) for run in row["runs"]], np.int64).reshape(-1, 1 + len(_IN_RUNS))
     given = [float(number) for number in row["logprobs"]]
-    sampled = found["sources"].count(SAMPLED)
-    if total != len(ids) or sampled != len(given):
+    counts = runs[:, 0]
+    sampled = int(counts[runs[:, _IN_RUNS.index("sources") + 1] == SAMPLED].sum())
+    if (counts < 0).any() or (counts > len(ids)).any() or int(counts.sum()) != len(ids) or sampled != len(given):
         raise ValueError(
-            f"a row has {len(ids)} ids, runs of {total} tokens of which {sampled} are sampled, and {len(given)} "
-            "logprobs; expected one id for each token, and one logprob for each sampled one"
+            f"a row has {len(ids)} ids, runs of {int(counts.sum())} tokens of which {sampled} are sampled, and "
+            f"{len(given)} logprobs; expected one id for each token, and one logprob for each sampled one"
         )
+    found = {name: np.repeat(runs[:, index], counts).tolist() for index, name in enumerate(_IN_RUNS, start=1)}
     each = iter(given)
-    found["logprobs"] = [next(each) if source == SAMPLED else 0.0 for source in found["sources"]]
-    return found
+    logprobs = [next(each) if source == SAMPLED else 0.0 for source in found["sources"]]
+    return {"ids": ids, **found, "logprobs": logprobs}

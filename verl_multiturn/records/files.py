@@ -1,0 +1,70 @@
+"""The files of a folder of records, by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from verl_multiturn.errors import ConfigError
+
+PACKED, PLAIN, LINES, OPEN = ".jsonl.gz", ".jsonl", ".lines.jsonl", ".open.json"
+STEPS = "steps.jsonl"
+
+
+class RecordFile(NamedTuple):
+    """A file of records."""
+
+    path: Path
+
+    @property
+    def stem(self) -> str:
+        """Stem that a worker's files share; the file's own name where it has no others."""
+        return self.path.name.removesuffix(PACKED)
+
+    @property
+    def is_packed(self) -> bool:
+        """Tell whether it is written in gzip members."""
+        return self.path.name.endswith(".gz")
+
+    @property
+    def lines(self) -> Path:
+        """File of its lines, which need not exist."""
+        return self.path.with_name(self.stem + LINES)
+
+
+def record_files(path: Path) -> list[Path]:
+    """Return the files of records in a folder, or the file itself.
+
+    Raises:
+        ConfigError: there is no such file or folder.
+    """
+    try:
+        if not path.is_dir():
+            if not path.exists():
+                raise ConfigError(f"{str(path)!r} does not exist; expected a file of records, or a folder of them")
+            return [path]
+        plain = [
+            each
+            for each in path.glob(f"*{PLAIN}")
+            if not each.name.endswith(LINES) and each.name != STEPS and not each.name.startswith("metrics")
+        ]
+        return sorted([*path.glob(f"*{PACKED}"), *plain])
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of the records that a run folder has; any other path as it is.
+
+    Raises:
+        ConfigError: it cannot be looked at.
+    """
+    try:
+        return path / "records" if (path / "records").is_dir() else path
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    # A name that is too long, or a folder above it that is closed.
+    return ConfigError(f"{str(path)!r} cannot be read: {error}; name a file of records, or a folder of them")
