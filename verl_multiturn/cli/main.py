@@ -24,6 +24,7 @@ from verl_multiturn.certificate.verification import verify_files
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.contract import (
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (serve, index, retrieval_server):
+for command in (serve, replay, index, retrieval_server):
     app.command()(command)
 console = Console()
 _DAY_S = 86_400.0

@@ -25,9 +25,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from verl_multiturn.records import joins
+from verl_multiturn.records.reader import Records
 
 FATES = (
     "trained", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut", "cancelled",
@@ -35,6 +39,7 @@ FATES = (
 )  # fmt: skip
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
 """What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
+_COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained"]
 _OVER = ("end", "drop", "score")
 
 
@@ -67,7 +72,6 @@ class _Conversation:
     validation: bool = False
     step: int = 0
     start: str = ""
-    file: str = ""
     at: float = 0.0
     events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Its lines, by event."""
@@ -92,6 +96,8 @@ class _Start:
     rerolled: dict[str, tuple[str, int]] = field(default_factory=dict)
     """uid → uid of the group in its place, and the step."""
     validations: set[int] = field(default_factory=set)
+    says_steps: bool = False
+    """Whether `steps.jsonl` has a line of it."""
     unjoined: list[str] = field(default_factory=list)
     """Steps and validations whose join could not be written."""
 
@@ -105,22 +111,24 @@ def fates(
     """Return the fate of every conversation that began, in the order of their beginnings.
 
     Args:
-        lines: the workers' lines, with `start` and `file`, the start and the stem of the file that has the line.
+        lines: the workers' lines, with `file`, the stem of the file that has the line; it begins with the start.
         steps: the lines of `steps.jsonl` (`StepLine`, `End`).
-        joined: the rows of all joins, with `start`; of the lists only `untrained_tokens` is read.
+        joined: the rows of all joins, with `start`; their lists are not read.
         runs: the runs' files.
     """
-    steps = list(steps)
-    known = _conversations(lines)
+    steps, runs = list(steps), list(runs)
+    named = {str(each.get("start", "")) for each in [*steps, *runs]}
+    known = _conversations(lines, named)
     starts = _starts(steps, [each.start for each in known.values()], runs)
-    has_joins = _join(known, joined, starts)
+    _join(known, joined, starts)
+    groups = {each.uid: int(each.rows[0]["step"]) for each in known.values() if each.rows}
     begun = defaultdict(list)
     for each in known.values():
         begun[each.uid, each.number].append(each)
     found = []
     for each in sorted(known.values(), key=lambda each: (each.at, each.request_id)):
         again = max(begun[each.uid, each.number], key=lambda other: other.at) if each.uid else each
-        found.append(_fate(each, again, starts, has_joins or bool(steps)))
+        found.append(_fate(each, again, starts, groups))
     return found
 
 
@@ -135,7 +143,28 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
     return {name: counted[name] for name in FATES if counted[name]}
 
 
-def _conversations(lines: Iterable[Mapping[str, Any]]) -> dict[str, _Conversation]:
+def fates_of(records: Records) -> list[Fate]:
+    """Return the fate of every conversation of a run's folders; see `fates`."""
+    return fates(records.lines(), records.steps(), _joined_rows(records.folders), records.runs)
+
+
+def _joined_rows(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for start, table in joins.read(folders, _COLUMNS):
+        for row in table.to_pylist():
+            yield {**row, "start": start}
+
+
+def start_of(stem: str, named: Iterable[str]) -> str:
+    """Return the start that the stem of a worker's files begins with.
+
+    Args:
+        stem: the stem.
+        named: starts that are known.
+    """
+    return next((name for name in named if name and stem.startswith(f"{name}-")), stem.partition("-")[0])
+
+
+def _conversations(lines: Iterable[Mapping[str, Any]], named: Iterable[str]) -> dict[str, _Conversation]:
     known: dict[str, _Conversation] = {}
     for line in lines:
         request_id = str(line.get("request_id", ""))
@@ -147,7 +176,7 @@ def _conversations(lines: Iterable[Mapping[str, Any]]) -> dict[str, _Conversatio
         each.number = int(line.get("number") or each.number)
         each.validation = bool(line.get("validation") or each.validation)
         each.step = int(line.get("step") or each.step)
-        each.start, each.file = str(line.get("start") or each.start), str(line.get("file") or each.file)
+        each.start = start_of(str(line.get("file", "")), named)
         if line.get("event") == "begin" or not each.at:
             each.at = float(line.get("at") or 0.0)
     return known
@@ -161,6 +190,7 @@ def _starts(
         starts[name] = _Start(order=len(starts))  # the names order by time
     for line in steps:
         start, event, step = starts[str(line.get("start", ""))], line.get("event"), int(line.get("step") or 0)
+        start.says_steps = True
         if event == "end":
             start.ended = True
         if event not in ("step", "validation"):
@@ -183,8 +213,10 @@ def _starts(
     return starts
 
 
-def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]) -> bool:
-    """Enter the rows of joins into the conversations that they are of; return whether there is any."""
+def _join(
+    known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]
+) -> None:
+    """Enter the rows of joins into the conversations that they are of."""
     rows: dict[str, dict[tuple[int, str, int], list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in joined:
         start = str(row.get("start", ""))
@@ -201,11 +233,19 @@ def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], 
                 request_id, str(first["uid"]), int(first["number"]), bool(first["validation"]), last[2], last[1]
             )
         each.rows = [{**row, "start": last[1]} for row in by_step[last]]
-    return bool(rows)
 
 
-def _fate(each: _Conversation, last: _Conversation, starts: Mapping[str, _Start], has_trainer: bool) -> Fate:
-    """Return the fate of a conversation; `last` is the one of its name that was begun last."""
+def _fate(
+    each: _Conversation, last: _Conversation, starts: Mapping[str, _Start], joined_groups: Mapping[str, int]
+) -> Fate:
+    """Return the fate of a conversation.
+
+    Args:
+        each: the conversation.
+        last: the one of its name that was begun last.
+        starts: what is known of the starts.
+        joined_groups: the groups of which a row is in a join, each with the step.
+    """
 
     def fate(name: str, step: int | None = None, why: str = "", **more: bool) -> Fate:
         return Fate(each.request_id, each.uid, each.number, each.validation, each.step, name, step, why, **more)
@@ -229,7 +269,11 @@ def _fate(each: _Conversation, last: _Conversation, starts: Mapping[str, _Start]
         if what == "failed" and not each.is_over:
             return fate("lost", step, "its worker died, and its group was given up")
         return fate(what, step)
-    return _without_a_trace(each, starts, has_trainer, fate)
+    if (joined := joined_groups.get(each.uid)) is not None:
+        if each.is_over:
+            return fate("cut", joined, "it ended when enough siblings had")
+        return fate("lost", joined, "its group was taken without it, and no line says why")
+    return _without_a_trace(each, starts, bool(joined_groups), fate)
 
 
 def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fate:
@@ -260,7 +304,7 @@ def _of_group(each: _Conversation, starts: Mapping[str, _Start], where: str) -> 
     return None
 
 
-def _without_a_trace(each: _Conversation, starts: Mapping[str, _Start], has_trainer: bool, fate: Any) -> Fate:
+def _without_a_trace(each: _Conversation, starts: Mapping[str, _Start], has_joins: bool, fate: Any) -> Fate:
     """Return the fate of a conversation that nothing else says anything of."""
     start = starts.get(each.start, _Start())
     later = any(other.order > start.order for other in starts.values())
@@ -269,7 +313,7 @@ def _without_a_trace(each: _Conversation, starts: Mapping[str, _Start], has_trai
             return fate("lost", each.step, "its worker died, and its group was given up")  # type: ignore[no-any-return]
         if f"validation {each.step}" in start.unjoined:
             return fate("validated", each.step)  # type: ignore[no-any-return]
-    if each.is_over and (start.unjoined or not has_trainer):
+    if each.is_over and (start.unjoined or not (has_joins or start.says_steps)):
         missing = f"the join of {start.unjoined[0]} is not there" if start.unjoined else "no join is there"
         return fate("unknown", why=missing)  # type: ignore[no-any-return]
     if start.ended or later:

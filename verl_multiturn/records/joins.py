@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from verl_multiturn.records.schema import JOINED
 
 FOLDER = "join"
-_NAME = re.compile(r"(step|validation)-(\d+)-([^-]+)\.parquet")
+_NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
 _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
 """Columns whose values repeat, as the advantages of a row mostly do."""
 Floats = NDArray[np.float32]
@@ -74,8 +75,8 @@ class JoinName(NamedTuple):
 
 
 def name_of(validation: bool, step: int, start: str) -> str:
-    """Return the name of a join's file. Example: `step-7-20261126T101500_9f3c2a.parquet`."""
-    return f"{'validation' if validation else 'step'}-{step}-{start}.parquet"
+    """Return the name of a join's file. Example: `step-000007-20261126T101500_9f3c2a.parquet`."""
+    return f"{'validation' if validation else 'step'}-{step:06d}-{start}.parquet"
 
 
 def parse_name(name: str) -> JoinName | None:
@@ -117,6 +118,20 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
         half.replace(place / name)
     finally:
         half.unlink(missing_ok=True)
+
+
+def read(folders: Iterable[Path], columns: Sequence[str] | None = None) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the start and the table of each join in folders of records; what is no join, or is torn, is left out.
+
+    Args:
+        folders: the folders.
+        columns: names of the columns; None: all.
+    """
+    for folder in folders:
+        for path in sorted((folder / FOLDER).glob("*.parquet")):
+            if (name := parse_name(path.name)) is not None:
+                with suppress(OSError, pa.ArrowException):
+                    yield name.start, pq.read_table(path, columns=None if columns is None else list(columns))
 
 
 def figures(table: pa.Table) -> Figures:

@@ -9,7 +9,6 @@ Codec, parser, limits, context, tools' sessions, forest and trajectories are tho
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +19,7 @@ from omegaconf import OmegaConf
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.sessions.recorded import RecordedSession
@@ -181,22 +180,12 @@ class Replay:
         turns = outcome.turns[: len(receipts)]
         made = replace(outcome, turns=turns) if len(turns) < len(outcome.turns) else outcome
         void = bool(outputs) and outputs[-1].void
-        now = orjson.loads(line_of(record_of(Ended(made, receipts[: len(turns)], request=request, void=void, step=step))))
+        now = orjson.loads(
+            line_of(record_of(Ended(made, receipts[: len(turns)], request=request, void=void, step=step)))
+        )
         found = differences(record, now, None if diverged is None else diverged.turn)
         if diverged is not None:
             found.append(diverged)
-        if self.is_changed:
-            found = [each for each in found if each.field.startswith(("generations", "stop_reason"))]
+        if self.is_changed:  # what follows from the change is no difference of the code
+            found = [diverged] if diverged is not None else [each for each in found if each.field == "stop_reason"]
         return Played(str(record["request_id"]), found, outputs=outputs)
-
-
-async def play_all(replay: Replay, records: Any) -> Any:
-    """Yield what the replay of each record found, one after the other."""
-    for record in records:
-        yield record, await replay.play(record)
-        await asyncio.sleep(0)
-
-
-def no_such(key: str) -> ConfigError:
-    """Return the error of a setting that there is not."""
-    return ConfigError(f"--set {key}: the run has no such setting; name one as its configuration has it")

@@ -62,7 +62,10 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
     config, changed = changed_settings(run["settings"], changes)
     model = _load_model(config, run, changed)
     if is_live or changed & {*_TOOLS}:
-        settings, multi_turn = settings_of(config.actor_rollout_ref.rollout), config.actor_rollout_ref.rollout.multi_turn
+        settings, multi_turn = (
+            settings_of(config.actor_rollout_ref.rollout),
+            config.actor_rollout_ref.rollout.multi_turn,
+        )
         path = settings.tool_config_path or multi_turn.get("tool_config_path")
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
     else:
@@ -219,7 +222,9 @@ def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
         try:
             made = build_interaction(entry, where)
         except Exception as error:  # an author's code, which may need what is not here
-            logger.warning("%s cannot be built here, and its conversations are skipped: %s", where, show(describe(error)))
+            logger.warning(
+                "%s cannot be built here, and its conversations are skipped: %s", where, show(describe(error))
+            )
             continue
         found[made.name] = made
     return found

@@ -22,7 +22,7 @@ _ASKING = ("judge",)
 """Rewards in the box whose verdict is another program's, and not the same each time."""
 
 
-class Unrepeatable(Exception):  # noqa: N818  # nothing has gone wrong
+class UnrepeatableError(Exception):
     """A score that cannot be computed again; the text says why."""
 
 
@@ -39,11 +39,11 @@ class Scores:
 
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
         self._config = config
+        self._own = self._function_is_ours()
         self._why = ""
         if OmegaConf.select(config, "reward.reward_model.enable"):
             self._why = "a reward model judges"
             return
-        self._own = self._function_is_ours()
         try:
             self._manager = load_reward_manager(config, tokenizer)
         except Exception as error:  # the file of a reward function is an author's code
@@ -65,13 +65,12 @@ class Scores:
             outputs: its replayed rows.
 
         Raises:
-            Unrepeatable: the reward is another program's verdict.
+            UnrepeatableError: the reward is another program's verdict.
             ConfigError: the reward function raised.
         """
         last = outputs[-1]
         if last.reward_score is None:
             last.reward_score = await self._computed(record["sample"], outputs)
-        last._read_score()
         return last.total()
 
     async def _computed(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> Any:
@@ -80,9 +79,9 @@ class Scores:
             kwargs = OmegaConf.select(self._config, "reward.custom_reward_function.reward_kwargs") or {}
             options = read_reward_kwargs(OmegaConf.to_container(kwargs) if OmegaConf.is_config(kwargs) else kwargs)
             if (name := find_reward(source, options.routes)) in _ASKING:
-                raise Unrepeatable(f"the reward {name!r} asks a model")
+                raise UnrepeatableError(f"the reward {name!r} asks a model")
         if self._why:
-            raise Unrepeatable(self._why)
+            raise UnrepeatableError(self._why)
         try:
             result = await self._manager.run_single(_data(sample, outputs[-1]))
         except Exception as error:  # an author's code
