@@ -288,7 +288,22 @@ class MultiTurnSettings(BaseModel):
     """
 
     record_dir: str | None = None
-    """Folder for records of all finished conversations, one JSON object a line; null: no records."""
+    """Folder for records of all conversations (`records/schema.py` says what is in it); null: no records."""
+
+    record_share: float = Field(1.0, ge=0, le=1)
+    """Share of the groups whose records are kept; 1: all of them. Groups are kept whole. That a conversation began, and
+    how it ended, is written for all of them."""
+
+    record_max_gb: float | None = Field(None, gt=0)
+    """The most GB of records in `record_dir`, those of earlier starts included; null: no limit. What comes beyond is
+    dropped, and counted in the metric `rollout/records/dropped`."""
+
+    record_redact: tuple[str, ...] = ()
+    """What records hide: names of entries, such as `api_key`, whose values become `***` in all that rows, tools, users
+    and the model gave; and, after `re:`, regular expressions, whose matches in texts become `***`. Token ids stay."""
+
+    record_start: str | None = None
+    """Name of the run's start, in the names of the records' files. Do not set it yourself: the start-up check does."""
 
     certificate_share: float = Field(1.0, ge=0, le=1)
     """Share of each training batch's conversations that the trainer verifies; 1: all of them, 0: off.

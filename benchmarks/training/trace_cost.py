@@ -46,11 +46,12 @@ from transformers import AutoTokenizer
 from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
-from verl_multiturn.observe.traces import Span, Traced
+from verl_multiturn.observe.traces import Followed, Span
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.oversampling import samples_to_start
+from verl_multiturn.verl_bridge.loops.following import follow, note
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
-from verl_multiturn.verl_bridge.traces.tracer import Tracer, note
+from verl_multiturn.verl_bridge.traces.tracer import Tracer
 
 BACKENDS = ("mlflow", "trackio")
 SCALE = 0.33
@@ -90,7 +91,7 @@ async def _loop_s() -> float:
     tracer.choose(row, validate=False)
     started = time.thread_time()
     for _ in range(count):
-        with tracer.conversation(row, validate=False):
+        with follow(row, tracer):
             note(Outcome.begun("r"))
     used = time.thread_time() - started
     await tracer.writer.aclose()
@@ -105,7 +106,7 @@ class _Nowhere:
     def open(self) -> None:
         """Do nothing."""
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Do nothing."""
 
     def close(self) -> None:

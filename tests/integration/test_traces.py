@@ -224,7 +224,7 @@ def test_the_first_groups_of_a_step_are_traced() -> None:
         tracer.choose(prompt, validate=False)
     tracer.choose({"uid": "v", "agent_name": "multiturn_agent", "global_steps": 1}, validate=True)
     assert tracer._groups == {"u0", "u1", "u3", "u4", "v"}
-    tracer.over("u0")
+    tracer.forget("u0")
     assert "u0" not in tracer._groups
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
 from verl_multiturn.calls.slots import Slot, Slots
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import Alarms, finish, keep
 
@@ -90,7 +91,8 @@ class Calls:
             kwargs = {**kwargs, **self._uncopied[method]}
         invocation = owner.invoke(method, (self.instance_id, *arguments), kwargs)
         try:
-            await self._wait(invocation, alarms or self._slots.alarms)
+            with during(owner.spans[method], owner.name):
+                await self._wait(invocation, alarms or self._slots.alarms)
             return invocation.result()
         except (TimedOutError, asyncio.CancelledError):
             left = invocation.stop()

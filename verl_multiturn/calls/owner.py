@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, is_coroutine_method, task_name
 from verl_multiturn.calls.limits import CallLimits
+from verl_multiturn.calls.timeline import Kind
 from verl_multiturn.errors import MultiTurnError
 
 
@@ -24,6 +25,7 @@ class Owner:
     Attributes:
         begin: Name of the method that begins a conversation.
         end: Name of the method that ends it.
+        spans: What a call of each method is called in a conversation's timeline.
         inherited: Names of the methods that need no call, since the object has those of `base` that do nothing.
     """
 
@@ -41,7 +43,10 @@ class Owner:
         self.name: str = made.name
         self.limits = limits
         self.contract_error = contract_error
-        self.begin, _, reward, self.end = methods
+        self.begin, called, reward, self.end = methods
+        named: Sequence[Kind] = ("create", "call", "reward") if kind == "tool" else ("interaction",) * 3
+        spans = zip((self.begin, called, reward, self.end), (*named, "release"), strict=True)
+        self.spans: dict[str, Kind] = dict(spans)
         self.inherited = frozenset(
             method
             for method in (self.begin, reward, self.end)

@@ -20,6 +20,7 @@ from verl_multiturn.calls.limits import outage_rules
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import Watch, Watched
 from verl_multiturn.calls.owner import Owner
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.tasks import Alarms, done_within, keep
 
 
@@ -226,7 +227,8 @@ class Slot:
         """
         if not self._slots.try_enter():
             try:
-                self._lease = await self._slots.enter()
+                with during("wait", self._slots.name):
+                    self._lease = await self._slots.enter()
             finally:
                 self.started = asyncio.get_running_loop().time()
         self._is_taken = True

@@ -18,9 +18,7 @@ def replay(
     requests: Annotated[list[str] | None, typer.Argument(help="Ids of conversations; else all are replayed.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="KEY=VALUE: replay with a changed setting, as in `custom.multiturn.turn_length=64`."
-        ),
+        typer.Option("--set", help="KEY=VALUE: replay with a changed setting; repeatable."),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Run the tools and interactions again.")] = False,
     scores: Annotated[bool, typer.Option(help="Whether rewards are computed again.")] = True,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.traces import Decode, Span, Traced, trace_of
+from verl_multiturn.observe.traces import Decode, Followed, Span, trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Sink(Protocol):
         """Connect; called before the first trace, and again after it raised."""
         ...
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Write one trace."""
         ...
 
@@ -64,7 +64,7 @@ class TraceWriter:
     def __init__(self, sinks: Sequence[Sink], decode: Decode | None = None, pause_s: float = _PAUSE_S) -> None:
         self._outlets = [_Outlet(sink, pause_s) for sink in sinks]
         self._decode = decode
-        self._queue: queue.Queue[Traced | Callable[[], object]] = queue.Queue()
+        self._queue: queue.Queue[Followed | Callable[[], object]] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lost = 0
 
@@ -73,7 +73,7 @@ class TraceWriter:
         """Return how many conversations wait for the thread."""
         return self._queue.qsize()
 
-    def put(self, traced: Traced) -> None:
+    def put(self, traced: Followed) -> None:
         """Take a conversation that is over and whose outcome nobody changes any more."""
         if self.waiting >= _MOST:
             self._lost += 1
@@ -102,7 +102,7 @@ class TraceWriter:
             raise
 
     def _run(self) -> None:
-        while isinstance(traced := self._queue.get(), Traced):
+        while isinstance(traced := self._queue.get(), Followed):
             for outlet in self._outlets:
                 outlet.open()
             try:
@@ -138,7 +138,7 @@ class _Outlet:
             self._tell(error)
         self._tried = time.monotonic()
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         if not self._is_open:
             self._lost += 1
             return

@@ -20,8 +20,10 @@ from typing import Any, Literal
 
 import orjson
 
+from verl_multiturn.calls.timeline import Timeline
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.records import json_text
+from verl_multiturn.records.encode import Ended
 from verl_multiturn.records.json_text import dumps
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.turn import Turn
@@ -56,9 +58,12 @@ class Span:
             yield from child.walk()
 
 
-@dataclass
-class Traced:
-    """A conversation whose trace is written. Its loop puts the outcome in; its worker says how it ended."""
+@dataclass(eq=False)
+class Followed:
+    """A conversation that began, for its record and its trace.
+
+    Its loop puts the outcome in; its worker says how it ended.
+    """
 
     uid: str
     """Id of its group."""
@@ -85,6 +90,15 @@ class Traced:
     """The other numbers of its reward function."""
     session: Any = None
     """RL-Insight's session of the conversation; None without it."""
+    request_id: str = ""
+    rerolled_from: str | None = None
+    """uid of the group in whose place its group was begun; None: none."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """What it waited for, and waits for now."""
+    known: Ended | None = None
+    """What its record is made of; None while it has not ended by itself."""
+    is_traced: bool = False
+    """Whether its trace is written."""
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -99,7 +113,7 @@ class Traced:
         }
 
 
-def trace_of(traced: Traced, decode: Decode | None = None) -> Span:
+def trace_of(traced: Followed, decode: Decode | None = None) -> Span:
     """Return the trace of a conversation that is over.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.images import is_pil
-from verl_multiturn.chat.parsing.turns import MalformedCall
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.records.rows import row_of, version_runs
 from verl_multiturn.records.schema import SCHEMA
@@ -178,11 +178,13 @@ def _calls(turn: Turn) -> list[dict[str, Any]]:
     return [_call(turn.number, call, asked.get(call.call_id)) for call in turn.calls]
 
 
-def _call(turn: int, call: CallResult, asked: Any) -> dict[str, Any]:
+def _call(turn: int, call: CallResult, asked: ToolCall | MalformedCall | None) -> dict[str, Any]:
+    name: str = call.tool
+    arguments: Any = None
     if isinstance(asked, MalformedCall):
         name, arguments = "", asked.text
-    else:
-        name, arguments = (call.tool, None) if asked is None else (asked.name, _arguments(asked.arguments))
+    elif asked is not None:
+        name, arguments = asked.name, _arguments(asked.arguments)
     return {
         "turn": turn,
         "id": call.call_id,

@@ -213,9 +213,7 @@ def _starts(
     return starts
 
 
-def _join(
-    known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]
-) -> None:
+def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]) -> None:
     """Enter the rows of joins into the conversations that they are of."""
     rows: dict[str, dict[tuple[int, str, int], list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in joined:

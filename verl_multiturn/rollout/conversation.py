@@ -20,6 +20,7 @@ from typing import Any, Literal
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.slots import Gates
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
@@ -345,13 +346,15 @@ class Conversation:
         trajectory = outcome.trajectory
         outcome.doing, started = "generate", time.perf_counter()
         ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
+        number = len(outcome.turns)
         try:
-            sampled = await sample(self._engine, ask)
+            with during("generation", turn=number):
+                sampled = await sample(self._engine, ask)
         finally:
             seconds = time.perf_counter() - started
             outcome.generate_s += seconds
         turn = Turn(
-            number := len(outcome.turns),
+            number,
             parent=number - 1 if number else None,
             place=len(outcome.rows) - 1,
             start=trajectory.response_length,

@@ -74,7 +74,7 @@ def digest_of(ids: Sequence[int]) -> str:
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the first position at which two sequences differ; the length of the shorter one, if it begins the other."""
+    """Return the first position at which two sequences differ; where one begins the other, its length."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

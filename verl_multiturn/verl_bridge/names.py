@@ -22,5 +22,8 @@ MANAGER = "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
 OUR_TRAINER = "multiturn_"
 """Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 
+REROLLED_FROM = "__rerolled_from__"
+"""Field of a prompt that was begun anew: uid of the group in whose place it was. The worker takes it out of the row."""
+
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""

@@ -26,6 +26,7 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import InteractionContractError, ToolContractError
@@ -167,7 +168,7 @@ class Watch:
         """
         waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
-        with self.outages.stopped():
+        with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
             try:
                 async with asyncio.timeout_at(until) as limit:
                     admitted = again

@@ -34,9 +34,9 @@ class RecordedInteractionSession(InteractionSession):
     async def start(self) -> CheckedReply | None:
         """Return the recorded opening, read anew."""
         record = self._record
-        if record["stop_reason"] == "outage" and not record["rows"][0]["runs"][1:] and self._recorded(None) is None:
-            if record["error"].startswith("interaction "):  # it was waited for, before it began
-                raise OutageEndError(record["error"])
+        is_outage = record["stop_reason"] == "outage" and record["error"].startswith("interaction ")
+        if is_outage and not record["generations"] and self._recorded(None) is None:  # before it began
+            raise OutageEndError(record["error"])
         reply = await super().start()
         return None if reply is None else self._with_state(reply, None)
 

@@ -162,6 +162,10 @@ class Entry:
     """Time (`time.time`) at which the engine had answered."""
     seconds: float = 0.0
     """Seconds for which the engine was waited for."""
+    finish: str = ""
+    """Why it ended, in the engine's word."""
+    cached: int | None = None
+    """Tokens of the prompt that the engine had in its prefix cache; None where it does not say."""
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -220,6 +220,7 @@ def _turn(
     node = entry.node
     turn = Turn(number, parent=None if entry.parent is None else entry.parent.number, place=entry.cause)
     turn.given, turn.at, turn.seconds = entry.given, entry.at, entry.seconds
+    turn.finish, turn.cached = entry.finish, entry.cached
     if node is None:
         return turn
     if not node.delivered:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError
@@ -101,13 +102,16 @@ class Sampler:
         ask = Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images)
         started = time.perf_counter()
         try:
-            sampled = await sample(run.engine, ask)
+            with during("generation") as span:
+                sampled = await sample(run.engine, ask)
+                span.turn = number = len(self._forest.ledger)
         finally:
             seconds = time.perf_counter() - started
             self.seconds += seconds
+        made = sampled.generation
         entry = Entry(lane, lane.generations, prompt.parent, given=prompt.messages, seconds=seconds)
+        entry.finish, entry.cached = made.finish, made.cached
         lane.generations += 1
-        number = len(self._forest.ledger)
         self._forest.ledger.append(entry)
         if sampled.cancelled is not None:
             entry.cause = "undelivered"

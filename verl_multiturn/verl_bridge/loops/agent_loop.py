@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.verl_bridge.closing import close_at_end
+from verl_multiturn.verl_bridge.loops.following import follow, request_id
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
@@ -76,8 +76,9 @@ class MultiTurnAgentLoop(AgentLoopBase):
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
-        request = await runner.request(row, sampling, uuid4().hex)
-        outputs = await runner.outputs(request, row, int(row.get("global_steps") or 0))
+        with follow({"agent_name": AGENT_LOOP, **row}, runner.records):
+            request = await runner.request(row, sampling, request_id())
+            outputs = await runner.outputs(request, row, int(row.get("global_steps") or 0))
         return outputs[0] if len(outputs) == 1 else list(outputs)
 
 

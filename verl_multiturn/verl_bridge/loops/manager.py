@@ -33,16 +33,20 @@ from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.traces import Traced
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
+from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
+from verl_multiturn.verl_bridge.loops.following import follow, followed, note_score
+from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper
+from verl_multiturn.verl_bridge.names import OUR_LOOPS, REROLLED_FROM
 from verl_multiturn.verl_bridge.settings import settings_of
-from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing, note_end, note_score
+from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)
@@ -88,10 +92,19 @@ class MultiTurnWorker(_VerlWorker):
         self._cut = (0, 0.0)
         self._writing: set[asyncio.Task[Any] | None] = set()
         """Tasks that have begun to write a row."""
+        self._rerolled_from: dict[str, str] = {}
+        """uid of the group in whose place a running group was begun."""
 
     @cached_property
     def _tracer(self) -> Tracer | None:
         return Tracer.of(self)
+
+    @cached_property
+    def _recorder(self) -> Recorder | None:
+        recorder = recorder_of(settings_of(self.config.actor_rollout_ref.rollout))
+        if recorder is not None:
+            close_at_end([recorder])
+        return recorder
 
     async def finished(self, seen: int) -> list[tuple[str, End]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
@@ -128,6 +141,8 @@ class MultiTurnWorker(_VerlWorker):
             wanted = int(prompt.get("__rollout_n__", rollout.n))
             prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
             self._oversampled[uid] = FirstValid(wanted, started)
+        if (earlier := prompt.pop(REROLLED_FROM, None)) is not None:
+            self._rerolled_from[uid] = earlier
         if self._tracer is not None:
             self._tracer.choose(prompt, trajectory["validate"])
         try:
@@ -136,8 +151,9 @@ class MultiTurnWorker(_VerlWorker):
             if (samples := self._oversampled.pop(uid, None)) is not None:
                 self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
             if self._tracer is not None:
-                self._tracer.over(uid)
+                self._tracer.forget(uid)
             del self._groups[uid]
+            self._rerolled_from.pop(uid, None)
             rows = self._row_ends.pop(uid, time.time())
             end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
             self._ended.append((uid, end))
@@ -147,21 +163,21 @@ class MultiTurnWorker(_VerlWorker):
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
         run = partial(super()._run_agent_loop, *args, **kwargs)
         samples = self._oversampled.get(kwargs["uid"])
-        followed: contextlib.AbstractContextManager[Traced | None] = contextlib.nullcontext()
-        if self._tracer is not None:
-            followed = self._tracer.conversation(kwargs, kwargs["trajectory"]["validate"])
-        with followed as traced:
+        uid = kwargs["uid"]
+        recorder = self._recorder if kwargs.get("agent_name") in OUR_LOOPS else None
+        tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
+        validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
+        with follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as found:
             try:
                 await (run() if samples is None else samples.run(kwargs["session_id"], run))
             except Exception:  # verl logs it, and marks the group as failed
-                self._raised[kwargs["uid"]] = self._raised.get(kwargs["uid"], 0) + 1
+                self._raised[uid] = self._raised.get(uid, 0) + 1
                 raise
             finally:
-                if traced is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
-                    traced.status = "cut"
+                if found is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
+                    found.status = "cut"
 
     async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
-        note_end()
         samples = self._oversampled.get(uid)
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return
@@ -179,6 +195,8 @@ class MultiTurnWorker(_VerlWorker):
                 await finish(row)
             raise
         await row
+        if (found := followed()) is not None:
+            found.timeline.end("store")
         self._row_ends[uid] = time.time()
         note_score(args[0])
 
@@ -188,10 +206,12 @@ class MultiTurnWorker(_VerlWorker):
         return Rewards(Outages(settings.outage, RayKeeper if ray.is_initialized() else None))
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
+        with during("reward"):
+            await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
 
     async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
         await super()._compute_teacher_logprobs(*args, **kwargs)
+        during("store").__enter__()  # until the row is there
         self._writing.add(asyncio.current_task())  # the last thing for which verl waits before it writes a row
 
 

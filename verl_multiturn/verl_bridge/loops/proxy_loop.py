@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
@@ -19,13 +18,13 @@ from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner
+from verl_multiturn.verl_bridge.loops.following import follow, note, request_id
 from verl_multiturn.verl_bridge.loops.runner import Runner
 from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
 from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import PROXY_LOOP
 from verl_multiturn.verl_bridge.settings import settings_of, wall_clock_s
-from verl_multiturn.verl_bridge.traces.tracer import is_traced, note
 
 
 class ProxyAgentLoop(AgentLoopBase):
@@ -64,9 +63,10 @@ class ProxyAgentLoop(AgentLoopBase):
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
-        outcome, receipts = await self._endpoint.run(uuid4().hex, row, sampling, note if is_traced() else None)
-        note(outcome)
-        outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
+        with follow({"agent_name": PROXY_LOOP, **row}, runner.records) as followed:
+            unfinished = note if followed is not None and followed.is_traced else None
+            outcome, receipts = await self._endpoint.run(request_id(), row, sampling, unfinished)
+            outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
         return outputs[0] if len(outputs) == 1 else list(outputs)
 
 

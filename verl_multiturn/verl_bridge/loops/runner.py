@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,6 @@ import ray
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import RecordWriter, record_of
 from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import Difference
@@ -22,6 +22,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
+from verl_multiturn.records.encode import Ended
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
@@ -36,13 +37,14 @@ from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.recorded import RecordedGate
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
+from verl_multiturn.verl_bridge.loops.following import followed, note
+from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
-from verl_multiturn.verl_bridge.traces.tracer import note
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Runner:
     """Engine of `conversation`, which keeps the receipts."""
     tools: dict[str, Any]
     interactions: dict[str, Interaction]
-    records: RecordWriter | None
+    records: Recorder | None
+    """Keeps the records of conversations; None: nobody does."""
     stop_ids: list[int]
     """Token ids at which the engine stops: ends of a turn, stop ids of the call format, placeholders of media."""
     stop_patterns: list[str]
@@ -99,7 +102,7 @@ class Runner:
         return outcome, generations
 
     async def outputs(self, request: Request, row: Mapping[str, Any], step: int) -> list[CertifiedOutput]:
-        """Roll a request out, write its record, and return its rows in verl's form; one row where ids only append.
+        """Roll a request out, and return its rows in verl's form; one row where ids only append.
 
         Args:
             request: the request of `row`.
@@ -111,7 +114,7 @@ class Runner:
                 the configuration made a mistake.
         """
         outcome, generations = await self.run(request)
-        return self.finish(outcome, generations, row, step, request.sampling)
+        return self.finish(outcome, generations, row, step, request.sampling, request)
 
     def finish(
         self,
@@ -120,8 +123,9 @@ class Runner:
         row: Mapping[str, Any],
         step: int,
         sampling: Mapping[str, Any],
+        request: Request | None = None,
     ) -> list[CertifiedOutput]:
-        """Write the record of a conversation or a session that is over, and return its rows in verl's form.
+        """Return the rows of a conversation or a session that is over, in verl's form, and note what its record needs.
 
         Args:
             outcome: what became of it.
@@ -129,6 +133,7 @@ class Runner:
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
             step: training step.
             sampling: the sampling parameters.
+            request: what the row asked for; None for a session.
         """
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
         outputs = to_outputs(outcome, self.output_settings, step)
@@ -142,9 +147,23 @@ class Runner:
             not outcome.valid,
             outputs[-1].stats.get("outages", []),
         )
-        if self.records is not None:
-            temperature = sampling.get("temperature")
-            self.records.write(record_of(outcome, receipts, step=step, uid=uid, temperature=temperature))
+        if (found := followed()) is not None:
+            found.outcome, found.ended = outcome, time.time()
+            found.known = Ended(
+                outcome,
+                generations,
+                row,
+                request,
+                sampling,
+                loop=found.agent_name,
+                uid=uid,
+                number=session_id,
+                rerolled_from=found.rerolled_from,
+                validation=found.validate,
+                step=step,
+                began=found.began,
+                void=outputs[-1].void,
+            )
         if self.certified:
             for output, own in zip(outputs, receipts, strict=True):
                 output.receipts = own.to_bytes()
@@ -259,7 +278,7 @@ def build_runner(
         engine=receipting,
         tools=tools,
         interactions=interactions,
-        records=RecordWriter(settings.record_dir) if settings.record_dir else None,
+        records=recorder_of(settings),
         stop_ids=stops,
         stop_patterns=[STOP_PATTERN] if text_mode else [],
         certified=settings.certificate_share > 0,

@@ -34,6 +34,7 @@ from ray.exceptions import RayActorError
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.tasks import keep
@@ -232,7 +233,7 @@ async def _idle(awaited: Awaitable[Any]) -> Any:
     Raises:
         _Stopped: the task was cancelled.
     """
-    with stopped():
+    with stopped(), during("pause"):
         try:
             return await awaited
         except asyncio.CancelledError as error:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
+from verl_multiturn.records.run_file import new_start
 from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER, ROLLOUT, SGLANG
 from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -147,6 +148,8 @@ def complete(run: RunView) -> None:
             run.rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text
         resize_images(run)
         _resolve_paths(run)
+        if run.settings.record_dir and not run.settings.record_start:
+            OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
         set_needs(run.config, {**importance_needs(run), **staleness_needs(run)})
         if (mode := run.our_trainer) is not None:
             # Our trainer of that mode verifies its batches and reports on the rollout.

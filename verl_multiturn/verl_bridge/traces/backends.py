@@ -17,7 +17,7 @@ from verl.utils.rollout_trace import RolloutTraceConfig
 from verl.utils.tracking import RLInsightLogger
 
 from verl_multiturn.observe.trace_writer import Sink
-from verl_multiturn.observe.traces import Span, Traced, chat_of
+from verl_multiturn.observe.traces import Followed, Span, chat_of
 
 _MLFLOW_TYPES = {"agent": "AGENT", "turn": "CHAIN", "generation": "LLM", "tool": "TOOL", "interaction": "CHAIN"}
 _TRACKIO_KINDS = {"generation": "generation", "tool": "tool"}
@@ -63,7 +63,7 @@ class Mlflow(_Backend):
         os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", "200")
         super().open()
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Write a trace; MLflow sends it in threads of its own."""
         self._write(trace, None, {key: str(value) for key, value in traced.attributes.items()})
 
@@ -93,7 +93,7 @@ class Mlflow(_Backend):
 class Trackio(_Backend):
     """Trackio: one trace for each conversation, with its messages and spans."""
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Write a trace; Trackio sends it in a thread of its own."""
         metadata = {**trace.attributes, **{key: trace.outputs[key] for key in ("stop_reason", "score")}}
         if trace.error:
@@ -132,7 +132,7 @@ class Trackio(_Backend):
 class Weave(_Backend):
     """Weave: one tree of calls for each conversation."""
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Write a trace; Weave sends it in threads of its own."""
         self._write(trace, None, traced.attributes)
 
@@ -173,7 +173,7 @@ class RLInsight:
     def open(self) -> None:
         """Do nothing: the worker has opened it before its first conversation."""
 
-    def write(self, traced: Traced, trace: Span) -> None:
+    def write(self, traced: Followed, trace: Span) -> None:
         """Publish a conversation's spans and end its session."""
         outcome = traced.outcome
         if outcome is None or traced.session is None:
@@ -242,7 +242,7 @@ def open_rl_insight(config: Any) -> None:
     RLInsightLogger.init(trace.project_name, trace.experiment_name, {"trainer": {"rl_insight": settings}})
 
 
-def session_of(traced: Traced, row: int = 0) -> Any:
+def session_of(traced: Followed, row: int = 0) -> Any:
     """Return RL-Insight's session of one row of a conversation, which begins now."""
     return RLInsightLogger.agent_loop_session(
         experiment_name=traced.experiment_name,

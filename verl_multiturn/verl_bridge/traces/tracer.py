@@ -1,67 +1,26 @@
-"""`Tracer`: chooses the conversations of a worker whose traces are written, and follows them to their end.
+"""`Tracer`: chooses the conversations of a worker whose traces are written, and hands them over when they are over.
 
-verl's V1 worker never chooses any (`trace_this_sample = False`), so the trace of a conversation is ours alone:
-
-    worker  `begun` ──▶ the conversation's task ──▶ loop  `note`: the outcome, which is filled in as it goes on
-    worker  how it ended, its reward ──▶ TraceWriter ──thread──▶ backend
+verl's V1 worker never chooses any (`trace_this_sample = False`), so the trace of a conversation is ours alone.
+`loops/following.py` follows conversations to their end.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.rollout_trace import RolloutTraceConfig
 from verl.utils.tracking import RLInsightLogger
 
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.metrics import numbers_of
 from verl_multiturn.observe.trace_writer import Sink, TraceWriter
-from verl_multiturn.observe.traces import Traced
-from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.observe.traces import Followed
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.names import OUR_LOOPS
 from verl_multiturn.verl_bridge.traces.backends import RLInsight, open_rl_insight, session_of, sink_of
 
 logger = logging.getLogger(__name__)
-
-_traced: ContextVar[Traced | None] = ContextVar("traced", default=None)
-
-
-def note(outcome: Outcome) -> None:
-    """Give the running conversation's trace its outcome; a loop calls it before the outcome is complete, or after."""
-    if (traced := _traced.get()) is not None:
-        traced.outcome = outcome
-
-
-def note_end() -> None:
-    """Note that the running conversation is over, and its reward is computed next."""
-    if (traced := _traced.get()) is not None:
-        traced.ended = time.time()
-
-
-def note_score(outputs: AgentLoopOutput | list[AgentLoopOutput]) -> None:
-    """Note the reward of the running conversation, once its rows are written.
-
-    Args:
-        outputs: what the agent loop's `run` returned.
-    """
-    traced, last = _traced.get(), outputs[-1] if isinstance(outputs, list) and outputs else outputs
-    if traced is not None and isinstance(last, CertifiedOutput):
-        traced.score = last.total()
-        traced.reported = numbers_of(last.extra_fields.get("reward_extra_info") or {})
-
-
-def is_traced() -> bool:
-    """Tell whether the trace of the running conversation is written."""
-    return _traced.get() is not None
 
 
 def hold_verls_tracing(config: Any) -> None:
@@ -134,54 +93,29 @@ class Tracer:
             self._groups.add(prompt["uid"])
         self._steps[validate] = step, count
 
-    def over(self, uid: str) -> None:
+    def wants(self, uid: str) -> bool:
+        """Tell whether a group is traced."""
+        return uid in self._groups
+
+    def forget(self, uid: str) -> None:
         """Forget a group that is over."""
         self._groups.discard(uid)
 
-    @contextmanager
-    def conversation(self, row: Mapping[str, Any], validate: bool) -> Iterator[Traced | None]:
-        """Follow a conversation while the context lasts, in whose task it runs, and then write its trace.
-
-        Yields what the worker completes (status, score); None for a conversation that is not traced.
-
-        Args:
-            row: verl's row, with `uid`, `session_id`, `index`, `global_steps` and `agent_name`.
-            validate: whether it is one of a validation.
-        """
-        if row["uid"] not in self._groups:
-            yield None
-            return
-        traced = Traced(
-            uid=row["uid"],
-            session_id=row["session_id"],
-            sample_index=row.get("index"),
-            step=int(row.get("global_steps") or 0),
-            validate=validate,
-            experiment_name=self._experiment_name,
-            agent_name=row["agent_name"],
-            began=time.time(),
-        )
+    def begun(self, followed: Followed) -> None:
+        """Take note of a conversation that begins and whose trace is written."""
+        followed.is_traced, followed.experiment_name = True, self._experiment_name
         if self._has_sessions:
             try:
-                traced.session = session_of(traced)
+                followed.session = session_of(followed)
             except Exception as error:
                 logger.warning("RL-Insight gets no conversations any more: %s", describe(error))
                 self._has_sessions = False
-        token = _traced.set(traced)
-        try:
-            yield traced
-        except asyncio.CancelledError:
-            traced.status = "cancelled"
-            raise
-        except Exception as error:
-            traced.status, traced.error = "error", describe(error)
-            raise
-        finally:
-            _traced.reset(token)
-            traced.ended = traced.ended or time.time()
-            if traced.outcome is not None:  # it has begun
-                self._close_at_end()
-                self.writer.put(traced)
+
+    def over(self, followed: Followed) -> None:
+        """Write the trace of a conversation that is over, unless it never began."""
+        if followed.outcome is not None:
+            self._close_at_end()
+            self.writer.put(followed)
 
     def _close_at_end(self) -> None:
         """Let the last traces be written when the run ends; needs the running loop."""

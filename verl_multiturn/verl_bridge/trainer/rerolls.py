@@ -25,6 +25,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_data, assign_non_tenso
 
 from verl_multiturn.rollout.staleness import Bound, to_reroll
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, get_prompts, list_prompts, put_tags
+from verl_multiturn.verl_bridge.names import REROLLED_FROM
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Rerolls:
         uids = [str(uuid.uuid4()) for _ in late]
         step = trainer.global_steps
         assign_non_tensor_stack(prompts, "uid", uids)
+        assign_non_tensor_stack(prompts, REROLLED_FROM, late)
         assign_non_tensor_data(prompts, "global_steps", step)
         again = [
             {"is_prompt": True, "status": "pending", "global_steps": step, "rerolls": tags[uid].get("rerolls", 0) + 1}

@@ -1,0 +1,122 @@
+"""`Timeline`: what one conversation waited for, and when; and what it waits for now.
+
+    follower       `with timeline.kept():`  conversation  `with during("generation") as span: …`
+                          │                  tools, users  `with during("call", "search"): …`
+                          ▼
+    the record's `timeline`, and what `verl_multiturn view` shows of conversations that run
+
+Whoever waits need not know the conversation: its timeline is a context variable, which every task inherits that the
+conversation starts. It lies here, in the lowest room that waits for others' code.
+
+A span costs some two microseconds; where nobody keeps a timeline, a look at the context variable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
+
+Kind = Literal["generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"]
+"""`wait` is that for a slot or for an outage's end, `pause` that of an engine that stands still."""
+
+_UNNAMED = ("request",)
+"""Kinds that last while something else of the conversation is waited for, or while its agent works."""
+
+
+class Span(NamedTuple):
+    """A stretch of time in a conversation; times are those of `time.time`."""
+
+    kind: Kind
+    name: str
+    """Name of the tool or interaction; "" without one."""
+    turn: int | None
+    """Number of the generation that it belongs to; None: to none."""
+    start: float
+    end: float
+
+
+class Timeline:
+    """The timeline of one conversation."""
+
+    __slots__ = ("_open", "spans", "turn", "turns")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        """The spans that have ended, in the order of their ends."""
+        self.turn: int | None = None
+        """Number of the generation that is under way, or was last; None before the first."""
+        self.turns = 0
+        """Generations that have ended."""
+        self._open: dict[during, None] = {}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep this timeline for the running task, and for those that it starts, until the block ends."""
+        token = _timeline.set(self)
+        try:
+            yield
+        finally:
+            _timeline.reset(token)
+
+    def doing(self) -> tuple[str, float] | None:
+        """Return what is waited for, such as `call search`, and since when; None: nothing that is known.
+
+        Of several calls at once it is the one that has lasted longest. A pause is named before the generation in it.
+        """
+        waited = [span for span in self._open if span.kind not in _UNNAMED]
+        found = next((span for span in waited if span.kind == "pause"), waited[0] if waited else None)
+        return None if found is None else (f"{found.kind} {found.name}".rstrip(), found.start)
+
+    def end(self, kind: Kind) -> None:
+        """End what is under way of a kind."""
+        for span in [span for span in self._open if span.kind == kind]:
+            span.__exit__()
+
+
+_timeline: ContextVar[Timeline | None] = ContextVar("timeline", default=None)
+
+
+def is_kept() -> bool:
+    """Tell whether somebody keeps the timeline of the running conversation."""
+    return _timeline.get() is not None
+
+
+class during:
+    """A span of the running conversation's timeline, as a context manager; nothing without a timeline.
+
+    Args:
+        kind: what is waited for.
+        name: name of the tool or interaction.
+        turn: number of the generation; None: that which is under way. A generation whose number is known at its end
+            sets the attribute.
+    """
+
+    __slots__ = ("_timeline", "kind", "name", "start", "turn")
+
+    def __init__(self, kind: Kind, name: str = "", turn: int | None = None) -> None:
+        self.kind: Kind = kind
+        self.name = name
+        self.turn = turn
+        self._timeline: Timeline | None = None
+        self.start = 0.0
+
+    def __enter__(self) -> during:
+        timeline = self._timeline = _timeline.get()
+        if timeline is not None:
+            if self.turn is None:
+                self.turn = timeline.turn
+            elif self.kind == "generation":
+                timeline.turn = self.turn
+            self.start = time.time()
+            timeline._open[self] = None
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        timeline = self._timeline
+        if timeline is not None and self in timeline._open:
+            del timeline._open[self]
+            timeline.turns += self.kind == "generation"
+            timeline.spans.append(Span(self.kind, self.name, self.turn, self.start, time.time()))

@@ -1,0 +1,139 @@
+"""`Recorder`: hands the conversations of one process over to the writer of their records.
+
+A record is handed over when the conversation's rows are stored, so that its timeline has the reward and the storing.
+Every 2 s the writer gets what the conversations that run are waiting for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.observe.traces import Followed
+from verl_multiturn.records.encode import record_of
+from verl_multiturn.records.run_file import new_start
+from verl_multiturn.records.writer import RecordWriter
+
+LOOK_S = 2.0
+"""Seconds from one look at the conversations that run to the next."""
+
+
+class Writer(Protocol):
+    """What a recorder needs of a `RecordWriter`."""
+
+    dropped: int
+
+    def begin(self, line: dict[str, Any]) -> None:
+        """Note that a conversation begins."""
+
+    def cancel(self, line: dict[str, Any]) -> None:
+        """Note that a conversation was cancelled."""
+
+    def raised(self, line: dict[str, Any]) -> None:
+        """Note that a conversation raised."""
+
+    def scored(self, line: dict[str, Any]) -> None:
+        """Note the reward of a conversation."""
+
+    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any]) -> None:
+        """Take over the record of a conversation."""
+
+    def snapshot(self, open: list[dict[str, Any]]) -> None:
+        """Take over what runs now."""
+
+    def close(self) -> None:
+        """Write what was handed over, and stop."""
+
+
+class Recorder:
+    """The recorder of one process.
+
+    Args:
+        writer: writes the records and lines.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self._open: dict[Followed, None] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    name = "records"
+    """Name of what is closed, in the log."""
+
+    async def aclose(self) -> None:
+        """Write what was handed over, and stop."""
+        await asyncio.to_thread(self.writer.close)
+
+    def begun(self, followed: Followed) -> None:
+        """Write that a conversation begins."""
+        self.writer.begin({**_line(followed), "at": followed.began})
+        self._open[followed] = None
+        loop = asyncio.get_running_loop()
+        if self._look is None or self._loop is not loop:
+            self._loop, self._look = loop, loop.call_later(LOOK_S, self._looks)
+
+    def over(self, followed: Followed) -> None:
+        """Hand over the record of a conversation that ended, and write what else became of it."""
+        self._open.pop(followed, None)
+        line, known = _line(followed), followed.known
+        if known is not None:
+            known = replace(known, timeline=list(followed.timeline.spans), ended=followed.ended)
+            self.writer.keep(partial(record_of, known), {**line, "at": followed.ended})
+        if followed.status == "error":
+            self.writer.raised({**line, "why": followed.error})
+        elif followed.status in ("cancelled", "cut"):
+            self.writer.cancel({**line, "why": followed.status})
+        elif followed.score is not None:
+            self.writer.scored({**line, "score": followed.score})
+
+    def _looks(self) -> None:
+        self.writer.snapshot([_shown(followed) for followed in self._open])
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._looks) if self._open else None
+
+
+def _line(followed: Followed) -> dict[str, Any]:
+    return {
+        "request_id": followed.request_id,
+        "uid": followed.uid,
+        "number": followed.session_id,
+        "validation": followed.validate,
+        "step": followed.step,
+        "rerolled_from": followed.rerolled_from,
+    }
+
+
+def _shown(followed: Followed) -> dict[str, Any]:
+    """Return a `schema.Open`. A conversation that waits for nothing known is with our loop, or with its agent."""
+    timeline = followed.timeline
+    doing, since = timeline.doing() or ("loop", timeline.spans[-1].end if timeline.spans else followed.began)
+    shown = {name: value for name, value in _line(followed).items() if name != "rerolled_from"}
+    return {**shown, "began": followed.began, "doing": doing, "since": since, "turn": timeline.turns}
+
+
+def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
+    """Return the recorder of this process; None where a run keeps no records.
+
+    Raises:
+        OSError: the folder or a file cannot be created.
+        ConfigError: `record_redact` has what is no regular expression.
+    """
+    if settings.record_dir is None:
+        return None
+    return _recorder(
+        settings.record_dir,
+        settings.record_start,
+        settings.record_share,
+        settings.record_max_gb,
+        settings.record_redact,
+    )
+
+
+@functools.cache
+def _recorder(folder: str, start: str | None, share: float, max_gb: float | None, redact: tuple[str, ...]) -> Recorder:
+    return Recorder(RecordWriter(folder, start or new_start(), share=share, max_gb=max_gb, redact=redact))
