@@ -180,9 +180,8 @@ class Replay:
         turns = outcome.turns[: len(receipts)]
         made = replace(outcome, turns=turns) if len(turns) < len(outcome.turns) else outcome
         void = bool(outputs) and outputs[-1].void
-        now = orjson.loads(
-            line_of(record_of(Ended(made, receipts[: len(turns)], request=request, void=void, step=step)))
-        )
+        ended = Ended(made, receipts[: len(turns)], request=request, void=void, step=step)
+        now = orjson.loads(line_of(record_of(ended)))
         found = differences(record, now, None if diverged is None else diverged.turn)
         if diverged is not None:
             found.append(diverged)

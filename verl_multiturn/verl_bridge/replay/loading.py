@@ -20,7 +20,7 @@ from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl_multiturn.calls.limits import set_limits
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.config import PATH
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import build_interaction, load_interactions
@@ -62,11 +62,9 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
     config, changed = changed_settings(run["settings"], changes)
     model = _load_model(config, run, changed)
     if is_live or changed & {*_TOOLS}:
-        settings, multi_turn = (
-            settings_of(config.actor_rollout_ref.rollout),
-            config.actor_rollout_ref.rollout.multi_turn,
-        )
-        path = settings.tool_config_path or multi_turn.get("tool_config_path")
+        rollout = config.actor_rollout_ref.rollout
+        multi_turn = rollout.multi_turn
+        path = settings_of(rollout).tool_config_path or multi_turn.get("tool_config_path")
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
     else:
         tools = recorded_tools(run["tools"], run["schemas"])
@@ -137,13 +135,18 @@ def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -
         tokenizer.chat_template = template
         if processor is not None:
             processor.chat_template = template
-    recorded = run["tokenizer"].get("digest")
-    if recorded is not None and not changed & {*_TOKENIZER}:
-        if digest_of_vocabulary(tokenizer.get_vocab()) != recorded:
-            raise ConfigError(
-                f"the tokenizer in {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER to replay with "
-                "another one"
-            )
+    _check_model(path, tokenizer, run, changed)
+    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
+    return ReplayedModel(tokenizer, model_type, processor, read)
+
+
+def _check_model(path: str, tokenizer: Any, run: Mapping[str, Any], changed: set[str]) -> None:
+    recorded, is_known = run["tokenizer"].get("digest"), not changed & {*_TOKENIZER}
+    if is_known and recorded is not None and digest_of_vocabulary(tokenizer.get_vocab()) != recorded:
+        raise ConfigError(
+            f"the tokenizer in {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER to replay with "
+            "another one"
+        )
     shown = tokenizer.chat_template
     shown = shown.get("default") if isinstance(shown, Mapping) else shown
     recorded = run["template"].get("digest")
@@ -152,8 +155,6 @@ def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -
             f"the chat template of {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER or --set "
             f"{_MODEL}.custom_chat_template=TEXT to replay with another one"
         )
-    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
-    return ReplayedModel(tokenizer, model_type, processor, read)
 
 
 def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -222,9 +223,7 @@ def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
         try:
             made = build_interaction(entry, where)
         except Exception as error:  # an author's code, which may need what is not here
-            logger.warning(
-                "%s cannot be built here, and its conversations are skipped: %s", where, show(describe(error))
-            )
+            logger.warning("%s cannot be built here, its conversations are skipped: %s", where, describe(error))
             continue
         found[made.name] = made
     return found
