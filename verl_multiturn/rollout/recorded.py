@@ -181,7 +181,7 @@ class RecordedTurns:
         self.asked += 1
         made = recorded.made
         if difference is not None:
-            made = _within(made, ask, difference)
+            made = within(made, ask, difference)
         if is_late and self.left == 0 and not recorded.was_read:
             try:
                 await run_out()
@@ -190,7 +190,7 @@ class RecordedTurns:
         return made
 
 
-def _within(made: Generation, ask: Ask, difference: Difference) -> Generation:
+def within(made: Generation, ask: Ask, difference: Difference) -> Generation:
     """Return a generation under another budget than its own.
 
     Raises:
