@@ -7,21 +7,26 @@ import sys
 from pathlib import Path
 
 from verl_multiturn import Source
-from verl_multiturn.certificate.records import read_records
-from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.rows import columns
+from verl_multiturn.records.verification import verify_record
 
 path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).with_name("record.jsonl"))
 for record in read_records(path):
-    print(f"step {record['step']}, {record['stop_reason']}, sampled by weight version {max(record['versions'])}")
+    (row,) = record["rows"]
+    full = columns(row)
+    print(f"step {record['step']}, {record['stop_reason']}, sampled by weight version {max(full['versions'])}")
     for message in record["messages"]:
         calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
         print(f"  {message['role']:9} {calls or message['content']}")
     for source in Source:
-        found = [m for s, m in zip(record["sources"], record["mask"], strict=True) if s == source]
+        found = [m for s, m in zip(full["sources"], full["mask"], strict=True) if s == source]
         print(f"  {source.name:11} {len(found):3} tokens, {sum(found):2} trained")
     verified = verify_record(record)
     print(f"  {verified.sampled_tokens} sampled tokens, {len(verified.violations)} violations")
 
-    record["mask"][record["sources"].index(Source.OBSERVATION)] = 1  # what a faulty trainer would do
-    for violation in verify_record(record).violations:
+    runs = [list(run) for run in row["runs"]]
+    observed = next(run for run in runs if run[4] == Source.OBSERVATION)
+    observed[1] = 1  # what a faulty trainer would do: a mask of 1
+    for violation in verify_record({**record, "rows": [{**row, "runs": runs}]}).violations:
         print(f"  after tampering: {violation}")

@@ -9,6 +9,7 @@ from typing import Any
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion
+from verl_multiturn.proxy.sessions.journal import Journal
 
 
 class FakeDelivery:
@@ -49,6 +50,7 @@ class FakeSession:
         self.fates: list[str] = []
         self.failed = ""
         self.raises: BaseException | None = None
+        self.journal = Journal()
 
     def begin(self, request: ChatRequest) -> FakeDelivery:
         self.asked.append(request)

@@ -43,8 +43,8 @@ from benchmarks.interaction_plans import MODES, Plan, interactions_file, make_de
 from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.certificate.records import read_records
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.errors import InteractionContractError
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner

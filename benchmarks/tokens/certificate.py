@@ -39,7 +39,7 @@ from benchmarks.corruptions import CORRUPTIONS
 from benchmarks.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
 from tests.support.samples import Sample, sample_of_record
 from verl_multiturn.certificate.check import verify
-from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.records.verification import verify_record
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "rollout/certificate/"
@@ -151,7 +151,7 @@ def main() -> None:
     out = args.run or ROOT / "outputs" / "certificate"
     if args.run is None:
         run_quickstart(out, args.steps)
-    records = [record for record in read_lines(out / "trajectories.jsonl") if record["temperature"] > 0]
+    records = [record for record in read_lines(out / "trajectories.jsonl") if not record["validation"]]
     metrics = step_metrics(out / "metrics.jsonl")
     if problem := complaint(records, metrics):
         sys.exit(f"{out}: {problem}; the certificate proves nothing here")

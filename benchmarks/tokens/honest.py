@@ -31,9 +31,9 @@ from tests.support.rollout_config import make_config
 from tests.support.template_play import ONE_CALL, calling_turn, template_of
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
 from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.verl_bridge.compat import stored_rows

@@ -151,9 +151,7 @@ async def images(processor: Any, kind: str, numbers: Iterable[int]) -> World:
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = 4
     speaker, read, side = Speaker(), image_reader(processor, {}), 32 if kind == "qwen3_vl" else 28
     model = ReplayedModel(processor.tokenizer, kind, processor, read)
-    runner = build_runner(
-        config.actor_rollout_ref.rollout, processor.tokenizer, speaker, kind, {}, processor, read
-    )
+    runner = build_runner(config.actor_rollout_ref.rollout, processor.tokenizer, speaker, kind, {}, processor, read)
     records = []
     for number in numbers:
         chance = random.Random(f"pictures {number}")

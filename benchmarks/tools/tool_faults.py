@@ -35,7 +35,7 @@ from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.certificate.records import record_of
-from verl_multiturn.certificate.verification import verify_record
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner

@@ -41,6 +41,7 @@ from benchmarks.quickstart_runs import arguments, folder, start
 from verl_multiturn.launch.checkpoints import TRACKER
 from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.records.files import record_files
 
 MODES = ("separate_async", "colocate_async")
 TITLES = {
@@ -136,11 +137,11 @@ class Faults:
         """Start the run, and wait for the end of its first conversation."""
         self._starts += 1
         self._say(f"start {self._starts}")
-        there = {name for name, _ in self._sizes("records/*.jsonl")}  # each worker has a file of its own
+        there = {path.name for path in self._recorded()}  # each worker has a file of its own
         with (self._out / "launcher.log").open("ab") as log:
             self._running = start(self._mode, _ENDLESS, self._seed, self._out, *_WORDS, log=log)
         self._trained_at = time.monotonic()
-        self._wait(lambda: any(size and name not in there for name, size in self._sizes("records/*.jsonl")))
+        self._wait(lambda: any(path.stat().st_size and path.name not in there for path in self._recorded()))
 
     def _wait(self, happened: Callable[[], bool]) -> None:
         """Wait until something has happened, or the run has ended, or it hangs."""
@@ -190,6 +191,10 @@ class Faults:
             return
         running.terminate()
         running.wait()
+
+    def _recorded(self) -> list[Path]:
+        folder = self._out / "records"
+        return record_files(folder) if folder.is_dir() else []
 
     def _sizes(self, pattern: str) -> list[tuple[str, int]]:
         """Return the sizes of files that grow while a run trains."""

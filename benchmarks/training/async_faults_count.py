@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.launch.checkpoints import TRACKER, TRAINED, checkpoint_folder
+from verl_multiturn.records.reader import read_records
 
 Question = str
 
@@ -112,12 +112,7 @@ def _question(messages: Any) -> Question:
 
 
 def _asked(records: Path) -> dict[str, Question]:
-    return {
-        record["uid"]: _question(record["messages"])
-        for path in sorted(records.glob("*.jsonl"))
-        for record in read_records(path)
-        if record.get("uid")
-    }
+    return {record["uid"]: _question(record["messages"]) for record in read_records(records) if record["uid"]}
 
 
 def _twins(rows: Path) -> Counter[Question]:

@@ -156,8 +156,7 @@ def calls_of(journal: Sequence[Mapping[str, Any]], samples: int) -> list[list[in
 
 
 def _tokens_of_turns(record: Mapping[str, Any]) -> list[int]:
-    sampled = [turn for turn, mask in zip(record["turn_ids"], record["mask"], strict=True) if mask]
-    return [sampled.count(turn) for turn in sorted(set(sampled))]
+    return [generation["tokens"] for generation in record["generations"] if generation["row"] is not None]
 
 
 def _seconds(steps: Sequence[Metrics], name: str) -> float:

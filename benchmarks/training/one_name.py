@@ -158,9 +158,9 @@ def batch(seed: int, out: Path) -> dict[str, Any]:
     for name in NAMES:
         wrong += run(name, 1, seed, out / name, "--smoke", *_ONE_BY_ONE, "trainer.save_freq=1", "trainer.test_freq=1")
         records = list(read(out / name))
-        sampled = [record for record in records if record["temperature"] and record["step"] == 1]
-        first = min(record["step"] for record in records if not record["temperature"])
-        greedy = [record for record in records if not record["temperature"] and record["step"] == first]
+        sampled = [record for record in records if not record["validation"] and record["step"] == 1]
+        first = min(record["step"] for record in records if record["validation"])
+        greedy = [record for record in records if record["validation"] and record["step"] == first]
         digests.append(
             (len(sampled), digest(sampled), digest(sampled, ("prompt_length", "ids", "mask")), digest(greedy))
         )
@@ -176,11 +176,13 @@ def batch(seed: int, out: Path) -> dict[str, Any]:
 
 
 def read(out: Path) -> Iterable[dict[str, Any]]:
-    """Yield the records of a run's conversations."""
-    from verl_multiturn.certificate.records import read_records
+    """Yield the records of a run's conversations, each with the columns of its row."""
+    from verl_multiturn.records.reader import read_records
+    from verl_multiturn.records.rows import columns
 
-    for path in sorted((out / "records").glob("*.jsonl")):
-        yield from read_records(path)
+    for record in read_records(out / "records"):
+        (row,) = record["rows"]
+        yield {**record, **columns(row), "prompt_length": row["prompt_length"]}
 
 
 def digest(records: Iterable[Mapping[str, Any]], columns: Iterable[str] = _COLUMNS) -> str:

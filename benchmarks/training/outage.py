@@ -54,7 +54,7 @@ import yaml
 
 from benchmarks.outage_calculator import FAILURE, Service, Way, serving
 from benchmarks.quickstart_runs import MODES, ROOT, folder, start
-from verl_multiturn.certificate.records import read_records
+from verl_multiturn.records.reader import read_records
 
 MAIN = ("healthy", "pause", "off", "verl")
 FAULTS = ("healthy_off", "mask", "single", "mistakes", "hang", "flap", "first_call", "endless", "keeper")
@@ -294,19 +294,18 @@ def measure(arm: str, watched: Watched, out: Path) -> dict[str, Any]:
 def _rows(out: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the conversations of a run of ours from its records, by step."""
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for file in sorted((out / "records").glob("*.jsonl")):
-        for record in read_records(file):
-            if record["temperature"] == 0:  # of a validation
-                continue
-            failed = any(FAILURE in call["text"] for call in record["calls"])
-            found[record["step"]].append(
-                {
-                    "group": record["uid"],
-                    "valid": record["valid"],
-                    "failed": failed,
-                    "calls": len(record["calls"]),
-                }
-            )
+    for record in read_records(out / "records"):
+        if record["validation"]:
+            continue
+        failed = any(FAILURE in call["text"] for call in record["calls"])
+        found[record["step"]].append(
+            {
+                "group": record["uid"],
+                "valid": record["valid"],
+                "failed": failed,
+                "calls": len(record["calls"]),
+            }
+        )
     return found
 
 

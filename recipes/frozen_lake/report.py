@@ -18,9 +18,9 @@ from lake import HELD_OUT, SIZE, SLIPPERY, held_out_maps, random_policy_share
 from rich.console import Console
 from rich.table import Table
 
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.records.reader import read_records
 
 
 def reached(record: dict[str, Any]) -> bool:
@@ -41,11 +41,11 @@ def report(out: Path) -> dict[str, Any]:
     """
     metrics = read_metrics(out)
     steps = [entry["data"] for entry in metrics if REWARD in entry["data"]]
-    records = [record for path in sorted((out / "records").glob("*.jsonl")) for record in read_records(path)]
-    sampled = [record for record in records if record["temperature"] > 0]
+    records = list(read_records(out / "records"))
+    sampled = [record for record in records if not record["validation"]]
     greedy: dict[int, list[dict[str, Any]]] = {}
     for record in records:
-        if record["temperature"] == 0:
+        if record["validation"]:
             greedy.setdefault(record["step"], []).append(record)
     first, last = min(greedy), max(greedy)
     numbers = sorted({record["step"] for record in sampled})

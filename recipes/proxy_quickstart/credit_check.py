@@ -17,7 +17,7 @@ from typing import Any
 from recipes.proxy_quickstart.branches import OWN_REWARD, PLANNER
 from recipes.proxy_quickstart.same_prompts import turns_of
 from recipes.quickstart.task import extract_answer, score_answer
-from verl_multiturn.certificate.records import rows_of
+from verl_multiturn.records.rows import columns
 
 Row = list[tuple[int, float]]
 """A row of the batch: for each completion its number of tokens, and its advantage."""
@@ -89,8 +89,8 @@ def _rows(records: Sequence[Mapping[str, Any]], told: Told) -> Iterator[Row]:
         mean = statistics.mean(totals)
         scale = statistics.stdev(totals) + 1e-6 if len(totals) > 1 else 1.0
         for record, outcome, own in scored:
-            for row, earned in zip(rows_of(record), own, strict=True):
-                spans = turns_of(row["mask"])
+            for row, earned in zip(record["rows"], own, strict=True):
+                spans = turns_of(columns(row)["mask"])
                 values = []
                 for number in range(len(spans)):
                     after = told.gamma ** (len(spans) - 1 - number)
@@ -110,12 +110,12 @@ def _scores(record: Mapping[str, Any], told: Told) -> tuple[float, list[float]]:
     A session whose agent failed earned nothing: `error_reward` is 0.
     """
     if record["stop_reason"] != "finished":
-        return 0.0, [0.0] * len(rows_of(record))
+        return 0.0, [0.0] * len(record["rows"])
     right, is_worker = [], []
-    for row in rows_of(record):
+    for row in record["rows"]:
         prompt = told.decode(row["ids"][: row["prompt_length"]])
         (answer,) = {answer for question, answer in told.answers.items() if question in prompt}
-        start, end = turns_of(row["mask"])[-1]
+        start, end = turns_of(columns(row)["mask"])[-1]
         is_worker.append(PLANNER not in prompt)
         right.append(is_worker[-1] * score_answer(extract_answer(told.decode(row["ids"][start:end])), answer))
     return max(right), [OWN_REWARD * each for each in right]

@@ -18,9 +18,10 @@ from transformers import AutoTokenizer
 
 from recipes.proxy_quickstart import credit_check, same_prompts
 from verl_multiturn.certificate.receipts import CAUSES
-from verl_multiturn.certificate.records import read_records, rows_of
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.summaries import summary_of
 
 _ACCURACY = re.compile(r"val-core/.*/acc/mean@1")
 _PROXY = "rollout/proxy/"
@@ -39,9 +40,9 @@ def report(out: Path) -> dict[str, Any]:
     def over_steps(key: str) -> list[float]:
         return [entry[key] for entry in steps if entry.get(key) is not None]
 
-    records = [record for path in sorted((out / "records").glob("*.jsonl")) for record in read_records(path)]
-    sampled = [record for record in records if record["temperature"] > 0]
-    tokens = sum(sum(row["mask"]) for record in sampled for row in rows_of(record))
+    records = list(read_records(out / "records"))
+    sampled = [record for record in records if not record["validation"]]
+    tokens = sum(summary_of(record)["sampled_tokens"] for record in sampled)
     proxy = over_steps(f"{_PROXY}rows/mean")
     found = {
         "recipe": out.name,
@@ -66,7 +67,7 @@ def report(out: Path) -> dict[str, Any]:
         return found | of_branches(out, sampled, settings, proxy_settings)
     compared = same_prompts.compare(records, out / "data")
     return found | {
-        "prompt_ids_equal": compared.equal and all(len(rows_of(record)) == 1 for record in records),
+        "prompt_ids_equal": compared.equal and all(len(record["rows"]) == 1 for record in records),
         "first_prompts": compared.first,
         "later_prompts": compared.later,
         "other_results": compared.other_results,
@@ -100,7 +101,7 @@ def of_branches(
     )
     return {
         "credit": told.credit,
-        "rows_of_sessions": sorted({len(rows_of(record)) for record in sampled}),
+        "rows_of_sessions": sorted({len(record["rows"]) for record in sampled}),
         "optimizer_steps_expected": size / mini_batch,
         "trained_rows": len(written),
         "advantages_max_difference": difference,

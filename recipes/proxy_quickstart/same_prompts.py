@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoTokenizer
 
 from verl_multiturn import ScriptedEngine
-from verl_multiturn.certificate.records import rows_of
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.records.rows import columns
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 
 _WITHOUT_RECORDS = "actor_rollout_ref.rollout.custom.multiturn.record_dir=null"
@@ -70,7 +70,8 @@ async def _compare(records: Sequence[Mapping[str, Any]], rows: Mapping[str, list
 
     async def one(name: str, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Any]]:
         messages = rows[_question(record)]
-        said[name] = [row["ids"][start:end] for row in rows_of(record) for start, end in turns_of(row["mask"])]
+        full = [columns(row) for row in record["rows"]]
+        said[name] = [row["ids"][start:end] for row in full for start, end in turns_of(row["mask"])]
         request = await runner.request({"raw_prompt": messages}, {}, name)
         outcome, _ = await runner.run(request)
         return record, outcome.messages
@@ -92,7 +93,8 @@ async def _compare(records: Sequence[Mapping[str, Any]], rows: Mapping[str, list
 
 def _count(found: Comparison, record: Mapping[str, Any], messages: list[Any], prompts: list[list[int]]) -> None:
     """Compare the prompts of a session with those of the built-in loop."""
-    shown = [row["ids"][:start] for row in rows_of(record) for start, _ in turns_of(row["mask"])]
+    full = [columns(row) for row in record["rows"]]
+    shown = [row["ids"][:start] for row in full for start, _ in turns_of(row["mask"])]
     ours, theirs = _results(record["messages"]), _results(messages)
     for turn, ids in enumerate(shown):
         if turn and (turn >= len(prompts) or ours[:turn] != theirs[:turn]):

@@ -18,9 +18,10 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
@@ -38,13 +39,9 @@ def merge_records(out: Path) -> list[dict[str, Any]]:
     Args:
         out: Folder of the run.
     """
-    records = []
-    for path in sorted((out / "records").glob("*.jsonl")):
-        records += read_records(path)
-    records.sort(key=lambda record: record["step"])
-    # A model can write a lone surrogate, which UTF-8 cannot encode. Its escape is valid JSON.
-    with (out / "trajectories.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    records = sorted(read_records(out / "records"), key=lambda record: record["step"])
+    with (out / "trajectories.jsonl").open("wb") as file:
+        file.writelines(map(line_of, records))
     return records
 
 
@@ -71,7 +68,7 @@ def summarize(
     accuracy = next(names, "")
     validations = [(entry["step"], entry["data"][accuracy]) for entry in metrics if accuracy in entry["data"]]
     rewards = [entry["data"][REWARD] for entry in steps]
-    trained = [record for record in merge_records(out) if record["temperature"] > 0]
+    trained = [record for record in merge_records(out) if not record["validation"]]
     calls = [call for record in trained for call in record["calls"]]
 
     def over_steps(key: str) -> list[float]:

@@ -23,9 +23,9 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
 
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.records.reader import read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
@@ -45,7 +45,7 @@ class Run:
     @staticmethod
     def read(out: Path) -> Run:
         """Read the metrics, records and rows in the folder of a run."""
-        records = [record for path in sorted((out / "records").glob("*.jsonl")) for record in read_records(path)]
+        records = list(read_records(out / "records"))
         config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
         # Our start-up check moves the run's tools to this setting.
         tools = OmegaConf.select(config, "actor_rollout_ref.rollout.custom.multiturn.tool_config_path")
@@ -100,7 +100,7 @@ class Run:
         chosen = set(steps)
         right: dict[bool, list[float]] = {True: [], False: []}
         for record in self.records:
-            if record["step"] in chosen and (record["temperature"] > 0) == sampled:
+            if record["step"] in chosen and record["validation"] != sampled:
                 kind, truth = self.truths[record["messages"][1]["content"]]
                 score = score_answer(kind, extract_answer(record["messages"][-1]["content"]), truth)
                 right[bool(record["calls"])].append(score)

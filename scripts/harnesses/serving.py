@@ -12,7 +12,6 @@ from typing import Any
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.http.server import ProxyServer
@@ -21,6 +20,7 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.records.reader import read_records
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 OURS = "actor_rollout_ref.rollout.custom.multiturn"
@@ -27,7 +29,7 @@ def run(mode: str, out: Path, *settings: str) -> tuple[list[dict[str, Any]], lis
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     metrics = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    records = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    records = list(read_records(out / "trajectories.jsonl"))
     return metrics, records
 
 
@@ -54,4 +56,4 @@ def test_trainer_and_servers_apart(tmp_path: Path) -> None:
         assert data["rollout/async/age/max"] == 0
         assert data["rollout/async/masked_share"] == 0
         assert data["training/rollout_probs_diff_max"] < 1e-4
-    assert {version for record in records for version in record["versions"] if version >= 0} == {0, 1}
+    assert {run[2] for record in records for row in record["rows"] for run in row["runs"] if run[2] >= 0} == {0, 1}

@@ -14,8 +14,9 @@ from tests.integration.test_session_rows import trainer_of
 from tests.integration.trainer_rows import WritableStore, put_in_place, step
 from tests.recipe_scripts import RECIPES, composed, prepared
 from verl_multiturn import ScriptedEngine
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.proxy.agents.agent import load_agent
+from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.rows import columns
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -79,7 +80,7 @@ def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int
             await endpoint.aclose()
 
     played = asyncio.run(run())
-    records = [record for path in (folder / "records").glob("*.jsonl") for record in read_records(path)]
+    records = list(read_records(folder / "records"))
     return records, played
 
 
@@ -110,11 +111,12 @@ def test_its_prompts_are_those_of_the_built_in_loop(tmp_path: Path, rows: list[d
     assert 0 < found.later < 12
     # One token more, in the first prompt or in the result of a tool, is found.
     changed = json.loads(json.dumps(records))
-    changed[0]["ids"][3] += 1
+    changed[0]["rows"][0]["ids"][3] += 1
     assert compare(changed, tmp_path / "data").different > 0
     changed = json.loads(json.dumps(records))
-    called = next(record for record in changed if 2 in record["sources"])
-    called["ids"][called["sources"].index(2)] += 1
+    called = next(record for record in changed if 2 in columns(record["rows"][0])["sources"])
+    row = called["rows"][0]
+    row["ids"][columns(row)["sources"].index(2)] += 1
     assert compare(changed, tmp_path / "data").different == 1
     # So is a session of another row.
     records[0]["messages"][1]["content"] = "What is 1 + 1?"

@@ -13,8 +13,11 @@ import psutil
 import pytest
 
 from tests.support.config_reads import reads_in, traced
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.rows import columns
+from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.verl_bridge.startup.verl_keys import trace_faults
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
@@ -58,8 +61,12 @@ def processes_of(out: Path) -> set[str]:
     return found
 
 
+def versions_of(record: dict[str, Any]) -> set[int]:
+    return {version for row in record["rows"] for _, _, version, *_ in row["runs"]}
+
+
 def records_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    return list(read_records(out / "trajectories.jsonl"))
 
 
 def check_metrics(logged: list[dict[str, Any]], records: list[dict[str, Any]], prefix: str) -> None:
@@ -98,36 +105,38 @@ def test_three_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.Monke
     assert (out / "curve.png").stat().st_size > 1000
     assert console.count("calls/trajectory") == 3
 
-    trained = [record for record in records_of(out) if record["temperature"] > 0]
+    trained = [record for record in records_of(out) if not record["validation"]]
     assert len(trained) == 3 * 8 * 8
     # The trainer verified every row before it trained on it.
     logged = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     certified = [data for data in logged if "rollout/certificate/rows" in data]
     assert [data["rollout/certificate/rows"] for data in certified] == [8 * 8] * 3
-    assert sum(data["rollout/certificate/tokens"] for data in certified) == sum(sum(r["mask"]) for r in trained)
+    assert sum(data["rollout/certificate/tokens"] for data in certified) == sum(
+        summary_of(r)["sampled_tokens"] for r in trained
+    )
     assert all(data[f"rollout/certificate/{name}"] == 0 for data in certified for name in ("violations", "unverified"))
     assert summary["certificate_rows"] == 3 * 8 * 8
     assert summary["certificate_violations"] == 0
     assert all(verify_record(record).violations == [] for record in records_of(out))
     check_metrics(certified, trained, prefix="rollout/")
     validated = [data for data in logged if "val/rollout/trajectories" in data]
-    greedy = [record for record in records_of(out) if record["temperature"] == 0]
+    greedy = [record for record in records_of(out) if record["validation"]]
     assert len(greedy) == 16 * len(validated) > 16
     check_metrics(validated, greedy, prefix="val/rollout/")
     assert {record["stop_reason"] for record in trained} <= {"finished", "response_length", "max_assistant_turns"}
     called = [record for record in trained if record["calls"]]
     assert called
     for record in trained:
-        columns = [record[key] for key in ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")]
-        assert len({len(column) for column in columns}) == 1
+        full = columns(record["rows"][0])
+        assert len({len(column) for column in full.values()}) == 1
         for mask, source, logprob, version in zip(
-            record["mask"], record["sources"], record["logprobs"], record["versions"], strict=True
+            full["mask"], full["sources"], full["logprobs"], full["versions"], strict=True
         ):
             assert (mask == 1) == (source == 1) == (version >= 0)
             assert logprob <= 0
             assert mask or logprob == 0
     # Step n is sampled with the weights of step n - 1: the weight sync reaches the engine.
-    versions = {step: {v for r in trained if r["step"] == step for v in r["versions"] if v >= 0} for step in (1, 2, 3)}
+    versions = {step: {v for r in trained if r["step"] == step for v in versions_of(r) if v >= 0} for step in (1, 2, 3)}
     assert versions == {1: {0}, 2: {1}, 3: {2}}
     assert processes_of(out) == set()
     # What was read of verl's settings is what the table says.

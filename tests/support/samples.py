@@ -12,6 +12,8 @@ import numpy as np
 from verl_multiturn.certificate.check import Column, Row, Violation, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipts
+from verl_multiturn.records.rows import columns
+from verl_multiturn.records.verification import receipts_of
 from verl_multiturn.row_keys import RowKey
 
 
@@ -77,16 +79,20 @@ class Corrupted:
 
 
 def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
-    """Make the batch row that the trainer got from a record of `certificate.records` with one row.
+    """Make the batch row that the trainer got from a record with one row.
 
     Args:
-        record: The record, or one of its rows.
+        record: The record, of schema 1 or 2; or a row of schema 1.
         other: Weight version that the row is tagged with when the record knows none.
     """
+    if "schema" in record:
+        (row,), (receipts,) = record["rows"], receipts_of(record)
+        record = {**columns(row), "prompt_length": row["prompt_length"]}
+    else:
+        receipts = Receipts.from_json(record["receipts"])
     length = record["prompt_length"]
-    receipts = Receipts.from_json(record["receipts"])
     known = [version for version in record["versions"] if version >= 0]
-    row = rebuilt(
+    made = rebuilt(
         np.asarray(record["ids"][:length]),
         np.asarray(record["ids"][length:]),
         np.asarray(record["mask"][length:]) * (not receipts.invalid),
@@ -94,8 +100,8 @@ def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
         np.asarray(record["versions"][length:]),
     )
     key = f"{receipts.uid}_{receipts.session_id}_{receipts.row}"
-    row = replace(row, min_version=min(known, default=other), max_version=max(known, default=other), key=key)
-    return Sample(replace(row, uid=receipts.uid), receipts)
+    made = replace(made, min_version=min(known, default=other), max_version=max(known, default=other), key=key)
+    return Sample(replace(made, uid=receipts.uid), receipts)
 
 
 def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, versions: Column) -> Row:

@@ -11,13 +11,12 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import show
-from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import Trajectory
 
@@ -28,7 +27,7 @@ def record_of(outcome: Outcome, receipts: Receipts | Sequence[Receipts], **extra
     """Return the record of a conversation: all token columns, the messages, the calls and the engine's receipts.
 
     The token columns of a conversation with one row are entries of the record itself. Those of several rows are in the
-    list `rows`, an object with the same entries for each row. `rows_of` reads both.
+    list `rows`, an object with the same entries for each row. `records.schema_1` reads both.
 
     Args:
         outcome: the finished conversation.
@@ -104,18 +103,6 @@ def session_of(outcome: Outcome, session: SessionReport) -> dict[str, Any]:
     }
 
 
-def rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of a record, each with its token columns, `prompt_length` and `receipts`.
-
-    Raises:
-        TypeError: the record's entry `rows` is not a list of objects.
-    """
-    rows = record.get("rows", [record])
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(f"rows is {show(rows, 100)}, expected a list of objects")
-    return rows
-
-
 def columns_of(trajectory: Trajectory, receipts: Receipts) -> dict[str, Any]:
     """Return the entries of a record that belong to one row of a conversation."""
     return {
@@ -178,52 +165,6 @@ def json_line(record: dict[str, Any]) -> str:
         return json.dumps(record, default=show, allow_nan=False) + "\n"
     except (TypeError, ValueError):
         return json.dumps(_with_named_numbers(record), default=show, allow_nan=False) + "\n"
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file one by one; a torn line, or one that is not a record, is logged and left out."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                record = parse_line(line)
-            except CertificateError as error:
-                _LOG.warning("%s:%d: a line is left out: %s", path, number, error)
-                continue
-            if record is None:
-                _LOG.warning("%s:%d: a torn line is left out", path, number)
-            else:
-                yield record
-
-
-def parse_line(line: str) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None for a line that was not written to its end.
-
-    Raises:
-        CertificateError: the line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
-    """
-    try:
-        value = json.loads(line, object_pairs_hook=_with_each_key_once)
-    except json.JSONDecodeError:
-        return None
-    except RecursionError:
-        raise CertificateError("it is nested too deeply for a record") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise CertificateError(f"no record of a conversation: {error}") from None
-    if not isinstance(value, dict):
-        named = {list: "a list", str: "a text", int: "a number", float: "a number"}
-        found = named.get(type(value)) or json.dumps(value)
-        raise CertificateError(f"expected a record, a JSON object, got {found}")
-    return value
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. With a key twice, what was verified would not be what another reader sees."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise CertificateError(f"no record of a conversation: an object has the key {twice!r} twice")
-    return found
 
 
 def _with_named_numbers(value: Any) -> Any:

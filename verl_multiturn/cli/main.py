@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.certificate.verification import verify_files
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.serve import serve
+from verl_multiturn.cli.show import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.contract import (
     examine_interaction,
@@ -40,6 +40,7 @@ from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
 from verl_multiturn.recipes import copy_recipe, list_recipes
+from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.tools.check.contract import examine, tools_to_check
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.check.examination import CheckResult, Grade
@@ -51,7 +52,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (serve, replay, index, retrieval_server):
+for command in (serve, index, retrieval_server, show, replay):
     app.command()(command)
 console = Console()
 _DAY_S = 86_400.0
@@ -366,28 +367,29 @@ def copy(
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(help="Records (JSONL) that `record_dir` wrote; a folder: all in it.")],
+    files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` wrote; a folder: all in it.")],
 ) -> None:
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
-    records = tokens = violations = torn = 0
+    records = tokens = violations = torn = damaged = 0
     try:
-        for path, line, verdict in verify_files(files):
-            if verdict is None:
-                torn += 1
-                note = "not verified: a torn line, as a process leaves that is killed or finds the disk full"
-                console.print(f"{path}:{line}: {note}", highlight=False, markup=False, soft_wrap=True)
+        for path, place, verified, problem, is_torn in verify_files(files):
+            if verified is None:
+                torn, damaged = torn + is_torn, damaged + (not is_torn)
+                console.print(f"{path}:{place}: not verified: {problem}", highlight=False, markup=False, soft_wrap=True)
                 continue
             records += 1
-            tokens += verdict.sampled_tokens
-            violations += len(verdict.violations)
-            for violation in verdict.violations:
-                console.print(f"{path}:{line}: {violation}", highlight=False, markup=False, soft_wrap=True)
+            tokens += verified.sampled_tokens
+            violations += len(verified.violations)
+            for violation in verified.violations:
+                console.print(f"{path}:{place}: {violation}", highlight=False, markup=False, soft_wrap=True)
     except MultiTurnError as error:
         refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
-    summary += f", {torn} torn lines" if torn else ""
-    console.print(f"[red]no[/] {summary}" if violations else f"[green]ok[/] {summary}", highlight=False)
-    if violations:
+    summary += f", {torn} torn" if torn else ""
+    summary += f", {damaged} damaged stretches" if damaged else ""
+    bad = violations or damaged
+    console.print(f"[red]no[/] {summary}" if bad else f"[green]ok[/] {summary}", highlight=False)
+    if bad:
         raise typer.Exit(1)
 
 

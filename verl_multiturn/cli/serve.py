@@ -25,7 +25,6 @@ from rich.table import Table
 
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -42,6 +41,7 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import Select, load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine

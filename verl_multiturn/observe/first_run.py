@@ -16,6 +16,7 @@ from typing import Any
 
 from verl_multiturn.observe.doctor import WITHOUT_FLASH_ATTN, Finding, has_flash_attn
 from verl_multiturn.recipes import shipped_folder
+from verl_multiturn.records.reader import read_records
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _BATCH = 8
@@ -111,8 +112,7 @@ def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
         steps: number of training steps that were asked for.
     """
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    with (out / "trajectories.jsonl").open(encoding="utf-8") as lines:
-        trained = [record for record in map(json.loads, lines) if record["temperature"] > 0]
+    trained = [record for record in read_records(out / "trajectories.jsonl") if not record["validation"]]
     log = f"compare {out / 'train.log'} with the quickstart's on a CPU"
     rows, wanted = summary["certificate_rows"], steps * _BATCH * _SAMPLES
     violations = summary["certificate_violations"]
@@ -146,10 +146,14 @@ def _judged(what: str, ok: bool, found: str, remedy: str) -> Finding:
     return Finding(what, ok, found, "" if ok else remedy)
 
 
+def _versions(record: dict[str, Any]) -> set[int]:
+    return {version for row in record["rows"] for _, _, version, *_ in row["runs"]}
+
+
 def _synced(trained: list[dict[str, Any]], steps: int) -> tuple[bool, str]:
     """Return whether each step was sampled with the weights of the step before it, and the versions as a text."""
     versions = {
-        step: sorted({version for record in trained if record["step"] == step for version in record["versions"]} - {-1})
+        step: sorted({version for record in trained if record["step"] == step for version in _versions(record)} - {-1})
         for step in range(1, steps + 1)
     }
     found = ", ".join(f"step {step} sampled with version {versions[step]}" for step in versions)

@@ -27,6 +27,9 @@ Stats = dict[str, Any]
 MOST_KEYS = 10
 """Most keys of a tool's own metrics that are shown: those that most of its calls report."""
 
+_ROUNDING = 1e-6
+"""Largest difference of two equal rewards, relative to the larger one."""
+
 _OF_A_TOOL = (
     CallStatus.ERROR,
     CallStatus.TIMEOUT,
@@ -161,6 +164,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
         **_mean_and_max("assistant_turns", [each["assistant_turns"] for each in stats]),
         **_mean_and_max("user_turns", [each["user_turns"] for each in stats]),
         **_of_rows([each["conversation"]["rows"] for each in stats if "conversation" in each]),
+        **_of_groups(stats),
         # Reasons that did not occur are shown too, so that no curve has a hole.
         **{f"stop/{reason}": stopped[reason] / len(stats) for reason in StopReason},
         **_percentiles("generate_s", [each["generate_s"] for each in stats]),
@@ -178,6 +182,21 @@ def _of_cache(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
 def _of_rows(rows: Sequence[int]) -> dict[str, float]:
     """Return how many rows conversations have; nothing where each has one."""
     return _mean_and_max("rows", rows) if any(count > 1 for count in rows) else {}
+
+
+def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
+    """Return how many groups teach nothing; nothing where no group has two valid conversations."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for each in stats:
+        if each["valid"] and "group" in each and "score" in each.get("conversation", {}):
+            scores[each["group"]].append(each["conversation"]["score"])
+    compared = [group for group in scores.values() if len(group) > 1]
+    return {"groups_equal": sum(are_equal(group) for group in compared)} if compared else {}
+
+
+def are_equal(scores: Sequence[float]) -> bool:
+    """Tell whether rewards are the same: they differ by no more than adding up float32 rewards in another order does."""
+    return max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores))
 
 
 def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from verl_multiturn.describe import describe
 from verl_multiturn.observe.metric_files import read_entry
 from verl_multiturn.observe.start_up import StartUp
+from verl_multiturn.records.files import record_files
 
 REWARD = "critic/score/mean"
 """Name of verl's metric that every training step has and a validation does not have."""
@@ -59,7 +60,9 @@ def follow(path: Path, begin: int = 0) -> Iterator[str]:
 
 def _size(records: Path | None) -> int:
     """Return the number of bytes of the conversations' records in a folder; 0 if there is none."""
-    return sum(path.stat().st_size for path in records.glob("*.jsonl")) if records is not None else 0
+    if records is None or not records.is_dir():
+        return 0
+    return sum(path.stat().st_size for path in record_files(records))
 
 
 def say(text: str) -> None:

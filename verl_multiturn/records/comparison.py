@@ -42,6 +42,7 @@ _GENERATION = (
     "state",
     "reward",
     "text",
+    "call_ids",
 )
 _CALL = (
     "id",
@@ -59,7 +60,7 @@ _CALL = (
     "altered",
 )
 _REPLY = ("text", "images", "reward", "done", "truncated", "state", "metrics")
-_SESSION = ("roots", "unenforced", "reward", "by_id", "end", "problem")
+_SESSION = ("roots", "reward", "by_id", "end", "problem")
 _REQUEST = ("parent", "generations", "delivered", "order", "refused")
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ FATES = (
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
 """What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
 _COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained"]
+_OF_RECORD = ("request_id", "uid", "number", "validation", "step")
 _OVER = ("end", "drop", "score")
 
 
@@ -144,14 +146,28 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
 
 
 def fates_of(records: Records) -> list[Fate]:
-    """Return the fate of every conversation of a run's folders; see `fates`."""
-    return fates(records.lines(), records.steps(), _joined_rows(records.folders), records.runs)
+    """Return the fate of every conversation of a run's folders; see `fates`.
+
+    Records without lines, such as those of schema 1, are of conversations that began and ended.
+    """
+    lines = chain(records.lines(), _lines_of_records(records))
+    return fates(lines, [*records.steps(), *records.ends()], _joined_rows(records.folders), records.runs)
+
+
+def _lines_of_records(records: Records) -> Iterator[dict[str, Any]]:
+    """Yield lines as they would be of records that have none."""
+    for file in records.files:
+        if not (file.is_packed and file.lines.exists()):
+            for placed in records.placed(file):
+                line = {name: placed.record[name] for name in _OF_RECORD}
+                yield {**line, "event": "begin", "at": placed.record["began"], "file": file.stem}
+                yield {**line, "event": "end", "at": placed.record["ended"], "file": file.stem}
 
 
 def _joined_rows(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for start, table in joins.read(folders, _COLUMNS):
+    for name, table in joins.read(folders, _COLUMNS):
         for row in table.to_pylist():
-            yield {**row, "start": start}
+            yield {**row, "start": name.start}
 
 
 def start_of(stem: str, named: Iterable[str]) -> str:

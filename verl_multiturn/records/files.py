@@ -41,7 +41,9 @@ def record_files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             if not path.exists():
-                raise ConfigError(f"{str(path)!r} does not exist; expected a file of records, or a folder of them")
+                raise ConfigError(
+                    f"{str(path)!r} cannot be read: it does not exist; expected a file of records, or a folder of them"
+                )
             return [path]
         plain = [
             each

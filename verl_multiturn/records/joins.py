@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,18 +120,22 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
         half.unlink(missing_ok=True)
 
 
-def read(folders: Iterable[Path], columns: Sequence[str] | None = None) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the start and the table of each join in folders of records; what is no join, or is torn, is left out.
+def read(
+    folders: Iterable[Path], columns: Sequence[str] | None = None, where: Mapping[str, Any] | None = None
+) -> Iterator[tuple[JoinName, pa.Table]]:
+    """Yield the name and the table of each join in folders of records; what is no join, or is torn, is left out.
 
     Args:
         folders: the folders.
         columns: names of the columns; None: all.
+        where: values that columns must have; None: all rows.
     """
+    filters = [(name, "=", value) for name, value in (where or {}).items()] or None
     for folder in folders:
         for path in sorted((folder / FOLDER).glob("*.parquet")):
             if (name := parse_name(path.name)) is not None:
-                with suppress(OSError, pa.ArrowException):
-                    yield name.start, pq.read_table(path, columns=None if columns is None else list(columns))
+                with suppress(OSError, ValueError, pa.ArrowException):
+                    yield name, pq.read_table(path, columns=columns, filters=filters, partitioning=None)
 
 
 def figures(table: pa.Table) -> Figures:

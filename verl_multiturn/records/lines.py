@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records.json_text import plain
 
 LONGEST_LINE = 1 << 28
 """Largest number of bytes in a line, so that a file without line ends does not fill the memory."""
@@ -82,6 +83,7 @@ def read_object(text: bytes) -> dict[str, Any]:
         value = parse_line(text)
         if value is None:
             raise CertificateError("it is torn, or no JSON") from None
+        value = plain(value)
     if not isinstance(value, dict):
         raise CertificateError(f"expected a JSON object, got {show(value, 60)}")
     return value

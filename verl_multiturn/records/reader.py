@@ -186,6 +186,10 @@ class Records:
                 self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
         return found
 
+    def ends(self) -> list[dict[str, Any]]:
+        """Return the ends of starts, dictionaries as `schema.End`; a start that was killed has none."""
+        return [line for _, _, line in self._step_lines(("end",), schema.End)]
+
     def clocks(self) -> list[dict[str, Any]]:
         """Return how far the workers' clocks are from the trainer's, dictionaries as `schema.Clock`."""
         return [line for _, _, line in self._step_lines(("clock",), schema.Clock)]

@@ -242,10 +242,13 @@ class RecordWriter:
         else:
             self._unwritten = []
 
+    def _snapshot_of(self, shot: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"at": time.time(), "open": shot, "dropped": self.dropped, "cpu_s": time.thread_time()}
+
     def _write_snapshot(self, shot: list[dict[str, Any]]) -> None:
         new = self._open.with_suffix(".new")
         try:
-            new.write_bytes(line_of({"at": time.time(), "open": shot, "dropped": self.dropped}))
+            new.write_bytes(line_of(self._snapshot_of(shot)))
             new.replace(self._open)
         except OSError:
             new.unlink(missing_ok=True)

@@ -117,8 +117,10 @@ def test_turns_come_from_the_journal_and_the_records() -> None:
         {"id": "overlapping", "create": 10.0, "calls": [[11.0, 14.0], [11.5, 13.0]], "release": 15.0},
         {"id": "cancelled", "create": 10.0, "calls": [], "release": 12.0},
     ]
-    record = {"turn_ids": [0, 0, 0, 1, 1, 2], "mask": [0, 1, 1, 0, 1, 0]}
-    records = [{"request_id": "a", **record}, {"request_id": "overlapping", "turn_ids": [0, 1, 2], "mask": [1, 1, 1]}]
+    records = [
+        {"request_id": name, "generations": [{"tokens": tokens, "row": 0} for tokens in counts]}
+        for name, counts in (("a", [2, 1]), ("overlapping", [1, 1, 1]))
+    ]
     turns = turns_of(journal, records)
     assert turns == [Turn(True, 10.0, 11.0, 2), Turn(False, 13.0, 13.5, 1)]
     engine = engine_of(turns)

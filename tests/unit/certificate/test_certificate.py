@@ -20,10 +20,10 @@ from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.row_keys import RowKey
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
@@ -383,7 +383,7 @@ async def test_verify_goes_on_past_a_torn_line(tmp_path: Path) -> None:
     assert done.exit_code == 0
     for number in (2, 3, 5):
         assert f"{path}:{number}: not verified: a torn line" in done.output
-    assert f"ok 2 records, {2 * (len(CALL) + 4)} sampled tokens, 0 violations, 3 torn lines" in done.output
+    assert f"ok 2 records, {2 * (len(CALL) + 4)} sampled tokens, 0 violations, 3 torn" in done.output
 
 
 @pytest.mark.parametrize(

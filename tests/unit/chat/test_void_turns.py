@@ -36,9 +36,9 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.rollout.void_turns import has_void_turn

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sample_records import sample_record
 from verl_multiturn.observe.doctor import Finding, cuda_compiler, judge_gpu
 from verl_multiturn.observe.first_run import judge_run, overrides, run_whole_path
 
@@ -24,8 +25,11 @@ GOOD = {
 
 def write_run(out: Path, versions: dict[int, list[int]], **changes: Any) -> None:
     (out / "summary.json").write_text(json.dumps(GOOD | changes))
-    records = [{"step": 0, "temperature": 0, "versions": [0]}]
-    records += [{"step": step, "temperature": 1.0, "versions": columns} for step, columns in versions.items()]
+    records = [sample_record(step=0, validation=True)]
+    for step, found in versions.items():
+        row = sample_record()["rows"][0]
+        runs = [[1, 1, version, 0, 1] for version in found]
+        records.append(sample_record(step=step, rows=[{**row, "runs": runs}]))
     (out / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 

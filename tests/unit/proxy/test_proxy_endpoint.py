@@ -17,13 +17,13 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.certificate.records import json_line, record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.engine import Generation
 from verl_multiturn.rollout.limits import StopReason

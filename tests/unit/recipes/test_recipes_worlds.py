@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.support.sample_records import sample_record
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
@@ -127,8 +128,9 @@ def test_the_lakes_report_counts_what_the_environment_gave(tmp_path: Path) -> No
     """Not the scores, which a lottery draws."""
 
     def record(step: int, temperature: float, reward: float) -> dict[str, Any]:
-        replies = [{"reward": 0.0}, {"reward": reward}]
-        return {"step": step, "temperature": temperature, "replies": replies, "stop_reason": "environment_done"}
+        replies = [{"turn": 0, "text": "", "reward": 0.0}, {"turn": 1, "text": "", "reward": reward}]
+        changes = {"validation": not temperature, "replies": replies, "stop_reason": "environment_done"}
+        return sample_record(step=step, **changes)
 
     (tmp_path / "records").mkdir()
     made = [record(0, 0, 0.0)] * 3 + [record(0, 0, 1.0)] + [record(2, 0, 1.0)] * 3 + [record(2, 0, 0.0)]

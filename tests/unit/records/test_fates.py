@@ -21,7 +21,9 @@ def line(event: str, request_id: str = "r", uid: str = "u", start: str = A, **mo
     return {**made, "file": f"{start}-host-1-00", **more}
 
 
-def step(number: int = 6, event: str = "step", start: str = A, join: str | None = "there", **more: Any) -> dict[str, Any]:
+def step(
+    number: int = 6, event: str = "step", start: str = A, join: str | None = "there", **more: Any
+) -> dict[str, Any]:
     return {"event": event, "start": start, "step": number, "join": join, **more}
 
 

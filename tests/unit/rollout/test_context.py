@@ -8,11 +8,11 @@ import pytest
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, StopReason
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.certificate.records import record_of
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.data import tool_call
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer

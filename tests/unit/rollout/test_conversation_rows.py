@@ -12,8 +12,8 @@ from benchmarks.row_conversations import CONVERSATION_FAULTS, honest, trials, vi
 from tests.support.samples import Sample
 from verl_multiturn.certificate.conversations import gaps, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
-from verl_multiturn.certificate.verification import verify_record
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records.verification import verify_record
 from verl_multiturn.row_keys import RowKey
 
 WHERE = [0, "undelivered", 0, 1, "not_selected", 2]

@@ -137,6 +137,21 @@ def test_conversations() -> None:
     assert found["tools_s/p50"] == 0.5
 
 
+def test_groups_that_teach_nothing() -> None:
+    def conversation(group: str, score: float, valid: bool = True) -> Stats:
+        return {**stats_of(outcome()), "group": group, "valid": valid, "conversation": {"rows": 1, "score": score}}
+
+    groups = {
+        "right": [1.0, 1.0], "wrong": [0.0, 0.0], "mixed": [1.0, 0.0], "rounded": [0.1 + 0.2, 0.3], "near": [0.3, 0.301],
+        "alone": [1.0],
+    }  # fmt: skip
+    stats = [conversation(group, score) for group, scores in groups.items() for score in scores]
+    assert aggregate(stats)["groups_equal"] == 3
+    # An invalid conversation is compared with none.
+    assert aggregate([*stats, conversation("right", 0.0, valid=False)])["groups_equal"] == 3
+    assert "groups_equal" not in aggregate([conversation("alone", 1.0), conversation("alone", 0.0, valid=False)])
+
+
 def test_calls_of_each_tool_and_of_all() -> None:
     statuses = [CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.BAD_ARGUMENTS, CallStatus.OVER_LIMIT]
     run = {"attempts": 1, "seconds": 1.0, "queue_s": 0.5}

@@ -24,8 +24,9 @@ import ipaddress
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_model
 from verl_multiturn.proxy.protocols import Protocol, model
 from verl_multiturn.proxy.protocols import models as all_models
 from verl_multiturn.proxy.protocols.anthropic_messages import token_count
-from verl_multiturn.proxy.protocols.requests import RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
 if TYPE_CHECKING:
     from verl_multiturn.proxy.sessions.session import AgentSession
@@ -308,11 +309,26 @@ class ProxyServer:
         if is_models(route):
             name = route.removeprefix("models").strip("/")
             return web.json_response(model(name) if name else all_models(self._model))
-        async with opened.reader.read(request, protocol) as asked:
+        async with self._read(request, protocol, opened) as asked:
             if route == COUNT_TOKENS:
                 return web.json_response(token_count(await opened.session.count_tokens(asked)))
             failed = partial(self._failed, opened)
             return await Exchange(request, protocol, asked, opened.session, failed, self._ping_s, self._threads).run()
+
+    @asynccontextmanager
+    async def _read(
+        self, request: web.BaseRequest, protocol: Protocol, opened: _OpenSession
+    ) -> AsyncIterator[ChatRequest]:
+        """Read a request of a known session, and note it where that fails."""
+        was_read = False
+        try:
+            async with opened.reader.read(request, protocol) as asked:
+                was_read = True
+                yield asked
+        except RefusedError as refused:
+            if not was_read:
+                opened.session.journal.refuse(protocol.name, refused.code)
+            raise
 
     def _failed(self, opened: _OpenSession | None, error: BaseException) -> RefusedError:
         """Note a mistake of ours, and log it once for each session."""

@@ -18,6 +18,9 @@ from verl_multiturn.proxy.protocols.responses import Responses
 class Protocol(typing.Protocol):
     """One protocol."""
 
+    name: str
+    """Name of the protocol in records."""
+
     def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request from the JSON object in its body.
 

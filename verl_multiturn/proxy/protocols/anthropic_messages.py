@@ -205,6 +205,7 @@ class _Body(Fields, extra="allow"):
         tools = [tool for tool in self.tools if isinstance(tool, _Tool)]
         return ChatRequest(
             messages=messages,
+            protocol=AnthropicMessages.name,
             tools=[fields.tool(tool.name, tool.description, tool.input_schema) for tool in tools],
             stop=tuple(self.stop_sequences),
             max_tokens=self.max_tokens,
@@ -223,6 +224,9 @@ class _Body(Fields, extra="allow"):
 
 class AnthropicMessages:
     """The protocol of messages."""
+
+    name = "messages"
+    """Name of the protocol in records."""
 
     def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.

@@ -200,6 +200,9 @@ class _Body(Fields, extra="allow"):
 class ChatCompletions:
     """The protocol of chat completions."""
 
+    name = "chat"
+    """Name of the protocol in records."""
+
     def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.
 

@@ -40,6 +40,8 @@ class ChatRequest:
     """Names of those `tools` whose calls carry a text. To the model they are functions with one argument, `input`."""
     model: str = ""
     """The model's name as the client wrote it; it is sent back."""
+    protocol: str = "chat"
+    """Name of the protocol: `chat`, `messages` or `responses`."""
     unenforced: Sequence[str] = ()
     """Names of fields that are accepted and change nothing, such as `temperature`; they are counted."""
 

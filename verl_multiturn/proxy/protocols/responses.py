@@ -93,6 +93,7 @@ class _Body(Fields, extra="allow"):
                 tools.append(tool.tool())
         return ChatRequest(
             messages=self._messages(unenforced),
+            protocol=Responses.name,
             tools=tools,
             custom_tools=frozenset(custom),
             max_tokens=self.max_output_tokens,
@@ -129,6 +130,9 @@ class _Body(Fields, extra="allow"):
 
 class Responses:
     """The protocol of Responses."""
+
+    name = "responses"
+    """Name of the protocol in records."""
 
     def read(self, body: Mapping[str, Any], sent: Sent = nothing_sent) -> ChatRequest:
         """Read a request.

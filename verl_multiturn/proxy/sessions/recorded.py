@@ -19,6 +19,7 @@ from typing import Any
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.errors import EngineError
+from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.journal import COUNT
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
@@ -97,13 +98,20 @@ class RecordedSession:
                 self._told(number, kind == "delivered")
         await self._sample(len(self._generations))
         await self._fail()
-        self.session.returned()
-        await self.session.closed()
 
     async def close(self) -> None:
         """End the session, however far it came."""
         self.session.returned()
         await self.session.closed()
+
+    def end(self) -> AgentEnd:
+        """Return how the recorded agent ended, with the rewards that it gave."""
+        part, nodes = self._record["session"], self.session.forest.completions.values()
+        earned = {node.completion.id: self._record["generations"][node.number]["reward"] for node in nodes}
+        rewards = {name: float(reward) for name, reward in earned.items() if reward is not None}
+        kind = part["end"] or "returned"
+        whole = None if kind != "returned" or part["reward"] is None else float(part["reward"])
+        return AgentEnd(kind, AgentResult(whole, rewards, part["by_id"]), part["problem"])
 
     async def _begin(self, number: int, request: Mapping[str, Any]) -> None:
         if request["refused"] is not None and not request["messages"] and not request["generations"]:
@@ -174,7 +182,9 @@ class RecordedSession:
             if self._is_changed and difference.field == "generations.max_tokens":
                 return within(recorded.made, ask, difference), asked
             first = first or difference
-        raise DivergedError(first or Difference(recorded.number, "generations", None, "it was asked for", "nobody asks"))
+        raise DivergedError(
+            first or Difference(recorded.number, "generations", None, "it was asked for", "nobody asks")
+        )
 
     async def _fail(self) -> None:
         """Let the engine fail where it failed for good."""
@@ -190,7 +200,9 @@ class RecordedSession:
             await asyncio.sleep(0 if spins < _SPINS else 0.001)
             spins += 1
             if asyncio.get_running_loop().time() > until:
-                raise DivergedError(Difference(None, "session", None, "it went on", f"it stands still for {_SETTLE_S} s"))
+                raise DivergedError(
+                    Difference(None, "session", None, "it went on", f"it stands still for {_SETTLE_S} s")
+                )
 
     def _is_settled(self) -> bool:
         open_samples = set()

@@ -52,7 +52,7 @@ class Sampler:
         self._run = run
         self._forest = forest
         self._sampling = dict(sampling)
-        self._call_ids = CallIds()
+        self.call_ids = CallIds()
         self._inflight = asyncio.Semaphore(run.max_inflight)
         self._lanes: list[Lane] = []
 
@@ -119,7 +119,7 @@ class Sampler:
         self.cache.add(ask, generation)
         entry.cause = "undelivered"
         said = await run.reader.read(generation.ids, ids, request)
-        calls = self._call_ids.named(said.calls)
+        calls = self.call_ids.named(said.calls)
         completion = Completion(
             secrets.token_hex(12),
             said.content,

@@ -16,24 +16,30 @@ import asyncio
 import contextvars
 import json
 import re
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import orjson
 
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
+from verl_multiturn.proxy.sessions.journal import COUNT, Journal, Noted
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
 from verl_multiturn.proxy.sessions.sampler import Sampler, engine_failed
 from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import CallIds
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 
 Result = TypeVar("Result")
+_OVER = ("session_over", "engine_failed")
+"""Codes of refusals after which no request is answered; an agent may go on for as long as it likes."""
 
 
 @dataclass(eq=False)
@@ -60,6 +66,7 @@ class Delivery:
 
     session: AgentSession
     request: ChatRequest
+    noted: Noted
     completions: Sequence[Completion] = ()
     """The completions, once `ready` has returned."""
     gone: bool = False
@@ -82,6 +89,7 @@ class Delivery:
     def delivered(self) -> None:
         """Note that the client has the whole answer. After the agent's return that counts for nothing."""
         if not self.session.has_returned:
+            self.session.journal.told(self.noted, True)
             for sample in self.samples:
                 self.session.forest.note(sample.task.result(), returned=True, delivered=True)
         self.samples = []
@@ -89,6 +97,7 @@ class Delivery:
     def undelivered(self) -> None:
         """Note that the client has gone. The next identical request takes what it did not get, ready or not."""
         self.gone = True
+        self.session.journal.told(self.noted, False)
         self.session.keep(self)
 
 
@@ -106,6 +115,7 @@ class AgentSession:
         self.forest = Forest()
         self.unenforced: dict[str, int] = {}
         """How often requests had fields that change nothing."""
+        self.journal = Journal(lambda: len(self.forest.ledger))
         self._run = run
         self._sampler = Sampler(name, run, self.forest, sampling)
         self.has_returned = False
@@ -117,6 +127,10 @@ class AgentSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         # The engine stops the clock of the conversation that a task belongs to. A server's tasks belong to none.
         self._context = contextvars.copy_context()
+
+    def name_calls_by(self, ids: CallIds) -> None:
+        """Take the ids of calls from another maker, as a replay does."""
+        self._sampler.call_ids = ids
 
     @property
     def failed(self) -> str:
@@ -139,7 +153,7 @@ class AgentSession:
 
     def begin(self, request: ChatRequest) -> Delivery:
         """Begin to answer a request; `Delivery.ready` waits for the answer."""
-        delivery = Delivery(self, request)
+        delivery = Delivery(self, request, self.journal.begin(request, request.protocol))
         for name in request.unenforced:
             self.unenforced[name] = self.unenforced.get(name, 0) + 1
         delivery.task = self._start(self._answer(delivery))
@@ -151,7 +165,11 @@ class AgentSession:
         Raises:
             RefusedError: The request cannot be rendered, or the session is over.
         """
-        return (await self._prompt(request)).length
+        noted = self.journal.begin(request, COUNT)
+        with _noting(noted, request):
+            noted.prompt = await self._prompt(request)
+        noted.delivered = True
+        return noted.prompt.length
 
     def sent(self, id_: str) -> Completion | None:
         """Return the completion that has an id, or a call with it; None if there is none."""
@@ -230,6 +248,7 @@ class AgentSession:
     def forget(self) -> None:
         """Let go of all completions. Nothing may be asked of the session after it."""
         self.forest.clear()
+        self.journal.clear()
 
     def keep(self, delivery: Delivery) -> None:
         """Keep the samples of a client that has gone."""
@@ -253,8 +272,12 @@ class AgentSession:
 
     async def _answer(self, delivery: Delivery) -> None:
         """Find or sample the completions of a request."""
+        with during("request"), _noting(delivery.noted, delivery.request):
+            await self._find(delivery)
+
+    async def _find(self, delivery: Delivery) -> None:
         request = delivery.request
-        prompt = delivery.prompt = await self._prompt(request)
+        prompt = delivery.prompt = delivery.noted.prompt = await self._prompt(request)
         self._check_room(prompt)
         if delivery.gone:
             return
@@ -283,6 +306,7 @@ class AgentSession:
             raise _over()
         nodes = [task.result() for task in tasks]
         if not delivery.gone:
+            self.journal.answer(delivery.noted, nodes)
             for node in nodes:
                 self.forest.note(node, returned=True)
         delivery.completions = [self._shaped(node, request) for node in nodes]
@@ -378,6 +402,21 @@ class AgentSession:
         return replace(node.completion, token_logprobs=list(zip(texts, node.generation.logprobs, strict=True)))
 
 
+@contextmanager
+def _noting(noted: Noted, request: ChatRequest) -> Iterator[None]:
+    """Note why a request is refused; its messages, too, where it became no prompt."""
+    try:
+        yield
+    except RefusedError as refused:
+        noted.refused = refused.code
+        if noted.prompt is None and refused.code not in _OVER:
+            noted.messages = request.messages
+        raise
+    except asyncio.CancelledError:
+        noted.refused = _OVER[0]
+        raise
+
+
 def _json(tools: Sequence[dict[str, Any]]) -> str:
     try:
         return orjson.dumps(tools).decode()
@@ -395,4 +434,4 @@ def _refused(code: str, message: str) -> RefusedError:
 
 
 def _over() -> RefusedError:
-    return _refused("session_over", "this session is over; send no further request")
+    return _refused(_OVER[0], "this session is over; send no further request")

@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.calls.metrics import plain_metrics, warn_once
+from verl_multiturn.calls.timeline import is_kept
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.tools.base import ToolResponse
+
+LONGEST_WHOLE = 1_000_000
+"""Characters of an answer that a record keeps."""
 
 
 @dataclass(slots=True)
@@ -23,6 +27,20 @@ class CallAnswer:
     images: tuple[Any, ...] = ()
     truncated: bool = False
     """True if the text lost its middle, because it was longer than `response_characters`."""
+    whole: str | None = None
+    """The text before that, for a record; None: it lost nothing, or the conversation is not recorded."""
+
+
+def whole_of(text: str, most_characters: int) -> str | None:
+    """Return what a record keeps of a text that loses its middle: its first `LONGEST_WHOLE` characters.
+
+    None: it loses nothing, or the conversation is not recorded.
+
+    Args:
+        text: The text.
+        most_characters: Largest number of characters that the model may read.
+    """
+    return text[:LONGEST_WHOLE] if len(text) > most_characters and is_kept() else None
 
 
 def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = False) -> CallAnswer:
@@ -40,9 +58,12 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
             response holds a video, or images that are not a list.
     """
     if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # the usual case
-        return CallAnswer(shorten(returned.text, most_characters), truncated=len(returned.text) > most_characters)
+        text = returned.text
+        if len(text) <= most_characters:
+            return CallAnswer(text)
+        return CallAnswer(shorten(text, most_characters), truncated=True, whole=whole_of(text, most_characters))
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
-    text: Any = response if isinstance(response, str) else getattr(response, "text", response)
+    text = response if isinstance(response, str) else getattr(response, "text", response)
     if text is None and hasattr(response, "text"):
         text = ""  # verl's ToolResponse has None for no text
     if getattr(response, "video", None):
@@ -61,7 +82,8 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
     text = str.__str__(text)  # a plain str: a subclass may have methods of the author's
     short = shorten(text, most_characters)
     metrics = plain_metrics(name, metrics or {})
-    return CallAnswer(short, number or 0.0, metrics, tuple(images or ()), truncated=len(text) > most_characters)
+    is_long, whole = len(text) > most_characters, whole_of(text, most_characters)
+    return CallAnswer(short, number or 0.0, metrics, tuple(images or ()), is_long, whole)
 
 
 def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.calls.limits import limits_of
@@ -67,6 +68,6 @@ class Gate(Slots):
         """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
         if key is None:
             return
-        self._answers[key] = answer
+        self._answers[key] = answer if answer.whole is None else replace(answer, whole=None)
         if len(self._answers) > self.limits.cache:
             self._answers.popitem(last=False)

@@ -12,7 +12,7 @@ from typing import Any
 from verl_multiturn.calls.slots import Slot
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.answers import CallAnswer
+from verl_multiturn.tools.calls.answers import CallAnswer, whole_of
 from verl_multiturn.tools.calls.gate import Gate
 
 
@@ -89,16 +89,18 @@ class Run:
             self.attempts,
             is_cached,
             answer.truncated,
+            whole=answer.whole,
         )
 
     def failed(self, status: CallStatus, text: str) -> CallResult:
         """Return the result of a call that the tool did not answer."""
-        slot = self.slot
+        slot, most = self.slot, self.gate.limits.response_characters
         return CallResult(
             self.call.id,
             self.gate.name,
             status,
-            shorten(text, self.gate.limits.response_characters),
+            shorten(text, most),
+            whole=whole_of(text, most),
             seconds=asyncio.get_running_loop().time() - slot.started if self.attempts else 0.0,
             queue_s=slot.started - slot.asked,
             attempts=self.attempts,

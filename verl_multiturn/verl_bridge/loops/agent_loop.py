@@ -8,6 +8,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.images import as_they_are
+from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.following import follow, request_id
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
@@ -50,6 +51,13 @@ def shared_runner(
         CallWatch().start()  # as long as the worker lives
         close_at_end([*runner.tools.values(), *runner.interactions.values()])
     return runner
+
+
+def tool_schemas() -> list[Any] | None:
+    """Return the schemas of this process's tools, as the template gets them; None as long as there is no runner."""
+    for runner in _runners.values():
+        return [schema_of(tool).as_dict() for tool in runner.tools.values()]
+    return None
 
 
 class MultiTurnAgentLoop(AgentLoopBase):

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
 """Keys of a reward function's result: more than 0 where the row could not be judged for a cause of ours. With the first
 one what the reward needs is not there now; with the second one the row can never be judged."""
+_ADDED = ("tool_score", "interaction_score", "completion_score")
+"""Stats of what is added to the reward function's score."""
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
@@ -102,10 +104,14 @@ class CertifiedOutput(AgentLoopOutput):
         except UnusableNumberError as error:
             raise ConfigError(f"the reward of a conversation: {error}; let rewards be smaller") from None
 
+    @property
+    def is_scored(self) -> bool:
+        """Tell whether there is a reward yet."""
+        return self.reward_score is not None or any(name in self.stats for name in _ADDED)
+
     def total(self) -> float:
         """Return what the conversation earned in all, once its reward is computed."""
-        added = sum(self.stats.get(name, 0.0) for name in ("tool_score", "interaction_score", "completion_score"))
-        return float((self.reward_score or 0.0) + added)
+        return float((self.reward_score or 0.0) + sum(self.stats.get(name, 0.0) for name in _ADDED))
 
 
 def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:

@@ -41,6 +41,7 @@ class Listener(Protocol):
 def follow(
     row: Mapping[str, Any],
     *listeners: Listener | None,
+    name: str | None = None,
     validation: bool = False,
     rerolled_from: str | None = None,
 ) -> Iterator[Followed | None]:
@@ -52,6 +53,7 @@ def follow(
     Args:
         row: verl's row, with `uid`, `session_id`, `index`, `global_steps` and `agent_name` as far as it has them.
         listeners: who is told of it.
+        name: its request id; None: a new one.
         validation: whether it belongs to a validation.
         rerolled_from: uid of the group in whose place its group was begun.
     """
@@ -68,7 +70,7 @@ def follow(
         experiment_name=None,
         agent_name=str(row.get("agent_name", "")),
         began=time.time(),
-        request_id=uuid4().hex,
+        request_id=name or uuid4().hex,
         rerolled_from=rerolled_from,
     )
     for listener in told:
@@ -115,5 +117,5 @@ def note_score(outputs: AgentLoopOutput | list[AgentLoopOutput]) -> None:
     """
     found, last = _followed.get(), outputs[-1] if isinstance(outputs, list) and outputs else outputs
     if found is not None and isinstance(last, CertifiedOutput):
-        found.score = last.total()
+        found.score = last.total() if last.is_scored else None
         found.reported = numbers_of(last.extra_fields.get("reward_extra_info") or {})

@@ -29,16 +29,18 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
+from verl_multiturn.records.step_writer import clock_of
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
+from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
 from verl_multiturn.verl_bridge.loops.following import follow, followed, note_score
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
@@ -66,6 +68,8 @@ _STARTS = 6
 _START_S = 1800.0
 # How many groups' ends are remembered.
 _ENDS = 10_000
+# Seconds in which a worker has to say its time. The trainer asks once a step, until it knows.
+_CLOCK_S = 2.0
 
 # verl's worker is defined as a Ray actor, which cannot be subclassed; this is the class inside.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -129,6 +133,14 @@ class MultiTurnWorker(_VerlWorker):
         """Return how many samples were cut since the last call, and the seconds that they took."""
         cut, self._cut = self._cut, (0, 0.0)
         return cut
+
+    async def clock(self) -> tuple[str, float]:
+        """Return the stem of this worker's files of records, "" without any, and its time (`time.time`)."""
+        return "" if self._recorder is None else self._recorder.writer.stem, time.time()
+
+    async def schemas(self) -> list[Any] | None:
+        """Return the schemas of all tools of the run; None before the first conversation."""
+        return tool_schemas()
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -263,6 +275,8 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._starts: dict[int, tuple[float, Any]] = {}
         """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}
+        self._clocked: set[Any] = set()
+        """Workers whose clock was told."""
 
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
@@ -313,6 +327,31 @@ class MultiTurnManager(AgentLoopManagerTQ):
         for cut, cut_s in self._ask("take_cut"):  # what a dead worker has cut is not known
             samples, seconds = samples + cut, seconds + cut_s
         return samples, seconds
+
+    def take_clocks(self) -> list[dict[str, Any]]:
+        """Return how far the clock of each worker is whose clock was not told yet (`schema.Clock`).
+
+        A worker that has no files of records yet, is dead or is busy is asked again with the next call.
+        """
+        clocks = []
+        for worker in self.agent_loop_workers:
+            if worker in self._clocked:
+                continue
+            with contextlib.suppress(RayActorError, GetTimeoutError):
+                clock = clock_of(lambda worker=worker: ray.get(worker.clock.remote(), timeout=_CLOCK_S))  # type: ignore[misc]
+                if clock["file"]:
+                    clocks.append(clock)
+                    self._clocked.add(worker)
+        return clocks
+
+    def schemas(self) -> list[Any] | None:
+        """Return the schemas of all tools of the run, from the first worker that knows them; None: none does yet."""
+        for worker in self.agent_loop_workers:
+            with contextlib.suppress(RayActorError, GetTimeoutError):
+                schemas: list[Any] | None = ray.get(worker.schemas.remote(), timeout=_CLOCK_S)
+                if schemas is not None:
+                    return schemas
+        return None
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""

@@ -26,6 +26,8 @@ LOOK_S = 2.0
 class Writer(Protocol):
     """What a recorder needs of a `RecordWriter`."""
 
+    stem: str
+    """Beginning of the names of its files."""
     dropped: int
 
     def begin(self, line: dict[str, Any]) -> None:

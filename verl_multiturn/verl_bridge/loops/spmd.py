@@ -29,11 +29,14 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
 from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.outcome import Request
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.following import follow
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import takes_images
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -129,11 +132,18 @@ class AsyncSGLangRollout(ServerAdapter):
         rows = [{key: value[i] for key, value in prompts.non_tensor_batch.items()} for i in range(len(prompts))]
         _number_sessions(rows)
         requests = [await runner.request(row, sampling, uuid4().hex) for row in rows]
+        validation = bool(prompts.meta_info.get("validate"))
+
+        async def outputs(request: Request, row: dict[str, Any]) -> list[CertifiedOutput]:
+            asked = {"agent_name": AGENT_LOOP, "global_steps": step, **row}
+            with follow(asked, runner.records, name=request.request_id, validation=validation) as followed:
+                made = await runner.outputs(request, row, step)
+                if followed is not None and made[-1].is_scored:
+                    followed.score = made[-1].total()
+                return made
+
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(runner.outputs(request, row, step))
-                for request, row in zip(requests, rows, strict=True)
-            ]
+            tasks = [group.create_task(outputs(request, row)) for request, row in zip(requests, rows, strict=True)]
         return [output for task in tasks for output in task.result()]
 
     def _sampling(self, meta_info: Mapping[str, Any]) -> dict[str, Any]:

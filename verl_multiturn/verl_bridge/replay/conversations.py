@@ -17,12 +17,14 @@ import orjson
 from omegaconf import OmegaConf
 
 from verl_multiturn.calls.recorded import Difference, DivergedError
+from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.proxy.endpoint import Endpoint
+from verl_multiturn.proxy.endpoint import session_end
 from verl_multiturn.proxy.sessions.recorded import RecordedSession
+from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
@@ -99,7 +101,7 @@ class Replay:
             plain_dict(config.data.get("mm_processor_kwargs")),
             Staged(self.stage, dict(self.tools), dict(self.interactions)),
         )
-        self._endpoint: Endpoint | None = None
+        self._run: ProxyRun | None = None
 
     async def play(self, record: Mapping[str, Any]) -> Played:
         """Replay one conversation or session."""
@@ -155,15 +157,21 @@ class Replay:
         return self._found(record, outcome, diverged, request)
 
     async def _session(self, record: Mapping[str, Any]) -> Played:
-        if self._endpoint is None:
+        if self._run is None:
             model = self.model
-            run = build_run(self.runner, self.config, model.tokenizer, model.model_type, model.processor)
-            settings = settings_of(self.config.actor_rollout_ref.rollout)
-            self._endpoint = Endpoint.without_agents(run, settings.proxy.error_reward)
-        session = RecordedSession(record, self._endpoint, self.is_changed)
-        self.stage.begin(record, session.begun, session)
-        outcome, generations, diverged = await session.play()
-        return self._found(record, outcome, diverged, None, generations)
+            self._run = build_run(self.runner, self.config, model.tokenizer, model.model_type, model.processor)
+        session = RecordedSession(record, self._run, self.is_changed)
+        self.stage.begin(record, Outcome.begun(session.session.id), session)
+        diverged = None
+        try:
+            await session.play()
+        except DivergedError as error:
+            diverged = error.difference
+        await session.close()
+        receipts = session.session.receipts()
+        error_reward = settings_of(self.config.actor_rollout_ref.rollout).proxy.error_reward
+        outcome = await session_end(session.session, session.end(), self._run, error_reward)
+        return self._found(record, outcome, diverged, None, receipts)
 
     def _found(
         self,
@@ -171,7 +179,7 @@ class Replay:
         outcome: Outcome,
         diverged: Difference | None,
         request: Request | None,
-        generations: Any = None,
+        generations: Sequence[Receipt] | None = None,
     ) -> Played:
         """Compare what became of a conversation with its record."""
         receipts = self.runner.engine.take(outcome.request_id) if generations is None else generations

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.observe.metrics import Stats, are_equal
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, get_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
@@ -38,8 +38,8 @@ TOO_FEW = math.nan
 """Verdict on a group with fewer than two valid conversations."""
 
 _REWARD = "reward"
-# Largest difference of two numbers, relative to the larger one, that comes of adding up float32 rewards.
-_ROUNDING = 1e-6
+_LEFT = ("evicted", "filtered", "failed")
+"""Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
 
 LeftOut = Callable[[BatchRows], Collection[str]]
@@ -53,7 +53,7 @@ def _nobody(rows: BatchRows) -> Collection[str]:
 def verdict(numbers: Sequence[float | None]) -> float | None:
     """Judge a group by the numbers of its conversations, None for an invalid one.
 
-    Numbers are the same if they differ by rounding alone (`_ROUNDING`).
+    Numbers are the same if they differ by rounding alone (`are_equal`).
 
     Returns:
         The number that all valid conversations share, so that the group is left out; None: they differ, or the group
@@ -64,8 +64,7 @@ def verdict(numbers: Sequence[float | None]) -> float | None:
     valid = [number for number in numbers if number is not None]
     if len(valid) < 2:
         return None if len(valid) == len(numbers) == 1 else TOO_FEW
-    least, most = min(valid), max(valid)
-    return float(np.float32(most)) if most - least <= _ROUNDING * max(abs(least), abs(most)) else None
+    return float(np.float32(max(valid))) if are_equal(valid) else None
 
 
 def verdicts(
@@ -148,6 +147,7 @@ class GroupFilter:
 
     def __init__(self, batch_size: int, **arguments: Any) -> None:
         self._batch_size = batch_size
+        self._left: dict[str, list[str]] = {}
         super().__init__(**arguments)
 
     def begin_step(self) -> None:
@@ -179,7 +179,25 @@ class GroupFilter:
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         self._replaced += len(eviction_reasons[1] & self._too_few(partition_id))
+        noted: set[str] = set()
+        for name, uids in zip(_LEFT, eviction_reasons, strict=False):  # a group may have several reasons
+            self._note_left(name, uids - noted)
+            noted |= uids
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        known = {uid for left in self._left.values() for uid in left}
+        if partition_id == TRAIN:
+            self._note_left("discarded", uids - known)
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+
+    def _note_left(self, name: str, uids: Collection[str]) -> None:
+        self._left.setdefault(name, []).extend(sorted(uids))
+
+    def take_left(self) -> dict[str, list[str]]:
+        """Return the uids of the groups that left untrained since the last call, by cause (`schema.StepLine`)."""
+        left, self._left = self._left, {}
+        return left
 
     def _too_few(self, partition_id: str) -> set[str]:
         """Return the finished groups with fewer than two valid conversations."""

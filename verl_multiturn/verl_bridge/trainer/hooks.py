@@ -17,6 +17,8 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     certificate     the result is compared with what the engine returned        verify.py
       ↓
+    join            what was made of each row is recorded                       joining.py
+      ↓
     updates         as many as prompts ask for; those without a trained token   updates.py
                     are skipped
 
@@ -34,7 +36,9 @@ next. The metrics are added when a step ends. After training the tools of the ag
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,11 +53,12 @@ from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
-from verl_multiturn.verl_bridge.trainer.batch_rows import StepRows
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
 from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
+from verl_multiturn.verl_bridge.trainer.joining import FURTHER, Joining
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
@@ -140,6 +145,7 @@ class MultiTurnHooks:
         self._whole: int | None = None
         """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
         updates."""
+        self._joining = Joining.of(config, settings, bound)
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
@@ -223,12 +229,14 @@ class MultiTurnHooks:
                 self.replay_buffer.left_out = self._outages.causes
         else:
             look_after_sampler(self.replay_buffer, partial(waiter.wait, 0.0), self.look_after)
-        try:
-            return super().fit(agent_loop_manager)  # type: ignore[misc]
-        except (ServerDied, OutageLasts) as error:
-            raise type(error)(f"{error}; {save_last(self, self._whole)}") from None
-        finally:
-            close_workers(agent_loop_manager.agent_loop_workers)
+        with contextlib.ExitStack() as ends:
+            ends.callback(close_workers, agent_loop_manager.agent_loop_workers)
+            if self._joining is not None:
+                ends.enter_context(self._joining.run(self, agent_loop_manager))
+            try:
+                return super().fit(agent_loop_manager)  # type: ignore[misc]
+            except (ServerDied, OutageLasts) as error:
+                raise type(error)(f"{error}; {save_last(self, self._whole)}") from None
 
     def look_after(self) -> None:
         """Look after the servers, and for outages that do not end; the trainer waits.
@@ -275,6 +283,12 @@ class MultiTurnHooks:
         super().on_init_end()  # type: ignore[misc]
         self._whole = self.global_steps
 
+    def on_step_begin(self) -> None:
+        """Begin a step, as verl does."""
+        if self._joining is not None:
+            self._joining.began = time.time()
+        super().on_step_begin()  # type: ignore[misc]
+
     def on_step_end(self) -> None:
         """Send new weights, as verl does, if all colocated servers live.
 
@@ -292,10 +306,12 @@ class MultiTurnHooks:
         """
         buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
         parts: list[Any] = [self._outages, self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
-        counted = [part for part in parts if part is not None]
+        counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        if self._joining is not None:
+            self._joining.write(self.global_steps)
         rows = self._rows.of(batch)
         if self._history is not None:
             self._history.train(self.global_steps, rows)
@@ -323,8 +339,20 @@ class MultiTurnHooks:
         rows = self._rows.of(batch)  # of what the update gets
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
-        self._verifier.verify(rows, self.global_steps, self.local_trigger_step)
+        further = () if self._joining is None else FURTHER
+        fetched = self._verifier.verify(rows, self.global_steps, self.local_trigger_step, further)
+        if self._joining is not None:
+            self._joining.look(rows, fetched, self.global_steps, self._otc.factors)
         return batch
+
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], *arguments: Any, **named: Any
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, *arguments, **named)  # type: ignore[misc]
+        left = self.replay_buffer.take_left() if isinstance(self.replay_buffer, GroupFilter) else {}
+        if self._joining is not None:
+            rerolled = {} if self._rerolls is None else {"rerolled": self._rerolls.rerolled}
+            self._joining.end_step(self.global_steps, timing_raw, metrics, {**left, **rerolled})
 
     def _balance_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
         self._prompts = len(self._rows.of(batch).groups)
@@ -341,10 +369,14 @@ class MultiTurnHooks:
         verls, settings = super()._update_actor, self.config.actor_rollout_ref.actor  # type: ignore[misc]
         arguments = (batch, metrics, verls, settings, self.actor_rollout_wg, "actor")
         if not self._several_rows:
-            return self._updates.run(*arguments)
-        updates = updates_of(self._prompts, self.config)
-        with mini_batches(len(batch.keys), updates, self.config.actor_rollout_ref.rollout.n, settings):
-            return self._updates.run(*arguments)
+            updated = self._updates.run(*arguments)
+        else:
+            updates = updates_of(self._prompts, self.config)
+            with mini_batches(len(batch.keys), updates, self.config.actor_rollout_ref.rollout.n, settings):
+                updated = self._updates.run(*arguments)
+        if self._joining is not None:
+            self._joining.note_updates(self._updates.numbers)
+        return updated
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._whole = None
@@ -354,10 +386,18 @@ class MultiTurnHooks:
     def _validate(self) -> dict[str, Any]:
         """Run verl's validation, and add the metrics of its batches."""
         stats: list[Stats] = []
-        self._scored = Scored(self._outages.causes)
-        with observe_samples(self.replay_buffer, stats, self._scored.look):
+        began, self._scored = time.time(), Scored(self._outages.causes)
+        with observe_samples(self.replay_buffer, stats, self._look_at_validation):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
-        return metrics | validated(stats)
+        metrics |= validated(stats)
+        if self._joining is not None:
+            self._joining.end_validation(self.global_steps, began, metrics)
+        return metrics
+
+    def _look_at_validation(self, rows: BatchRows) -> None:
+        self._scored.look(rows)
+        if self._joining is not None:
+            self._joining.look_at_validation(rows, self.global_steps)
 
     def _val_metrics_update(
         self, sources: Any, uids: Any, infos: Any, turns: Any, expected_acc_counts: Any = None

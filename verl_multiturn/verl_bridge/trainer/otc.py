@@ -15,6 +15,7 @@ from collections import defaultdict
 from verl_multiturn.config import OtcSettings
 from verl_multiturn.observe.metrics import executed_calls, is_correct
 from verl_multiturn.rewards.otc import r_tools
+from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import get_columns, nested, put_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
@@ -29,6 +30,8 @@ class OtcScores:
     def __init__(self, settings: OtcSettings) -> None:
         self._settings = settings
         self._r_tools: list[float] = []
+        self.factors: dict[RowKey, float] = {}
+        """By what the scores of the last batch's correct answers were multiplied."""
 
     def begin_step(self) -> None:
         """Forget the step before."""
@@ -44,7 +47,7 @@ class OtcScores:
         Args:
             rows: those of verl's batch.
         """
-        settings = self._settings
+        settings, self.factors = self._settings, {}
         if settings.form == "none":
             return
         correct = {key: stats for key, stats in rows.stats.items() if is_correct(stats)}
@@ -59,9 +62,10 @@ class OtcScores:
         r_tool_of: dict[int, float] = {}
         for group in groups.values():
             r_tool_of.update(zip(group, r_tools([calls[i] for i in group], settings.form, settings.c), strict=True))
+        self.factors = {key: settings.alpha * r_tool_of[i] for i, key in enumerate(keys)}
         scores = [row.clone() for row in data.get("rm_scores").unbind()]
-        for i, (row, stats) in enumerate(zip(scores, correct.values(), strict=True)):
+        for row, (key, stats) in zip(scores, correct.items(), strict=True):
             # verl puts the score of `compute_score` on the last token.
-            row[-1] += (settings.alpha * r_tool_of[i] - 1) * stats["score"]
+            row[-1] += (self.factors[key] - 1) * stats["score"]
         put_columns(keys, where, rm_scores=nested(scores))
         self._r_tools += r_tool_of.values()

@@ -40,15 +40,16 @@ class Rerolls:
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
-        self._rerolled = 0
+        self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        self._rerolled = 0
+        self.rerolled: dict[str, str] = {}
+        """uids of the step's groups that were begun anew, each with the new one."""
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metric."""
-        return {f"{ASYNC_PREFIX}rerolled": self._rerolled}
+        return {f"{ASYNC_PREFIX}rerolled": len(self.rerolled)}
 
     def run(self, trainer: Any) -> None:
         """Begin the late groups anew.
@@ -74,5 +75,5 @@ class Rerolls:
         ]
         put_tags(uids, TRAIN, again)
         trainer._submit_batch_to_rollout(prompts)
-        self._rerolled += len(late)
+        self.rerolled |= zip(late, uids, strict=True)
         logger.info("step %d: %d late groups are begun anew: %s", step, len(late), ", ".join(late))

@@ -41,6 +41,9 @@ class TrainedUpdates:
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._skipped = 0
+        self.numbers: dict[str, int | None] = {}
+        """In which update the last batch trained each row, by the row's name; None: the workers draw it. A row that no
+        update took is not there."""
 
     def begin_step(self) -> None:
         """Forget the step before."""
@@ -64,8 +67,10 @@ class TrainedUpdates:
             mesh: name of the worker group's device mesh, by which verl dispatches the batch.
         """
         trained = trained_rows(batch.keys, batch.partition_id)
-        size = settings.ppo_mini_batch_size * self._group_size
-        kept = rows_to_train(trained, size, _data_parallel_size(workers, mesh), bool(settings.shuffle))
+        size, ranks = settings.ppo_mini_batch_size * self._group_size, _data_parallel_size(workers, mesh)
+        kept = rows_to_train(trained, size, ranks, bool(settings.shuffle))
+        numbers = update_numbers(len(kept), size, ranks, bool(settings.shuffle))
+        self.numbers = {batch.keys[i]: number for i, number in zip(kept, numbers, strict=True)}
         skipped = (len(trained) - len(kept)) // size * settings.ppo_epochs
         if not skipped:
             return update(batch, metrics)
@@ -150,6 +155,23 @@ def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool
         rows = [rank * share + update * part + i for rank in range(ranks) for i in range(part)]
         kept += rows if any(trained[i] for i in rows) else []
     return sorted(kept)
+
+
+def update_numbers(rows: int, size: int, ranks: int, shuffled: bool) -> list[int | None]:
+    """Return for each row of a batch in which update verl's first epoch takes it, counted from 0; None: it is drawn.
+
+    Example: with 8 rows, 4 rows in an update and 2 ranks, `[0, 0, 1, 1, 0, 0, 1, 1]`.
+
+    Args:
+        rows: number of rows that are trained.
+        size: number of rows in one update.
+        ranks: number of data-parallel ranks.
+        shuffled: whether the workers draw which rows an update takes.
+    """
+    if rows % size or size % ranks or (shuffled and rows > size):
+        return [None] * rows
+    share, part = rows // ranks, size // ranks
+    return [i % share // part for i in range(rows)]
 
 
 def _data_parallel_size(workers: Any, mesh: str) -> int:

@@ -27,9 +27,9 @@ from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 PREFIX = "rollout/certificate/"
-_VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
+VERSIONS, _RECEIPTS = "rollout_versions", "rollout_receipts"
 # Columns that `certified_output.CertifiedOutput` adds.
-_OURS = [_VERSIONS, _RECEIPTS]
+_OURS = [VERSIONS, _RECEIPTS]
 # Columns of verl's. Each row of our agent loop has them once `_compute_advantage` has ended.
 _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
            "rollout_log_probs", "old_log_probs", "advantages"]  # fmt: skip
@@ -79,33 +79,43 @@ class BatchVerifier:
         """Return the metrics of the step's batches so far."""
         return {PREFIX + name: value for name, value in self._tally.items()}
 
-    def verify(self, rows: BatchRows, step: int, update: int) -> None:
+    def verify(
+        self, rows: BatchRows, step: int, update: int, further: Sequence[str] = ()
+    ) -> dict[RowKey, dict[str, Any]]:
         """Verify the configured share of a batch's conversations, each with all its rows.
 
         Args:
             rows: those of verl's batch, with its advantages.
             step: training step; it is told, and with `update` the seed of the draw.
             update: number of the batch within the step.
+            further: names of columns that are fetched, too, for others who look at the rows; a column for itself costs
+                a fetch of its own.
+
+        Returns:
+            The columns that were fetched, by row.
 
         Raises:
             CertificateError: a row is not what the engine returned.
         """
         started = time.perf_counter()
         try:
-            self._verify(rows, step, update)
+            return self._verify(rows, step, update, further)
         finally:
             self._tally["seconds"] += time.perf_counter() - started
 
-    def _verify(self, rows: BatchRows, step: int, update: int) -> None:
+    def _verify(self, rows: BatchRows, step: int, update: int, further: Sequence[str]) -> dict[RowKey, dict[str, Any]]:
         chosen = _draw(rows.keys, self._share, f"{step} {update}")
+        fetched: dict[RowKey, dict[str, Any]] = {}
         if not chosen:
-            return
+            return fetched
         # TransferQueue would return one row for two rows with the same name.
         found = repeated(rows.keys) or gaps(rows.keys)
         if not found:
             receipts: dict[RowKey, Receipts] = {}
             causes = rows.left_out
-            for key, fields in zip(chosen, fetch(chosen, rows.partition_id, self._loss_inputs), strict=True):
+            columns = fetch(chosen, rows.partition_id, [*self._loss_inputs, *further])
+            fetched = dict(zip(chosen, columns, strict=True))
+            for key, fields in fetched.items():
                 found += self._verify_row(rows, key, fields, receipts, causes, step)
             found += shared({key: each.request_id for key, each in receipts.items()})
             found += uncaused(receipts, causes)
@@ -118,6 +128,7 @@ class BatchVerifier:
                 f"step {step}: the batch is not what the engine returned, and is not trained on "
                 f"({len(found)} violations in {len(chosen)} rows):\n{shown}{more}"
             )
+        return fetched
 
     def _verify_row(
         self,
@@ -169,18 +180,18 @@ def fetch(keys: Sequence[RowKey], partition_id: str, loss_inputs: Sequence[str])
         loss_inputs: further columns that the loss takes.
     """
     names = list(dict.fromkeys([*_FIELDS, *loss_inputs, *_OURS]))
-    rows = _fetch(keys, partition_id, names)
+    rows = fetch_some(keys, partition_id, names)
     if not _missing(rows[0]):
         return rows
     # TransferQueue leaves a column out when one of the rows lacks it, as rows of other agent loops do.
-    for row, marked in zip(rows, _fetch(keys, partition_id, ["uid", "metrics"]), strict=True):
+    for row, marked in zip(rows, fetch_some(keys, partition_id, ["uid", "metrics"]), strict=True):
         row.update(marked)
     ours = [i for i, row in enumerate(rows) if _is_ours(row)]
     if not ours:
         return rows
-    fetched = _fetch([keys[i] for i in ours], partition_id, names)
+    fetched = fetch_some([keys[i] for i in ours], partition_id, names)
     if _missing(fetched[0]):  # fetch one by one, to see which rows lack it
-        fetched = [_fetch([keys[i]], partition_id, names)[0] for i in ours]
+        fetched = [fetch_some([keys[i]], partition_id, names)[0] for i in ours]
     for i, columns in zip(ours, fetched, strict=True):
         rows[i].update(columns)
     return rows
@@ -192,10 +203,11 @@ def _missing(row: dict[str, Any]) -> list[str]:
 
 def _is_ours(row: dict[str, Any]) -> bool:
     """Tell whether our agent loop made a row: one of our columns is enough, since the others may have been lost."""
-    return _VERSIONS in row or _RECEIPTS in row or STATS in (row.get("metrics") or {})
+    return VERSIONS in row or _RECEIPTS in row or STATS in (row.get("metrics") or {})
 
 
-def _fetch(keys: Sequence[RowKey], partition_id: str, names: list[str]) -> list[dict[str, Any]]:
+def fetch_some(keys: Sequence[RowKey], partition_id: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return columns of each row, tensors as numpy arrays; one that any of the rows lacks is left out of all."""
     data = get_columns(keys, partition_id, names)
     columns: dict[str, list[Any]] = {}
     for name in data.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows
@@ -219,7 +231,7 @@ def _row(rows: BatchRows, key: RowKey, fields: dict[str, Any], loss_inputs: dict
         response_ids=fields["responses"],
         mask=fields["response_mask"],
         logprobs=fields.get("rollout_log_probs"),
-        versions=fields.get(_VERSIONS),
+        versions=fields.get(VERSIONS),
         loss_mask=fields["loss_mask"],
         loss_inputs=loss_inputs,
         input_ids=fields["input_ids"],

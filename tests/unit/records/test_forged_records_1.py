@@ -1,4 +1,4 @@
-"""Records that somebody changed, or files that are none: `verify` ends with a verdict or one sentence."""
+"""Records of schema 1 that somebody changed, or files that are none: `verify` ends with a verdict or one sentence."""
 
 import copy
 import gzip
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
-from verl_multiturn.certificate.verification import verify_file
 from verl_multiturn.cli import main as cli
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records import lines as record_lines
+from verl_multiturn.records.verified_files import verify_file
 
 LINE = (ROOT / "examples" / "record.jsonl").read_text().splitlines()[0]
 GOOD: dict[str, Any] = json.loads(LINE)
@@ -34,7 +35,7 @@ def verdict(path: Path) -> str:
         lines = list(verify_file(path))
     except CertificateError:
         return "refused"
-    verdicts = [found for _, found in lines if found is not None]
+    verdicts = [found.verified for found in lines if found.verified is not None]
     if not verdicts:
         return "torn"
     return "violations" if any(found.violations for found in verdicts) else "verified"
@@ -144,7 +145,7 @@ def test_a_torn_line_is_no_other_mistake(tmp_path: Path) -> None:
     path = tmp_path / "torn.jsonl"
     for text in (f"{LINE}\n{LINE[:500]}", f"{LINE}\n{LINE[:500]}\n{LINE}\n", f"{LINE}\n\x00\x00\x00\n"):
         path.write_text(text)
-        assert [found is None for _, found in verify_file(path)].count(True) == 1
+        assert [found.verified is None for found in verify_file(path)].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,9 +173,7 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         done = CliRunner().invoke(cli.app, ["verify", path])
         assert done.exit_code == 2
         assert f"'{path}' is no plain file; expected a file of records, or a folder of them" in done.stderr
-    from verl_multiturn.certificate import verification
-
-    monkeypatch.setattr(verification, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(record_lines, "LONGEST_LINE", 1000)
     (tmp_path / "long.jsonl").write_text("x" * 5000)
     done = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "long.jsonl")])
     assert done.exit_code == 2
@@ -190,7 +189,9 @@ def test_a_folder_of_records_is_read(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     done = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "none")])
     assert done.exit_code == 2
-    assert "holds no *.jsonl; expected a file of records, or a folder of them" in done.stderr.replace("\n", " ")
+    assert "holds no *.jsonl.gz and no *.jsonl; expected a file of records, or a folder of them" in done.stderr.replace(
+        "\n", " "
+    )
 
 
 @pytest.mark.parametrize("name", ["request_id", "uid", "session_id", "row", "places", "generations"])

@@ -1,0 +1,173 @@
+"""Records of the real worker's conversations: every one that began leaves a line of its end, whatever ended it."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.proxy_clients import until
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning"),
+]
+
+
+def make_worker(folder: Path, script: Any = None, custom: dict[str, Any] | None = None, **settings: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    from benchmarks.training.oversample_world import Script, ScriptedWorker, write_tool_yaml
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
+    ours = {"tool_config_path": str(write_tool_yaml(folder)), "record_dir": str(folder / "records"), **(custom or {})}
+    return ScriptedWorker(script or Script(), tokenizer, folder, **{"n": 2, "custom": {"multiturn": ours}, **settings})
+
+
+async def read(worker: Any, folder: Path) -> Any:
+    """Return a reader of the records, once all of them are written."""
+    from verl_multiturn.records.reader import Records
+    from verl_multiturn.records.schema import Line, Record, Snapshot
+
+    await worker._recorder.aclose()
+    found = Records(folder / "records")
+    for line in (folder / "records").glob("*.lines.jsonl"):
+        for text in line.read_text().splitlines():
+            Line.model_validate_json(text)
+    for record in found.records():
+        Record.model_validate(record)
+    for path in (folder / "records").glob("*.open.json"):
+        Snapshot.model_validate_json(path.read_text())
+    assert found.faults == []
+    return found
+
+
+def events(found: Any) -> Counter[tuple[str, str]]:
+    return Counter((line["event"], line.get("why") or "") for line in found.lines())
+
+
+async def test_a_group_leaves_records_and_lines(tmp_path: Path) -> None:
+    worker = make_worker(tmp_path)
+    known = {"data_source": "shop", "reward_model": {"ground_truth": "7"}, "extra_info": {"split": "train"}}
+    await worker.run_groups([4], global_steps=3, __rerolled_from__="earlier", **known)
+    found = await read(worker, tmp_path)
+    assert events(found) == {("begin", ""): 2, ("end", ""): 2}
+    records = sorted(found.records(), key=lambda record: record["number"])
+    assert {line["request_id"] for line in found.lines()} == {record["request_id"] for record in records}
+    assert {line["rerolled_from"] for line in found.lines()} == {"earlier"}
+    told = {"uid": "row4", "validation": False, "step": 3, "loop": "multiturn_agent", "rerolled_from": "earlier"}
+    for number, record in enumerate(records):
+        assert {key: record[key] for key in told} == told
+        assert record["number"] == number
+        assert record["sample"]["messages"] == [{"role": "user", "content": "Use the tool."}]
+        assert (record["sample"]["data_source"], record["sample"]["ground_truth"]) == ("shop", "7")
+        assert (record["sample"]["index"], record["sample"]["tools"]) == (4, ["wait"])
+        assert record["sampling"]["stop_token_ids"]
+        kinds = [span["kind"] for span in record["timeline"]]
+        assert kinds == ["create", "generation", "call", "generation", "release", "reward", "store"]
+        assert [span["turn"] for span in record["timeline"]] == [None, 0, 0, 1, 1, 1, 1]
+        assert all(span["start"] <= span["end"] for span in record["timeline"])
+        assert record["began"] <= record["ended"]
+    assert "__rerolled_from__" not in worker.rows["row4_0_0"]
+
+
+async def test_a_validation_is_told_by_the_batch(tmp_path: Path) -> None:
+    worker = make_worker(tmp_path)
+    await worker.run_groups([0], validate=True)
+    found = await read(worker, tmp_path)
+    assert [record["validation"] for record in found.records()] == [True]
+    assert {line["validation"] for line in found.lines()} == {True}
+
+
+async def test_what_was_cut_cancelled_or_raised_has_a_line_and_no_record(tmp_path: Path) -> None:
+    from benchmarks.training.oversample_world import Sample, Script
+    from verl_multiturn.errors import ToolContractError
+
+    class Hanging(Script):
+        async def use_tool(self, sample: Sample, call: int) -> None:
+            if sample[0] == 2:
+                raise ToolContractError("a tool broke its contract")
+            if sample[0] == 1 or sample[1] == 2:
+                await asyncio.sleep(50.0)
+
+    script = Hanging()
+    worker = make_worker(tmp_path, script, over_sample_rate=0.3)
+    await worker.run_groups([0])
+    groups = asyncio.ensure_future(worker.run_groups([1]))
+    await until(
+        lambda: (
+            sum(count for (each, method), count in script.methods.items() if each[0] == 1 and method == "execute") == 3
+        )
+    )
+    open_ = [(shown["uid"], shown["doing"], shown["turn"]) for shown in map(_shown, worker._recorder._open)]
+    assert open_ == [("row1", "call wait", 1)] * 3
+    await worker.cancel(["row1"])
+    with pytest.raises(asyncio.CancelledError):
+        await groups
+    await worker.run_groups([2])
+    found = await read(worker, tmp_path)
+    assert events(found) == {
+        ("begin", ""): 9,
+        ("end", ""): 2,
+        ("cancel", "cut"): 1,
+        ("cancel", "cancelled"): 3,
+        ("raise", "ToolContractError: a tool broke its contract"): 3,
+    }
+    assert len(list(found.records())) == 2
+
+
+def _shown(followed: Any) -> Any:
+    from verl_multiturn.verl_bridge.loops.recording import _shown
+
+    return _shown(followed)
+
+
+async def test_a_session_of_an_agent(tmp_path: Path) -> None:
+    custom = {"proxy": {"agent": "tests.endpoint_agents:chat"}, "request_timeout_s": 60, "tool_config_path": None}
+    worker = make_worker(tmp_path, custom=custom, n=1)
+    await worker.run_groups([0], agent_name="proxy_agent", extra_info={})
+    found = await read(worker, tmp_path)
+    (record,) = found.records()
+    assert (record["loop"], record["session"]["end"], record["session"]["reward"]) == ("proxy_agent", "returned", 1.0)
+    assert events(found) == {("begin", ""): 1, ("end", ""): 1, ("score", ""): 1}
+    assert [line["score"] for line in found.lines() if line["event"] == "score"] == [1.75]
+    assert [span["kind"] for span in record["timeline"]].count("generation") == 2
+
+
+async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
+    """Nothing changes what a record refers to: neither verl's worker, nor rewards, nor the storing of the rows."""
+    from verl_multiturn.records.encode import record_of
+    from verl_multiturn.records.json_text import line_of
+
+    made = []
+
+    class Twice:
+        dropped = 0
+
+        def keep(self, make: Any, line: Any) -> None:
+            made.append((early[line["request_id"]], line_of({**make(), "timeline": [], "ended": 0.0})))
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: None
+
+    early: dict[str, bytes] = {}
+    worker = make_worker(tmp_path)
+    worker._recorder.writer = Twice()
+    postprocess = worker._agent_loop_postprocess
+
+    async def look(*args: Any, **kwargs: Any) -> None:
+        from verl_multiturn.verl_bridge.loops.following import followed
+
+        known = followed().known
+        early[known.outcome.request_id] = line_of({**record_of(known), "timeline": [], "ended": 0.0})
+        await postprocess(*args, **kwargs)
+
+    worker._agent_loop_postprocess = look
+    info = {"index": 0, "deep": {"list": [1, {"a": 2}]}}
+    await worker.run_groups([0, 1], extra_info=info, reward_model={"ground_truth": ["x"]})
+    assert len(made) == 4
+    assert all(before == after for before, after in made)
+    assert json.loads(made[0][0])["sample"]["extra_info"] == info

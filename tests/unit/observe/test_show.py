@@ -1,0 +1,222 @@
+"""`verl-multiturn show`: what it says of a run, and that no text of a model reaches the terminal as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.conftest import ROOT
+from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_session
+from verl_multiturn.cli.main import app
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.terminal import as_json, clean, print_document
+from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.writer import RecordWriter
+
+EVIL = "</script>\x1b[2J\x07\x9b31m\x00\u202egnp\u2066[red]x[/red]\u200b:smile:\ud83d\U000e0041\x7f"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sample_run(tmp_path / "records", steps=2, groups=2, size=4)
+    return tmp_path
+
+
+def printed(document: dict[str, Any], width: int = 160) -> str:
+    file = StringIO()
+    print_document(document, Console(width=width, file=file))
+    return file.getvalue()
+
+
+def shown(folder: Path) -> Shown:
+    return Shown(Records(folder))
+
+
+def test_a_run(folder: Path) -> None:
+    document = shown(folder).run()
+    assert [(line["event"], line["step"], line["conversations"]) for line in document["steps"]] == [
+        ("step", 1, 8), ("step", 2, 8), ("validation", 2, 2)
+    ]  # fmt: skip
+    assert document["fates"] == {
+        "training": {"trained": 16, "cut": 1, "raised": 1}, "validation": {"validated": 2}
+    }  # fmt: skip
+    first = document["steps"][0]
+    assert (first["score"], first["groups"], first["equal_groups"], first["trained_tokens"]) == (0.25, 2, 0, 56)
+    text = printed(document)
+    assert f"start {START} on host-0, 2026-09-21 14:13:20 UTC, no line says that it ended" in text
+    assert "training: 18 conversations began: trained 16, cut 1, raised 1" in text
+
+
+def test_a_step(folder: Path) -> None:
+    document = shown(folder).step(2)
+    step, validation = document["parts"]
+    assert (step["event"], step["conversations"], step["metrics"]) == ("step", 8, {"critic/score/mean": 0.25})
+    assert [group["scores"] for group in step["groups"]] == [[1.0, 0.0, 0.0, 0.0]] * 2
+    assert (validation["event"], validation["conversations"]) == ("validation", 2)
+    assert document["begun"] == {"count": 12, "fates": {"trained": 8, "validated": 2, "cut": 1, "raised": 1}}
+    assert "8 conversations in 8 rows, score 0.25, 56 tokens trained" in printed(document)
+    with pytest.raises(ConfigError, match="--step 9: nothing is known of this step; there are 1 to 2"):
+        shown(folder).step(9)
+
+
+def test_a_group(folder: Path) -> None:
+    document = shown(folder).group(f"{START}-t1-0")
+    assert [each["score"] for each in document["conversations"]] == [1.0, 0.0, 0.0, 0.0]
+    assert (document["step"], document["mean"], document["std"]) == (1, 0.25, 0.5)
+    first = document["conversations"][0]
+    assert (first["fate"], first["fate_step"], first["advantage"], first["parts"]) == ("trained", 1, 1.5, {"acc": 1.0})
+    assert "trained in step 1" in printed(document)
+    # The beginning of a uid is enough, where it is one's alone.
+    assert shown(folder).group(f"{START}-t1-1")["uid"] == f"{START}-t1-1"
+    with pytest.raises(ConfigError, match=r"--group .*: 4 ids begin so, such as "):
+        shown(folder).group(f"{START}-t")
+
+
+def test_a_conversation(folder: Path) -> None:
+    document = shown(folder).conversation(f"{START}-t1-0-0")
+    assert document["record"]["sample"]["ground_truth"] == "839"
+    assert document["joined"][0]["advantages"] == [1.5] * 7
+    text = printed(document)
+    for part in (
+        "group 20261126T101500-5f3a-t1-0, number 0, training, begun in step 1: trained in step 1",
+        "row 0: score 1 (acc 1); group mean 0.25, std 0.5; advantage 1.5; 7 of 7 sampled tokens trained",
+        "ended: finished, after 3.00 s (generate 2.00 s, tools 0.50 s, interaction 0.00 s)",
+        '→ calculator({"expression": "547 + 292"})',
+        "Answer: 839",
+    ):
+        assert part in text
+
+
+def test_a_conversation_without_a_record(folder: Path) -> None:
+    document = shown(folder).conversation(f"{START}-raised")
+    assert document["record"] is None
+    text = printed(document)
+    assert "raised: ConfigError: no such tool" in text
+    assert "there is no record of it" in text
+
+
+def test_no_such_conversation(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="REQUEST 'nothing': there is no such conversation among 20"):
+        shown(folder).conversation("nothing")
+
+
+def test_joins_alone(folder: Path) -> None:
+    for path in (folder / "records").glob("*.jsonl*"):
+        path.unlink()
+    document = shown(folder).run()
+    assert document["fates"] == {"training": {"trained": 16}, "validation": {"validated": 2}}
+    assert [(line["step"], line["conversations"], line["began"]) for line in document["steps"]] == [
+        (1, 8, None), (2, 8, None), (2, 2, None)
+    ]  # fmt: skip
+    assert "steps.jsonl is missing" in printed(document)
+    assert printed(shown(folder).conversation(f"{START}-t1-0-0"))
+    assert printed(shown(folder).step(1))
+
+
+def test_records_alone(folder: Path) -> None:
+    shutil.rmtree(folder / "records" / "join")
+    (folder / "records" / "steps.jsonl").unlink()
+    document = shown(folder).run()
+    assert document["fates"]["training"] == {"cut": 1, "raised": 1, "unknown": 16}
+    assert "unknown: no join is there" in printed(shown(folder).conversation(f"{START}-t1-0-0"))
+    assert printed(shown(folder).group(f"{START}-t1-0"))
+
+
+def test_records_of_schema_1(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "record.jsonl", tmp_path / "host-1.jsonl")
+    document = shown(tmp_path).run()
+    assert sum(document["fates"]["training"].values()) == 1
+    (request_id,) = shown(tmp_path).fates
+    assert printed(shown(tmp_path).conversation(request_id))
+
+
+def test_a_step_that_was_done_again_counts_as_it_was_last(folder: Path) -> None:
+    again = "20991126T101500_ffffff"
+    row = JoinedRow("again", "new", 0, 0, False, 2, score=0.5, trained=2)
+    write(folder / "records", name_of(False, 2, again), table_of([row]))
+    line = {"event": "step", "start": again, "step": 2, "began": BEGAN, "ended": BEGAN, "phases": {}, "rows": 1}
+    with (folder / "records" / "steps.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "join": name_of(False, 2, again), "metrics": {}}) + "\n")
+    document = shown(folder).step(2)
+    assert (document["parts"][0]["start"], document["parts"][0]["score"]) == (again, 0.5)
+    assert shown(folder).fates[f"{START}-t2-0-0"].undone
+    assert "(undone by a later start)" in printed(shown(folder).conversation(f"{START}-t2-0-0"))
+
+
+def test_nothing_that_a_model_wrote_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
+    calls = [{**sample_record()["calls"][0], "text": EVIL, "name": EVIL, "tool": EVIL, "arguments": {EVIL: EVIL}}]
+    messages = [
+        {"role": EVIL, "content": EVIL, "name": EVIL},
+        {"role": "user", "content": [{"type": "text", "text": EVIL}, {"type": EVIL}, EVIL]},
+        {
+            "role": "assistant",
+            "content": EVIL * 1000,
+            "tool_calls": [{"function": {"name": EVIL, "arguments": EVIL}}, 5],
+        },
+    ]
+    sample = {**sample_record()["sample"], "data_source": EVIL, "index": EVIL, "ground_truth": {EVIL: EVIL}}
+    record = sample_record(calls=calls, messages=messages, sample=sample, uid=EVIL, error=EVIL, stop_reason=EVIL)
+    writer = RecordWriter(tmp_path, START)
+    line = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
+    writer.begin(line)
+    writer.keep(lambda: record, line)
+    writer.raised({**line, "request_id": "x", "why": EVIL})
+    writer.close()
+    row = JoinedRow(record["request_id"], "u", 0, 0, False, 1, parts=json.dumps({EVIL: float("nan")}), untrained="void")
+    write(tmp_path, name_of(False, 1, START), table_of([row]))
+    found = shown(tmp_path)
+    documents = [found.run(), found.step(1), found.group(found.fates["r-0"].uid), found.conversation("r-0")]
+    documents.append(found.conversation("x"))
+    for document in documents:
+        for width in (40, 160):
+            text = printed(document, width)
+            assert all(letter.isprintable() or letter == "\n" for letter in text)
+        for text in (as_json(document),):
+            assert text.isascii()
+            assert text.isprintable()
+            json.loads(text)
+    text = printed(documents[3])
+    assert "\\x1b[2J" in text
+    assert "\\u202e" in text
+    assert "[red]x[/red]" in text
+    assert ":smile:" in text
+
+
+def test_a_long_text_is_shortened() -> None:
+    assert clean("a" * 5_000_000) == "a" * 2000 + "… (4,998,000 more characters; --json has all)"
+    assert clean("é\t\n😀") == "é\t\n😀"
+    assert clean(EVIL[9:23]) == "\\x1b[2J\\x07\\x9b31m\\x00\\u202egnp"
+
+
+def test_a_session(tmp_path: Path) -> None:
+    record = sample_session()
+    writer = RecordWriter(tmp_path, START)
+    line = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
+    writer.keep(lambda: record, line)
+    writer.close()
+    assert "two" in printed(shown(tmp_path).conversation("s-0"))
+
+
+def test_the_command(folder: Path) -> None:
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["show", str(folder), *words])
+
+    assert run().exit_code == 0
+    for words in (["--step", "1"], ["--group", f"{START}-t1-0"], [f"{START}-t1-0-0"], []):
+        plain, for_programs = run(*words), run(*words, "--json")
+        assert (plain.exit_code, for_programs.exit_code) == (0, 0)
+        assert json.loads(for_programs.stdout)["faults"] == []
+    for words in (["--step", "1", "--group", "u"], ["nothing"], ["--step", "77"]):
+        refused = run(*words)
+        assert refused.exit_code == 2
+        assert refused.stdout == ""
+    assert CliRunner().invoke(app, ["show", str(folder / "none")]).exit_code == 2

@@ -1,0 +1,302 @@
+"""Verification of recorded conversations against the receipts of what the engine returned.
+
+A record of schema 2 holds each token once. Of every generation it has the digest of the receipt, which was made when
+the engine answered. So the receipts are built again from the tokens of the rows, their digests are compared, and then
+each row is verified as a batch is (`certificate.check`). A record of schema 1 holds the receipts beside the rows.
+
+Anybody may have written a record: integers are integers, no `true` and no `1.0`, and nothing stands in it that the
+schema does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+from pydantic import ValidationError
+
+from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.conversations import unjoined
+from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
+from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
+from verl_multiturn.describe import show
+from verl_multiturn.errors import CertificateError
+from verl_multiturn.records import schema
+from verl_multiturn.records.json_text import dumps, plain
+from verl_multiturn.records.lines import flaw_of
+from verl_multiturn.records.rows import columns
+from verl_multiturn.records.schema_1 import rows_of
+from verl_multiturn.row_keys import RowKey
+
+_COLUMNS = ("ids", "mask", "versions", "turn_ids", "sources")
+_OF_ROWS = (*_COLUMNS, "logprobs", "prompt_length", "receipts")
+_SOURCES = range(6)
+_MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True)
+class VerifiedRecord:
+    """The result of verifying one record; without violations the record is right."""
+
+    sampled_tokens: int
+    """Number of sampled tokens in the record's rows."""
+    violations: list[Violation]
+
+
+def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
+    """Verify one record of schema 1 or 2, with all rows of its conversation.
+
+    Args:
+        record: the record, as `json.loads` returns it, or as it is handed to the writer.
+
+    Raises:
+        CertificateError: this is not a record, or its receipts are missing or cannot be read.
+    """
+    if "schema" not in record:
+        return _verify_1(record)
+    if record["schema"] != schema.SCHEMA:
+        raise CertificateError(
+            f"the record is of schema {show(record['schema'], 40)}, this version verifies 1 and {schema.SCHEMA}; "
+            "install the version that wrote it"
+        )
+    return _Verification(record).run()
+
+
+def receipts_of(record: Mapping[str, Any]) -> list[Receipts]:
+    """Return the receipts of each row of a record of schema 2, built again from its tokens.
+
+    Raises:
+        CertificateError: this is not a record, or its tokens cannot be read.
+    """
+    return _Verification(record).receipts
+
+
+class _Verification:
+    """The verification of one record of schema 2.
+
+    Raises:
+        CertificateError: this is not a record, or its tokens cannot be read.
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        try:
+            # As JSON, where a list stands for a tuple, and nothing else for a number.
+            checked = schema.Record.model_validate_json(dumps(plain(record)), strict=True)
+        except ValidationError as error:
+            raise CertificateError(f"no record of a conversation: {flaw_of(error)}") from None
+        self._record = checked.model_dump(by_alias=True)
+        self._name: str = self._record["request_id"]
+        self._found: list[Violation] = []
+        self._rows = [self._row(index, row) for index, row in enumerate(self._record["rows"])]
+        each = [self._receipt(number) for number, _ in enumerate(self._record["generations"])]
+        places = [
+            Place(receipt.digest, generation["cause"] if generation["row"] is None else generation["row"])
+            for receipt, generation in zip(each, self._record["generations"], strict=True)
+        ]
+        self.receipts = [self._receipts(index, each, places) for index, _ in enumerate(self._rows)]
+
+    def run(self) -> VerifiedRecord:
+        for row, own in zip(self._rows, self.receipts, strict=True):
+            self._found += verify(row, own)
+        self._found += unjoined({RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts})
+        self._links()
+        if not self._rows:
+            self._add(None, "it has no row")
+        sampled = sum(len(receipt.ids) for own in self.receipts for receipt in own.generations)
+        if self._record["valid"] and not sampled:
+            self._add(None, "it is marked as valid, and nothing in it was sampled")
+        return VerifiedRecord(sampled, self._found)
+
+    def _add(self, turn: int | None, what: str) -> None:
+        self._found.append(Violation(self._name, turn, None, what))
+
+    def _row(self, index: int, row: Mapping[str, Any]) -> Row:
+        """Return a row with its full columns.
+
+        Raises:
+            CertificateError: its runs, ids and logprobs do not fit each other.
+        """
+        length, runs = row["prompt_length"], row["runs"]
+        try:
+            wrong = [run for run in runs if run[0] < 1 or run[1] not in (0, 1) or run[2] < -1 or run[4] not in _SOURCES]
+            if wrong or not 0 <= length <= len(row["ids"]):
+                found = f"a run {list(wrong[0])}" if wrong else f"prompt_length {length}"
+                raise ValueError(f"it has {found}, with {len(row['ids'])} ids")
+            full = columns(row)
+            ids = read_integers("ids", full["ids"])
+            mask, versions, turn_ids, sources = (read_integers(name, full[name]) for name in _COLUMNS[1:])
+        except (ValueError, OverflowError) as error:
+            raise CertificateError(f"row {index} of request {self._name} cannot be read: {error}") from None
+        return Row(
+            prompt_ids=ids[:length],
+            response_ids=ids[length:],
+            mask=mask,
+            logprobs=np.array(full["logprobs"]),
+            versions=versions,
+            whole=True,
+            turn_ids=turn_ids,
+            sources=sources,
+            request_id=self._name,
+            uid=self._record["uid"],
+        )
+
+    def _receipt(self, number: int) -> Receipt:
+        """Return the receipt of a generation, built again from its tokens.
+
+        Raises:
+            CertificateError: its tokens cannot be read.
+        """
+        generation, rows = self._record["generations"][number], self._rows
+        row, cause, start, count = (generation[name] for name in ("row", "cause", "start", "tokens"))
+        own = [generation[name] for name in ("ids", "logprobs", "versions")]
+        is_placed = row is not None
+        if (
+            is_placed == (cause is not None)
+            or is_placed != (start is not None)
+            or any((value is None) != is_placed for value in own)
+        ):
+            self._refuse(number, "expected a row and its start, or a cause and its tokens")
+        if is_placed and not (0 <= row < len(rows) and start >= 0 and count >= 0):
+            self._refuse(number, f"it is in row {row} from {start} on, with {count} tokens")
+        if not is_placed and cause not in CAUSES:
+            self._refuse(number, f"its cause is {show(cause, 40)}, expected one of {list(CAUSES)}")
+        ids, logprobs, versions = self._placed(rows[row], start, count) if is_placed else self._lost(number, own)
+        with np.errstate(over="ignore"):
+            receipt = Receipt(
+                generation["prompt_tokens"],
+                generation["prompt_digest"],
+                generation["max_tokens"],
+                np.asarray(ids, "<i4"),
+                np.asarray(logprobs, "<f4"),
+                np.asarray(versions, "<i8"),
+            )
+        if len(ids) != count:
+            self._add(number, f"generation {number} has {len(ids)} tokens, expected {count}")
+        elif not np.array_equal(receipt.ids, ids):
+            self._add(number, f"generation {number} has an id that is no integer from 0 to 2**31 - 1")
+        elif is_placed and start != generation["prompt_tokens"]:
+            given = generation["prompt_tokens"]
+            self._add(number, f"generation {number} begins at {start}; the engine was given {given} ids for it")
+        elif is_placed and not receipt.is_generation:
+            self._add(number, f"generation {number} is in row {row}, and cannot be trained on")
+        elif receipt.digest != generation["digest"]:
+            what = f"generation {number} is not what the engine returned: the digest is {receipt.digest}, "
+            self._add(number, f"{what}by its receipt {show(generation['digest'], 60)}")
+        return receipt
+
+    def _placed(self, row: Row, start: int, count: int) -> tuple[Any, Any, Any]:
+        assert row.logprobs is not None
+        assert row.versions is not None
+        here = slice(start, start + count)
+        return np.concatenate([row.prompt_ids, row.response_ids])[here], row.logprobs[here], row.versions[here]
+
+    def _lost(self, number: int, own: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """Return the tokens of a generation that no row holds."""
+        ids, logprobs, runs = own
+        counts = [count for count, _ in runs]
+        if any(not 0 < count <= _MOST_TOKENS for count in counts) or sum(counts) > _MOST_TOKENS:
+            self._refuse(number, f"its runs of versions are {show(runs, 60)}")
+        try:
+            versions = np.repeat(read_integers("versions", [version for _, version in runs]), counts)
+            return read_integers("ids", ids), read_numbers("logprobs", logprobs), versions
+        except ValueError as error:
+            self._refuse(number, str(error))
+
+    def _refuse(self, number: int, why: str) -> NoReturn:
+        raise CertificateError(f"generation {number} of request {self._name} cannot be read: {why}")
+
+    def _receipts(self, index: int, receipts: Sequence[Receipt], places: Sequence[Place]) -> Receipts:
+        record = self._record
+        return Receipts(
+            self._name,
+            [receipt for receipt, (_, place) in zip(receipts, places, strict=True) if place == index],
+            record["uid"],
+            record["number"],
+            record["void"],
+            not record["valid"],
+            index,
+            places,
+            record["outages"],
+        )
+
+    def _links(self) -> None:
+        """Check that calls, replies, parents and requests name generations that are there."""
+        record, turns = self._record, len(self._record["generations"])
+        for number, generation in enumerate(record["generations"]):
+            if (parent := generation["parent"]) is not None and not 0 <= parent < number:
+                self._add(number, f"generation {number} continues generation {parent}, which is none before it")
+        named = [(f"call {index}", call["turn"]) for index, call in enumerate(record["calls"])]
+        named += [
+            (f"reply {index}", reply["turn"])
+            for index, reply in enumerate(record["replies"])
+            if reply["turn"] is not None
+        ]
+        for index, request in enumerate((record["session"] or {"requests": []})["requests"]):
+            named += [(f"request {index}", generation) for generation in request["generations"]]
+        for what, turn in named:
+            if not 0 <= turn < turns:
+                self._add(None, f"{what} is of generation {turn}; there are {turns}")
+        if not 0 <= record["asked"] <= len(record["messages"]):
+            self._add(None, f"{record['asked']} of its {len(record['messages'])} messages are the row's own")
+
+
+def _verify_1(record: Mapping[str, Any]) -> VerifiedRecord:
+    """Verify a record of schema 1."""
+    try:
+        request_id, uid = str(record["request_id"]), str(record.get("uid", ""))
+        rows = [(_row_1(columns, request_id, uid), columns.get("receipts")) for columns in rows_of(record)]
+        if "rows" in record and (more := [name for name in _OF_ROWS if name in record]):
+            raise ValueError(f"it has {more[0]} beside rows, so that readers may take one for the other")
+    except KeyError as error:
+        raise CertificateError(f"no record of a conversation: {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise CertificateError(f"no record of a conversation: {error}") from error
+    if not rows or any(receipts is None for _, receipts in rows):
+        raise CertificateError(f"the record of request {request_id} holds no receipts; it cannot be verified")
+    try:
+        known = [Receipts.from_json(receipts) for _, receipts in rows if receipts is not None]
+    except ValueError as error:
+        raise CertificateError(f"the record of request {request_id} holds {error}") from error
+    found = [each for (row, _), receipts in zip(rows, known, strict=True) for each in verify(row, receipts)]
+    by_key = {RowKey(uid, str(own.session_id), str(index)): own for index, own in enumerate(known)}
+    disordered = [
+        Violation(request_id, None, None, f"row {index} of the record has the receipts of row {receipts.row}")
+        for index, receipts in enumerate(known)
+        if receipts.row != index
+    ]
+    if "session" in record:
+        disordered += _unlisted(request_id, record["session"], [place for _, place in known[0].ledger])
+    sampled = sum(len(g.ids) for receipts in known for g in receipts.generations)
+    return VerifiedRecord(sampled, found + disordered + unjoined(by_key))
+
+
+def _unlisted(request_id: str, session: Any, places: list[int | str]) -> list[Violation]:
+    """Return a violation if a session lists its completions in other places than its receipts do."""
+    try:
+        listed = [each["place"] for each in session["completions"]]
+    except (KeyError, TypeError) as error:
+        raise CertificateError(f"the record of request {request_id} has no session: {error!r}") from error
+    if listed == places:
+        return []
+    return [Violation(request_id, None, None, f"its session lists the places {listed}, its receipts {places}")]
+
+
+def _row_1(columns: Mapping[str, Any], request_id: str, uid: str) -> Row:
+    ids, mask, versions, turn_ids, sources = (read_integers(name, columns[name]) for name in _COLUMNS)
+    length = columns["prompt_length"]
+    if type(length) is not int or not 0 <= length <= len(ids):
+        raise ValueError(f"prompt_length is {show(length, 100)}, expected an integer from 0 to {len(ids)}")
+    return Row(
+        prompt_ids=ids[:length],
+        response_ids=ids[length:],
+        mask=mask,
+        logprobs=read_numbers("logprobs", columns["logprobs"]),
+        versions=versions,
+        whole=True,
+        turn_ids=turn_ids,
+        sources=sources,
+        request_id=request_id,
+        uid=uid,
+    )

@@ -1,0 +1,347 @@
+"""What the trainer makes of each row, for the records: `records/joins.py` has the files.
+
+    each update       look      the columns that the certificate fetched, of the sampled tokens alone
+    actor's update    note_updates
+    end of a step     write     one join for the step
+    end of all of it  end_step  the step's line, with its metrics
+
+Of a validation `look_at_validation`, for each of its batches, and `end_validation`.
+
+Invariants:
+- nothing of the batch is changed, and whatever goes wrong here ends no step: it is said once;
+- a row's sampled tokens are those of its turns (stats), whatever the trainer has made of its mask since. A row of
+  another agent loop, which names no turns, has those of its mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_multiturn.config import PATH, MultiTurnSettings
+from verl_multiturn.describe import describe
+from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.records.joins import JoinedRow, table_of
+from verl_multiturn.records.run_file import new_start
+from verl_multiturn.records.step_writer import StepWriter
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.staleness import Bound, too_old
+from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.trainer.report import PREFIX
+from verl_multiturn.verl_bridge.trainer.run_notes import run_file
+from verl_multiturn.verl_bridge.trainer.verify import VERSIONS, fetch_some
+
+logger = logging.getLogger(__name__)
+
+FURTHER = ("rm_scores", "entropy")
+"""Columns that the join needs beside those that the certificate fetches."""
+_PARTS = {"score": "compute_score", "tool_score": "tool_score", "interaction_score": "interaction_score",
+          "completion_score": "completion_score"}  # fmt: skip
+"""Entries of a row's stats that are parts of its reward, and their names in the join."""
+_LISTS = {
+    "advantages": "advantages",
+    "old_log_probs": "old_log_probs",
+    "ref_log_prob": "ref_log_probs",
+    "rollout_is_weights": "importance_weights",
+    "entropy": "entropy",
+}
+"""Columns of verl's that have a value for each response token, and their names in the join."""
+
+Fields = Mapping[str, Any]
+"""The columns of a row."""
+
+
+class Joining:
+    """The joins of a trainer's steps and validations.
+
+    Its metric of a step is `rollout/records/join_seconds`: time that the trainer itself spent on it.
+
+    Args:
+        writer: writes the files.
+        masks_void_rows: whether rows with void turns are kept out of the loss.
+        bound: the bound of the ages; None: there is none.
+    """
+
+    def __init__(self, writer: StepWriter, masks_void_rows: bool, bound: Bound | None) -> None:
+        self._writer, self._masks_void_rows, self._bound = writer, masks_void_rows, bound
+        self._told = False
+        self._validated: list[JoinedRow] = []
+        self._manager: Any = None
+        self._about: Callable[..., dict[str, Any]] | None = None
+        """Returns the content of the run's file, as long as the tools' schemas are not known."""
+        self.began = time.time()
+        """When the step began."""
+        self.begin_step()
+
+    @classmethod
+    def of(cls, config: DictConfig, settings: MultiTurnSettings, bound: Bound | None) -> Joining | None:
+        """Return what joins the rows of a run; None for one without records.
+
+        Where the start-up check has not named the run's start, that is done here: the agent-loop workers get the
+        configuration next.
+
+        Args:
+            config: verl's whole configuration.
+            settings: our settings in it.
+            bound: the bound of the ages.
+        """
+        if settings.record_dir is None:
+            return None
+        start = settings.record_start or new_start()
+        with open_dict(config):
+            OmegaConf.update(config, f"{PATH}.record_start", start, force_add=True)
+        return cls(StepWriter(settings.record_dir, start), settings.void_turn_pattern is not None, bound)
+
+    @contextlib.contextmanager
+    def run(self, trainer: Any, manager: Any) -> Iterator[None]:
+        """Write the run's file; at the end of the context the line of the run's end.
+
+        Args:
+            trainer: our trainer, which is set up.
+            manager: the agent-loop manager. Ours tells what is known of its workers.
+        """
+        self._manager, began = manager, time.time()
+        self._about = partial(run_file, trainer, self._writer.start, began)
+        self._writer.run(self._about)
+        error = ""
+        try:
+            yield
+        except BaseException as raised:
+            error = describe(raised)
+            raise
+        finally:
+            self._writer.other({"event": "end", "start": self._writer.start, "at": time.time(), "error": error})
+            self._writer.close()
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self._rows: dict[RowKey, JoinedRow] = {}
+        self._updated: dict[RowKey, int | None] = {}
+        self._updates = 0
+        self._seconds = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metric."""
+        return {f"{PREFIX}records/join_seconds": self._seconds}
+
+    def look(
+        self,
+        rows: BatchRows,
+        fetched: Mapping[RowKey, Fields],
+        step: int,
+        factors: Mapping[RowKey, float],
+    ) -> None:
+        """Join the rows of a batch whose columns are final.
+
+        Args:
+            rows: those of verl's batch.
+            fetched: the columns that the certificate fetched, of the rows that it verified, with `FURTHER` among them.
+            step: the training step.
+            factors: by what Optimal Tool Calls scaled scores.
+        """
+        self._guarded(lambda: self._look(rows, fetched, step, factors))
+
+    def _look(
+        self,
+        rows: BatchRows,
+        fetched: Mapping[RowKey, Fields],
+        step: int,
+        factors: Mapping[RowKey, float],
+    ) -> None:
+        columns = dict(fetched)
+        missing = [key for key in rows.real if key not in columns]
+        # What TransferQueue lacks in one row it leaves out for all, so the rows of each kind are asked for together.
+        for ours in (True, False):
+            if keys := [key for key in missing if (key in rows.stats) == ours]:
+                names = [VERSIONS, "response_mask", "rm_scores", *_LISTS]
+                columns |= zip(keys, fetch_some(keys, rows.partition_id, names), strict=True)
+        joined = {key: self._row(rows, key, columns[key], step) for key in rows.real}
+        _add_groups(rows, joined)
+        for key, factor in factors.items():
+            if key in joined:
+                joined[key].otc_factor = factor
+        self._rows |= joined
+
+    def _row(self, rows: BatchRows, key: RowKey, fields: Fields, step: int) -> JoinedRow:
+        stats = rows.stats.get(key)
+        mask = np.asarray(fields["response_mask"]) != 0
+        sampled = _sampled(stats, mask)
+        places = np.flatnonzero(sampled)
+        row = _begun(key, stats, fields, step, validation=False)
+        for name, ours in _LISTS.items():
+            if (column := fields.get(name)) is not None and len(column) == len(mask):
+                setattr(row, ours, np.asarray(column)[places].astype(np.float32))
+        trained = mask[places]
+        row.trained = int(trained.sum())
+        if row.trained == len(places):
+            row.untrained = None if len(places) else "unsampled"
+            return row
+        row.untrained = self._cause(rows, key, stats, fields, places[~trained], step)
+        if row.trained:
+            row.untrained_tokens = np.flatnonzero(~trained).astype(np.int32)
+        return row
+
+    def _cause(
+        self, rows: BatchRows, key: RowKey, stats: Stats | None, fields: Fields, places: NDArray[np.intp], step: int
+    ) -> str:
+        """Return why the sampled tokens at these places of a row are not in the loss."""
+        if (cause := rows.left_out.get(key.conversation)) is not None:
+            return cause
+        if stats is not None and not stats["valid"]:
+            return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
+        if stats is not None and stats.get("void") and self._masks_void_rows:
+            return "void"
+        versions, bound = fields.get(VERSIONS), self._bound
+        if bound is None or versions is None:
+            return "rejected"
+        return "too_old" if too_old(np.asarray(versions)[places], step, bound).any() else "rejected"
+
+    def note_updates(self, numbers: Mapping[str, int | None]) -> None:
+        """Note in which update the actor was trained with each row of a batch.
+
+        Args:
+            numbers: the number of the update within the batch, by the row's name; None: the workers draw it.
+        """
+        known = [number for number in numbers.values() if number is not None]
+        for name, number in numbers.items():
+            self._updated[RowKey.parse(name)] = None if number is None else self._updates + number
+        self._updates += 1 + max(known, default=0)
+
+    def write(self, step: int) -> None:
+        """Hand the step's join to the writer."""
+        self._guarded(lambda: self._write(step))
+
+    def _write(self, step: int) -> None:
+        for key, row in self._rows.items():
+            if key in self._updated:
+                row.update = self._updated[key]
+            elif row.trained:
+                row.trained, row.untrained = 0, "skipped_update"
+        rows = list(self._rows.values())
+        self._writer.join(False, step, lambda: table_of(rows))
+
+    def end_step(
+        self, step: int, phases: Mapping[str, Any], metrics: Mapping[str, Any], groups: Mapping[str, Any]
+    ) -> None:
+        """Write the line of a step that is over.
+
+        Args:
+            step: the step.
+            phases: verl's `timing_raw`.
+            metrics: all metrics of the step.
+            groups: `evicted`, `filtered`, `failed`, `discarded` and `rerolled` of `schema.StepLine`.
+        """
+        self._guarded(self._ask_workers)
+        self._line("step", step, self.began, phases, metrics, groups)
+
+    def _ask_workers(self) -> None:
+        """Note the clocks of workers that started since the last call, and once the tools' schemas."""
+        if not hasattr(self._manager, "take_clocks"):  # a manager of the user's
+            return
+        for clock in self._manager.take_clocks():
+            self._writer.other(clock)
+        if self._about is not None and (schemas := self._manager.schemas()) is not None:
+            self._writer.run(partial(self._about, schemas=schemas))
+            self._about = None
+
+    def look_at_validation(self, rows: BatchRows, step: int) -> None:
+        """Join the rows of a batch of a validation."""
+        self._guarded(lambda: self._look_at_validation(rows, step))
+
+    def _look_at_validation(self, rows: BatchRows, step: int) -> None:
+        if not rows.real:
+            return
+        joined = {}
+        for key, fields in zip(rows.real, fetch_some(rows.real, rows.partition_id, ["rm_scores"]), strict=True):
+            stats = rows.stats.get(key)
+            row = joined[key] = _begun(key, stats, fields, step, validation=True)
+            row.untrained = rows.left_out.get(key.conversation)
+            if row.untrained is None and stats is not None and stats.get("stop") == StopReason.OUTAGE:
+                row.untrained = "outage"
+        _add_groups(rows, joined)
+        self._validated += joined.values()
+
+    def end_validation(self, step: int, began: float, metrics: Mapping[str, Any]) -> None:
+        """Write the join and the line of a validation that is over; `began` is when it began."""
+        rows, self._validated = self._validated, []
+        self._writer.join(True, step, lambda: table_of(rows))
+        self._line("validation", step, began, {"testing": time.time() - began}, metrics, {})
+
+    def _line(
+        self,
+        event: str,
+        step: int,
+        began: float,
+        phases: Mapping[str, Any],
+        metrics: Mapping[str, Any],
+        groups: Mapping[str, Any],
+    ) -> None:
+        numbers = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
+        times = {name: float(value) for name, value in phases.items()}
+        line = {"event": event, "step": step, "began": began, "ended": time.time(), "phases": times}
+        self._writer.line({**line, "metrics": numbers, **groups})
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            do()
+        except Exception as error:  # what is recorded of a step is no reason to end the run
+            if not self._told:
+                logger.exception("rows are missing in the records of a step: %s (said once)", describe(error))
+            self._told = True
+        finally:
+            self._seconds += time.perf_counter() - started
+
+
+def _begun(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
+    own = stats or {}
+    number = int(key.session) if key.session is not None and key.session.isdecimal() else 0
+    row = JoinedRow(own.get("request_id"), key.uid, number, max(0, key.number), validation, step)
+    if (scores := fields.get("rm_scores")) is not None:
+        row.score = float(np.asarray(scores, np.float32).sum(dtype=np.float64))
+    if stats is not None:
+        parts = {**own.get("reported", {})}
+        parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
+        row.parts = json.dumps(parts)
+    return row
+
+
+def _sampled(stats: Stats | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which response tokens of a row were sampled, `(R,)`; `mask` says which are in the loss."""
+    sampled = mask.copy()
+    for turn in (stats or {}).get("turns") or ():
+        sampled[turn["start"] : turn["end"]] = True
+    return sampled
+
+
+def _add_groups(rows: BatchRows, joined: Mapping[RowKey, JoinedRow]) -> None:
+    """Enter mean and standard deviation of each group's valid conversations; a conversation has one score."""
+    for group in rows.groups.values():
+        scores = []
+        for keys in group.values():
+            own = [joined[key].score for key in keys]
+            if all(rows.stats.get(key, {"valid": True})["valid"] for key in keys) and None not in own:
+                scores.append(math.fsum(score for score in own if score is not None))
+        mean = math.fsum(scores) / len(scores) if scores else None
+        std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+        for key in (key for keys in group.values() for key in keys):
+            joined[key].group_mean, joined[key].group_std = mean, std
+
+
+def _number(value: Any) -> float | None:
+    """Return a metric as a number; None for one that is none, such as a table."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
