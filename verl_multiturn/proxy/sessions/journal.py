@@ -61,6 +61,10 @@ class Journal:
         self._happened("request", noted)
         return noted
 
+    def samples(self, noted: Noted) -> None:
+        """Note that a request, whose prompt is there, takes or begins its samples."""
+        self._happened("samples", noted)
+
     def told(self, noted: Noted, got: bool) -> None:
         """Note whether a request's client got its answer, or had left before."""
         noted.delivered |= got

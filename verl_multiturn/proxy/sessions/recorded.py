@@ -22,6 +22,7 @@ from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.journal import COUNT
+from verl_multiturn.proxy.sessions.nodes import PromptNode
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
@@ -48,6 +49,38 @@ class _RecordedIds(CallIds):
         return [Call(id_, call.name, call.arguments) for id_, call in zip(self.recorded, calls, strict=True)]
 
 
+class _GatedSession(AgentSession):
+    """A session in which requests whose prompts are there wait until they may take samples, as they did."""
+
+    def __init__(self, name: str, run: ProxyRun, sampling: Mapping[str, Any]) -> None:
+        super().__init__(name, run, sampling)
+        self._gates: dict[int, asyncio.Future[None]] = {}
+        self._held: set[int] = set()
+
+    def gate(self, request: ChatRequest) -> None:
+        """Let a request wait, before it begins."""
+        self._gates[id(request)] = asyncio.get_running_loop().create_future()
+
+    def release(self, request: ChatRequest) -> None:
+        """Let a request go on."""
+        gate = self._gates.get(id(request))
+        if gate is not None and not gate.done():
+            gate.set_result(None)
+            self._held.discard(id(request))
+
+    def is_waiting(self, request: ChatRequest) -> bool:
+        """Tell whether a request waits for its samples."""
+        return id(request) in self._held
+
+    async def _prompt(self, request: ChatRequest) -> PromptNode:
+        prompt = await super()._prompt(request)
+        gate = self._gates.get(id(request))
+        if gate is not None and not gate.done():
+            self._held.add(id(request))
+            await gate
+        return prompt
+
+
 class RecordedSession:
     """A session that is replayed, and the `Script` of its engine.
 
@@ -65,7 +98,7 @@ class RecordedSession:
         self._pending: list[tuple[Ask, asyncio.Future[Generation]]] = []
         self._ids = _RecordedIds()
         self._deliveries: dict[int, Delivery] = {}
-        self.session = AgentSession(str(record["request_id"]), run, record["sampling"])
+        self.session = _GatedSession(str(record["request_id"]), run, record["sampling"])
         self.session.name_calls_by(self._ids)
 
     async def answer(self, ask: Ask) -> Generation:
@@ -93,9 +126,13 @@ class RecordedSession:
         for kind, number, generations in events:
             await self._sample(generations)
             if kind == "request":
-                await self._begin(number, requests[number])
+                later = {what for what, which, _ in events if which == number}
+                await self._begin(number, requests[number], is_gated=bool(later & {"samples", "left"}))
+            elif kind == "samples":
+                await self._release(number)
             else:
                 self._told(number, kind == "delivered")
+                await self._release(number)
         await self._sample(len(self._generations))
         await self._fail()
 
@@ -113,7 +150,13 @@ class RecordedSession:
         whole = None if kind != "returned" or part["reward"] is None else float(part["reward"])
         return AgentEnd(kind, AgentResult(whole, rewards, part["by_id"]), part["problem"])
 
-    async def _begin(self, number: int, request: Mapping[str, Any]) -> None:
+    async def _release(self, number: int) -> None:
+        """Let a request take its samples."""
+        if (delivery := self._deliveries.get(number)) is not None:
+            self.session.release(delivery.request)
+            await self._settle()
+
+    async def _begin(self, number: int, request: Mapping[str, Any], is_gated: bool) -> None:
         if request["refused"] is not None and not request["messages"] and not request["generations"]:
             # The session was over, so its messages were not looked at.
             self.session.journal.refuse(request["protocol"], request["refused"])
@@ -123,6 +166,8 @@ class RecordedSession:
             with contextlib.suppress(RefusedError):
                 await self.session.count_tokens(asked)
             return
+        if is_gated:
+            self.session.gate(asked)
         self._deliveries[number] = self.session.begin(asked)
         await self._settle()
 
@@ -175,7 +220,9 @@ class RecordedSession:
     def _matching(self, recorded: RecordedGeneration) -> tuple[Generation, asyncio.Future[Generation]]:
         """Return a recorded generation, and who waits for it."""
         first: Difference | None = None
-        for ask, asked in self._pending:
+        lane = f"{self.session.id}.{self._record['generations'][recorded.number].get('lane')}"
+        # The same may be asked twice at once; then the lanes tell which of the two this is.
+        for ask, asked in sorted(self._pending, key=lambda each: each[0].request_id != lane):
             difference = recorded.difference(ask)
             if difference is None:
                 return recorded.made, asked
@@ -207,7 +254,9 @@ class RecordedSession:
     def _is_settled(self) -> bool:
         open_samples = set()
         for delivery in self._deliveries.values():
-            if delivery.gone or delivery.task is None or delivery.task.done():
+            if delivery.task is None or delivery.task.done() or self.session.is_waiting(delivery.request):
+                continue
+            if delivery.gone and not delivery.samples:
                 continue
             open_samples |= {sample.task for sample in delivery.samples if not sample.task.done()}
             if not delivery.samples or all(sample.task.done() for sample in delivery.samples):

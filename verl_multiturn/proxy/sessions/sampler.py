@@ -86,7 +86,7 @@ class Sampler:
         """Return the lane of the prompt's conversation, or a new one if that generates already."""
         lane = prompt.parent.lane if prompt.parent is not None else prompt.lane
         if lane is None or lane.busy:
-            lane = Lane(f"{self._name}.{len(self._lanes)}")
+            lane = Lane(f"{self._name}.{len(self._lanes)}", len(self._lanes))
             self._lanes.append(lane)
         if prompt.parent is None and prompt.lane is None:
             prompt.lane = lane

@@ -281,6 +281,7 @@ class AgentSession:
         self._check_room(prompt)
         if delivery.gone:
             return
+        self.journal.samples(delivery.noted)
         kept = prompt.left[_wish(request)]
         while kept and len(delivery.samples) < request.n:
             sample = kept.popleft()
