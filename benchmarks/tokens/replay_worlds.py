@@ -15,16 +15,22 @@ from typing import Any
 import orjson
 from omegaconf import OmegaConf
 
-from benchmarks.honest import FAMILIES, MISHAPS, OURS, RESULTS, SITUATIONS, Guest, Surprises, Unsteady
+from benchmarks.honest import MISHAPS, OURS, SITUATIONS, Guest, Surprises, Unsteady
+from tests.agent_sessions import call_text, make_run, tiny_template
+from tests.harness_requests import PROGRAMS
 from tests.integration.vision import CALL, LookTool, Speaker, image, text
 from tests.integration.vision_models import picture
 from tests.support.families import family
+from tests.support.replayed_sessions import drawn, program, replayed, with_engine
 from tests.support.rollout_config import make_config
+from tests.support.session_play import TOOL as MEASURE
+from tests.support.session_play import PlayedChat
 from tests.support.template_play import calling_turn
 from verl_multiturn import Reply, ScriptedEngine, ToolResponse, ToolSchema
 from verl_multiturn.chat.template import SCHEMA, TOOL
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import image_reader
 from verl_multiturn.verl_bridge.replay.conversations import Played, Replay, ReplayedModel
@@ -47,6 +53,16 @@ MORE: dict[str, dict[str, Any]] = {
     "clock in the reward": {f"{OURS}.tool_timeout_s": 5, f"{OURS}.request_timeout_s": 0.05},
 }
 """Situations beside those of `benchmarks.honest`; a user answers where the name has one."""
+
+SAID = (
+    "It is so.<|im_end|>",
+    "Let me see. " + call_text(MEASURE, {"word": "a", "count": 1}) + "<|im_end|>",
+    "STOPq7 and more<|im_end|>",
+    "<tool_call>{</tool_call><|im_end|>",
+    "Cut",
+)
+ASKED = ("What?", "<|im_end|>", "a b")
+"""What the model and the agents of drawn sessions say."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +185,24 @@ async def images(processor: Any, kind: str, numbers: Iterable[int]) -> World:
     return World(f"pictures, {kind}", records, replay.play)
 
 
-async def all_conversations(count: int) -> list[World]:
+async def programs(count: int) -> World:
+    """Record the sessions of agent programs whose requests are kept, and of agents that chance drives."""
+    template = tiny_template()
+    lengths = {"prompt_length": 65_536, "response_length": 65_536}
+    run = make_run(lambda *_: [], **lengths)
+    records = [await program(name, run, template, random.Random(name)) for name in PROGRAMS]
+    chat = PlayedChat(template.tokenizer, template.codec, template.parser, template.end_ids, SAID, ASKED)
+    records += [await drawn(chat, run, template, f"replay {seed}") for seed in range(count)]
+    stage = Stage()
+    run = with_engine(run, stage, template)
+
+    async def play(record: Mapping[str, Any]) -> Played:
+        return Played(str(record["request_id"]), await replayed(dict(record), run, stage))
+
+    return World("sessions", records, play)
+
+
+async def all_conversations(families: Sequence[str], count: int) -> list[World]:
     """Roll `count` conversations out in every situation, with every family."""
-    pairs = [(name, situation) for name in FAMILIES for situation in (*SITUATIONS, *MORE)]
+    pairs = [(name, situation) for name in families for situation in (*SITUATIONS, *MORE)]
     return [await conversations(*pair, range(count)) for pair in pairs]
-
-
-WORDS = tuple(RESULTS)
