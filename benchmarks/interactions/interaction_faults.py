@@ -42,9 +42,8 @@ from benchmarks.held import held, left
 from benchmarks.interaction_plans import MODES, Plan, interactions_file, make_decks
 from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation
-from verl_multiturn.certificate.records import read_records
 from verl_multiturn.errors import InteractionContractError
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
@@ -183,15 +182,13 @@ class Suite(FaultSuite):
 
     def verify_records(self) -> int:
         """Verify every record that was written; return how many there are."""
-        count = 0
-        for path in sorted(self.folder.rglob("*.jsonl")):
-            for record in read_records(path):
-                count += 1
-                if violations := verify_record(record).violations:
-                    index = int(record["request_id"][1:])
-                    self.complete[index // GROUP] -= 1
-                    self.is_wrong(index, f"its record: {violations[0]}")
-        return count
+        verdicts = list(verify_files(sorted({path.parent for path in self.folder.rglob("*.jsonl*")})))
+        for verdict in verdicts:
+            if verdict.verified is None or verdict.verified.violations:
+                index = int(verdict.request_id[1:])
+                self.complete[index // GROUP] -= 1
+                self.is_wrong(index, f"its record: {verdict.verified and verdict.verified.violations[0]}")
+        return len(verdicts)
 
     def advantages_changed(self) -> tuple[int, int]:
         """Return how many tokens of valid rows were compared, and how many have another advantage with the invalid."""

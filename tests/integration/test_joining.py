@@ -85,7 +85,7 @@ def verls_metrics(store: WritableStore, batch: Any) -> dict[str, float]:
     rows = [store.rows[key] for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
     names = ("prompts", "responses", "response_mask", "advantages", "rm_scores")
     columns = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in names}
-    columns |= {name: columns["rm_scores"] for name in ("token_level_scores", "token_level_rewards")}
+    columns |= dict.fromkeys(("token_level_scores", "token_level_rewards"), columns["rm_scores"])
     columns["returns"] = columns["advantages"]
     for name, of in (("prompt_length", "prompts"), ("response_length", "responses")):
         columns[name] = pad_sequence([row[of].new_tensor([len(row[of])]) for row in rows], batch_first=True)[

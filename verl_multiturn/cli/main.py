@@ -372,7 +372,7 @@ def verify(
     """Verify recorded conversations against what the engine returned. Print one line for each violation."""
     records = tokens = violations = torn = damaged = 0
     try:
-        for path, place, verified, problem, is_torn in verify_files(files):
+        for path, place, verified, problem, _, is_torn in verify_files(files):
             if verified is None:
                 torn, damaged = torn + is_torn, damaged + (not is_torn)
                 console.print(f"{path}:{place}: not verified: {problem}", highlight=False, markup=False, soft_wrap=True)

@@ -26,6 +26,7 @@ class Verdict(NamedTuple):
     """None: it cannot be verified."""
     problem: str = ""
     """Why it cannot be."""
+    request_id: str = ""
     is_torn: bool = False
     """Whether it was only not written to its end, as a process leaves it that is killed or finds the disk full."""
 
@@ -58,7 +59,7 @@ def verify_file(path: Path) -> Iterator[Verdict]:
         for place, text in _texts(path):
             if isinstance(text, Member):
                 what = f"a gzip member of {text.end - text.offset} bytes: {text.problem}"
-                yield Verdict(path, place, None, what, text.end == path.stat().st_size)
+                yield Verdict(path, place, None, what, is_torn=text.end == path.stat().st_size)
                 continue
             try:
                 record = parse_line(text)
@@ -66,7 +67,8 @@ def verify_file(path: Path) -> Iterator[Verdict]:
                 verified = None if record is None else verify_record(record)
             except CertificateError as error:
                 raise CertificateError(f"{path}:{place}: {error}") from error
-            yield Verdict(path, place, verified, "" if verified else _TORN, verified is None)
+            name = "" if record is None else str(record.get("request_id", ""))
+            yield Verdict(path, place, verified, "" if verified else _TORN, name, verified is None)
     except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
     if not found:

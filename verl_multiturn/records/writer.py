@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,10 +47,10 @@ class _Item(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A record that is made: its text, and the line of its end."""
+    """A record that is made."""
 
     text: bytes
-    line: Line
+    item: _Item
 
 
 class RecordWriter:
@@ -145,39 +146,41 @@ class RecordWriter:
             _LOG.warning("records are lost: %s could not be written to its end within %.0f s", self._records, _CLOSE_S)
 
     def _hand(self, item: _Item) -> None:
-        if os.getpid() != self._process:
-            self._drop("the process was forked")
+        if os.getpid() != self._process:  # a fork has no thread, and the lock may never be free in it
+            self.dropped += item.make is not None
             return
         with self._changed:
-            if self._closing:
-                self._drop("the writer is closed")
-                return
             if item.make is not None and self._waiting >= _MOST_RECORDS:
-                self._drop("the disk is too slow: the queue is full")
-                item = _Item({**item.line, "event": "drop", "why": "the queue was full"}, None)
-            if len(self._queue) >= _MOST_LINES:
+                item = self._dropped(item, "the disk is too slow, and the queue full")
+            if self._closing or len(self._queue) >= _MOST_LINES:
+                self._dropped(item, "the writer is closed" if self._closing else "the queue of lines is full")
                 return
             self._queue.append(item)
             self._waiting += item.make is not None
-            self._changed.notify()
+            if len(self._queue) == 1 or self._waiting >= MEMBER_RECORDS:
+                self._changed.notify()
 
-    def _drop(self, why: str) -> None:
-        self.dropped += 1
-        if not self._lost:
-            _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._records, why)
-        self._lost = True
+    def _dropped(self, item: _Item, why: str) -> _Item:
+        """Count a record as lost, say so once, and return the line that says so in the place of its end."""
+        with self._changed:
+            self.dropped += item.make is not None
+            if not self._lost:
+                _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._records, why)
+            self._lost = True
+        return _Item(item.line if item.make is None else {**item.line, "event": "drop", "why": why}, None)
 
     def _run(self) -> None:
         while not self._closing or self._queue:
             with self._changed:
-                while not (self._queue or self._closing or self._snapshot is not None):
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._queue or self._closing or self._snapshot is not None)
                 self._changed.wait_for(lambda: self._closing or self._waiting >= MEMBER_RECORDS, MEMBER_S)
                 items, self._queue, self._waiting = self._queue, [], 0
                 shot, self._snapshot = self._snapshot, None
-            if shot is not None:
+            try:
                 self._write_snapshot(shot)
-            self._write(items)
+                self._write(items)
+            except Exception:  # the thread lives as long as the run, whatever is wrong with one line
+                _LOG.exception("records: %s could not be written to its end", self._records)
 
     def _write(self, items: Sequence[_Item]) -> None:
         """Write the records in members, and after each member the lines up to it."""
@@ -202,20 +205,19 @@ class RecordWriter:
         try:
             record = self._redact(plain(make()))
             line["summary"] = summary_of(record)
-            if not in_share(str(line.get("uid", "")), self._share):
+            if not in_share(record["uid"], self._share):
                 return None
             text = dumps(record)
         except Exception as error:  # a record is no reason to end a run, whatever is wrong with it
-            self._turn_into_drop(line, f"it could not be made: {describe(error)}")
+            self._turn_into_drop(_Item(line, make), f"it could not be made: {describe(error)}")
             return None
-        if self._room.is_full(len(text)):
-            self._turn_into_drop(line, "record_max_gb is reached")
+        if self._room.is_full():
+            self._turn_into_drop(_Item(line, make), "record_max_gb is reached")
             return None
-        return _Made(text, line)
+        return _Made(text, _Item(line, make))
 
-    def _turn_into_drop(self, line: Line, why: str) -> None:
-        self._drop(why)
-        line["event"], line["why"] = "drop", why
+    def _turn_into_drop(self, item: _Item, why: str) -> None:
+        item.line.update(self._dropped(item, why).line)
 
     def _write_member(self, member: Sequence[_Made]) -> None:
         if not member:
@@ -225,13 +227,15 @@ class RecordWriter:
             offset = append(self._records, data)
         except OSError as error:
             for made in member:
-                self._turn_into_drop(made.line, describe(error))
+                self._turn_into_drop(made.item, describe(error))
             return
+        self._room.took(len(data))
         for place, made in enumerate(member):
-            made.line["offset"], made.line["place"] = offset, place
-        if self._lost:
-            _LOG.warning("records are written again; %d were lost: %s", self.dropped, self._records)
-        self._lost = False
+            made.item.line.update(offset=offset, place=place)
+        with self._changed:
+            if self._lost:
+                _LOG.warning("records are written again; %d were lost so far: %s", self.dropped, self._records)
+            self._lost = False
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
         self._unwritten += [line_of(line) for line in lines]
@@ -245,13 +249,16 @@ class RecordWriter:
     def _snapshot_of(self, shot: list[dict[str, Any]]) -> dict[str, Any]:
         return {"at": time.time(), "open": shot, "dropped": self.dropped, "cpu_s": time.thread_time()}
 
-    def _write_snapshot(self, shot: list[dict[str, Any]]) -> None:
+    def _write_snapshot(self, shot: list[dict[str, Any]] | None) -> None:
+        if shot is None:
+            return
         new = self._open.with_suffix(".new")
         try:
             new.write_bytes(line_of(self._snapshot_of(shot)))
             new.replace(self._open)
-        except OSError:
-            new.unlink(missing_ok=True)
+        except OSError:  # the next one is due in two seconds
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
 
 
 def append(path: Path, data: bytes) -> int:
@@ -288,7 +295,10 @@ class _Room:
         self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
         self._there, self._looked = 0, float("-inf")
 
-    def is_full(self, more: int) -> bool:
+    def took(self, size: int) -> None:
+        self._there += size
+
+    def is_full(self) -> bool:
         if self._most is None:
             return False
         if time.monotonic() - self._looked > _LOOK_S:

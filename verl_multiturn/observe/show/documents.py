@@ -248,7 +248,7 @@ def _step_part(line: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]
 def _member(fate: Fate, summary: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     advantages = [value for row in rows for value in row["advantages"] or ()]
     scores = [row["score"] for row in rows if row["score"] is not None]
-    known = {name: None for name in _OF_SUMMARY} if summary is None else dict(summary)
+    known = dict.fromkeys(_OF_SUMMARY) if summary is None else dict(summary)
     return {
         **known,
         **_fate(fate),

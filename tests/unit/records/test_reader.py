@@ -1,0 +1,321 @@
+"""The reader: whole folders, schema 1, and faults, of which each is one sentence and costs itself alone."""
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.sample_records import START, sample_record, sample_run, sample_run_file, sample_session
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.records import schema
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import Records, read_records
+from verl_multiturn.records.rows import columns
+from verl_multiturn.records.summaries import SUMMARIES, summary_of
+from verl_multiturn.records.verification import verify_record
+
+EXAMPLE = ROOT / "examples" / "record.jsonl"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sample_run(tmp_path / "records")
+    return tmp_path / "records"
+
+
+def one(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(new) + "\n" for line in lines if (new := change(line)) is not None))
+
+
+def read_all(folder: Path) -> list[str]:
+    """Read all that a folder has, and return its faults."""
+    records = Records(folder)
+    _ = records.runs, list(records.records()), records.summaries(), records.steps(), records.clocks(), records.joined()
+    records.snapshots()
+    return records.faults
+
+
+def test_a_whole_folder(tmp_path: Path) -> None:
+    made = sample_run(tmp_path / "records")
+    for place in (tmp_path, tmp_path / "records"):
+        records = Records(place)
+        found = list(records.records())
+        assert [record["request_id"] for record in found] == [record["request_id"] for record in made]
+        assert [json.loads(line_of(record)) for record in found] == made
+        assert records.runs == [sample_run_file()]
+        assert [(line["event"], line["step"], line["rows"]) for line in records.steps()] == [
+            ("step", 1, 8),
+            ("step", 2, 8),
+            ("validation", 2, 2),
+        ]
+        assert records.clocks() == []
+        joined = records.joined()
+        assert (joined.schema, joined.num_rows) == (schema.JOINED, 18)
+        assert records.record(made[9]["request_id"]) == found[9]
+        assert [line["event"] for line in records.lines()].count("end") == 18
+        assert records.faults == []
+        with pytest.raises(ConfigError, match="there is no record of request 'x'; take an id of the table"):
+            records.record("x")
+
+
+def test_the_table_has_a_row_for_each_conversation_begun(folder: Path) -> None:
+    table = Records(folder).summaries()
+    assert table.schema == SUMMARIES
+    rows = table.to_pylist()
+    assert [row["event"] for row in rows].count("end") == 18
+    assert {row["request_id"]: (row["event"], row["why"]) for row in rows[-2:]} == {
+        f"{START}-cancelled": ("cancel", "cut"),
+        f"{START}-raised": ("raise", "ConfigError: no such tool"),
+    }
+    first = rows[0]
+    assert (first["score"], first["index"], first["turns"], first["sampled_tokens"]) == (1.0, "7", 2, 7)
+    assert (first["offset"], first["place"], first["ended"] - first["began"]) == (0, 0, 3.0)
+    found = Records(folder).record_at(first["file"], first["offset"], first["place"])
+    assert found is not None
+    assert found["request_id"] == first["request_id"]
+
+
+def test_all_that_is_written_fits_the_schema(folder: Path) -> None:
+    for path, model in (
+        ("run-*.json", schema.RunFile),
+        ("*.lines.jsonl", schema.Line),
+        ("steps.jsonl", schema.StepLine),
+    ):
+        for line in one(folder, path).read_text().splitlines():
+            model.model_validate_json(line)
+    for line in gzip.decompress(one(folder, "*.jsonl.gz").read_bytes()).splitlines():
+        schema.Record.model_validate_json(line, strict=True)
+    schema.Record.model_validate_json(line_of(sample_session()), strict=True)
+
+
+def test_schema_1_is_read_in_the_form_of_schema_2(tmp_path: Path) -> None:
+    old = json.loads(EXAMPLE.read_text().splitlines()[0])
+    records = Records(EXAMPLE)
+    (record,) = records.records()
+    schema.Record.model_validate_json(line_of(record), strict=True)
+    full = columns(record["rows"][0])
+    assert np.array_equal(np.array(full["logprobs"], np.float32), np.array(old["logprobs"], np.float32))
+    assert {**full, "logprobs": old["logprobs"]} == {name: old[name] for name in full}
+    assert verify_record(record).violations == []
+    assert (record["step"], record["number"], record["validation"]) == (2, old["receipts"]["session_id"], False)
+    (call,) = record["calls"]
+    assert (call["turn"], call["arguments"], call["text"]) == (0, {"expression": "547 + 292"}, "839")
+    assert [(each["row"], each["start"], each["tokens"]) for each in record["generations"]] == [
+        (0, each["prompt_tokens"], len(each["ids"])) for each in old["receipts"]["generations"]
+    ]
+    assert records.faults == [f"{EXAMPLE}: it is of schema 1, which has no data row, no times and no limits"]
+    assert records.summaries().to_pylist()[0]["sampled_tokens"] == 33
+    path = tmp_path / "greedy.jsonl"
+    path.write_text(json.dumps({**old, "temperature": 0.0}) + "\n")
+    assert [record["validation"] for record in read_records(tmp_path)] == [True]
+
+
+def test_several_rows_and_a_session_of_schema_1(tmp_path: Path) -> None:
+    old = json.loads(EXAMPLE.read_text().splitlines()[0])
+    row = {
+        name: old[name]
+        for name in ("prompt_length", "ids", "mask", "logprobs", "versions", "turn_ids", "sources", "receipts")
+    }
+    places = [["0" * 32, "undelivered"], *([each, 0] for each in ("1" * 32, "2" * 32))]
+    row["receipts"] = {**row["receipts"], "places": places}
+    completions = [{"parent": None, "place": place, "reward": 0.5, "text": "t"} for _, place in places]
+    session = {"roots": 1, "unenforced": {}, "reward": 1.0, "stuck": True, "by_id": False, "completions": completions}
+    rest = {name: value for name, value in old.items() if name not in row}
+    (tmp_path / "a.jsonl").write_text(json.dumps({**rest, "rows": [row], "session": session}) + "\n")
+    (record,) = Records(tmp_path).records()
+    assert [(each["row"], each["cause"], each["reward"]) for each in record["generations"]] == [
+        (None, "undelivered", 0.5),
+        (0, None, 0.5),
+        (0, None, 0.5),
+    ]
+    assert (record["session"]["end"], record["session"]["reward"]) == ("stuck", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "offset", "left"),
+    [
+        (lambda members: [*members[:2], members[2][:-7]], 2, 20),
+        (lambda members: [members[0], members[1][:-1] + bytes([members[1][-1] ^ 1]), members[2]], 1, 20),
+        (lambda members: [bytes([members[0][0] ^ 1]) + members[0][1:], *members[1:]], 0, 20),
+        (lambda members: [members[0][:100] + b"\x00" * 40 + members[0][140:], *members[1:]], 0, 20),
+        (lambda members: [members[0], b"junk", *members[1:]], 1, 30),
+    ],
+    ids=["torn", "checksum", "beginning", "middle", "between"],
+)
+def test_a_damaged_member_costs_itself(tmp_path: Path, damage: Any, offset: int, left: int) -> None:
+    members = [
+        gzip.compress(
+            b"".join(line_of(sample_record(request_id=f"r{first + number}")) for number in range(10)), mtime=0
+        )
+        for first in (0, 10, 20)
+    ]
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"".join(damage(members)))
+    records = Records(path)
+    assert len(list(records.records())) == left
+    at = sum(map(len, members[:offset]))
+    assert [fault for fault in records.faults if f"{path}, offset {at}: a gzip member cannot be read: " in fault]
+    assert len([fault for fault in records.faults if "gzip member" in fault]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("summary", None, "has no summary; it is made of its record"),
+        ("summary", {"turns": "many"}, "a summary is left out: summary.turns is 'many'"),
+        ("offset", 7, "records have no line of their end"),
+        ("event", "fell", "a line is left out: event is 'fell'"),
+        ("request_id", "other", "record 0 is of request "),
+    ],
+)
+def test_a_wrong_line(folder: Path, name: str, value: Any, said: str) -> None:
+    first = f"{START}-t1-0-0"
+
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, name: value} if (line["event"], line["request_id"]) == ("end", first) else line
+
+    change_lines(one(folder, "*.lines.jsonl"), change)
+    faults = read_all(folder)
+    assert any(said in fault for fault in faults), faults
+    assert all(str(folder) in fault for fault in faults)
+    assert len(list(Records(folder).records())) == 18
+    assert Records(folder).summaries().num_rows >= 18
+
+
+def test_a_summary_that_is_not_the_records(folder: Path) -> None:
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        if line.get("summary") and line["number"] == 3 and line["step"] == 1:
+            line["summary"]["turns"] = 9
+        return line
+
+    change_lines(one(folder, "*.lines.jsonl"), change)
+    records = Records(folder)
+    assert len(list(records.records())) == 18
+    path = one(folder, "*.jsonl.gz")
+    lines = one(folder, "*.lines.jsonl").name
+    assert records.faults == [
+        f"{path}, offset 0: the summary of request '{START}-t1-{group}-3' in {lines} is not that of its record; "
+        "the record is taken"
+        for group in (0, 1)
+    ]
+
+
+def test_a_kill_between_a_member_and_its_lines(folder: Path) -> None:
+    path = one(folder, "*.lines.jsonl")
+    whole = Records(folder).summaries().to_pylist()
+    change_lines(path, lambda line: line if line["event"] == "begin" else None)
+    rows = Records(folder).summaries().to_pylist()
+    assert len(rows) == len(whole)
+    kept = [row for row in rows if row["event"] == "end"]
+    assert len(kept) == 18
+    assert {**kept[0], "score": 1.0} == whole[0]
+    with path.open("ab") as file:
+        file.write(b'{"event": "end", "requ')
+    assert any("a line is left out: it is torn, or no JSON" in fault for fault in read_all(folder))
+
+
+def test_lines_that_are_missing(folder: Path) -> None:
+    one(folder, "*.lines.jsonl").unlink()
+    records = Records(folder)
+    assert records.summaries().num_rows == len(list(records.records())) == 18
+    assert "is missing; conversations that left no record are unknown" in records.faults[0]
+
+
+def test_newer_schemas_are_refused_by_name(folder: Path) -> None:
+    (folder / "run-z.json").write_text(json.dumps(sample_run_file(schema=3)))
+    (folder / "z.jsonl.gz").write_bytes(gzip.compress(json.dumps(sample_record(schema=3)).encode()))
+    faults = read_all(folder)
+    said = "it is of schema 3; this version reads up to 2, install a newer one"
+    assert [fault for fault in faults if said in fault] == [
+        f"{folder / 'run-z.json'}, offset 0: it is left out: {said}",
+        f"{folder / 'z.jsonl.gz'}, offset 0: record 0 is left out: {said}",
+    ]
+    assert len(list(Records(folder).records())) == 18
+
+
+def test_two_starts_and_a_step_done_again(folder: Path) -> None:
+    second = "20261126T120000-77aa"
+    sample_run(folder, steps=1, start=second)
+    records = Records(folder)
+    assert [run["start"] for run in records.runs] == [START, second]
+    assert len(list(records.records())) == 18 + 10
+    assert records.joined().num_rows == 18 + 10
+    assert len(records.steps()) == 5
+    assert records.faults[0] == f"{folder}: it holds 2 starts of a run: {START}, {second}"
+    assert any(f"step 1 was done again, by start {second}" in fault for fault in records.faults)
+
+
+def test_records_or_joins_alone(tmp_path: Path) -> None:
+    sample_run(tmp_path / "a", join=False)
+    assert read_all(tmp_path / "a") == [
+        f"{tmp_path / 'a'}: there are records, and no joins; what was trained and scored is unknown"
+    ]
+    sample_run(tmp_path / "b")
+    for path in [*(tmp_path / "b").glob("*.jsonl.gz"), *(tmp_path / "b").glob("*.lines.jsonl")]:
+        path.unlink()
+    assert read_all(tmp_path / "b") == [
+        f"{tmp_path / 'b' / 'join'}: there are joins, and no records; tokens and texts are unknown"
+    ]
+
+
+def test_joins_of_other_kinds(folder: Path) -> None:
+    for number, path in enumerate(sorted((folder / "join").iterdir())):
+        if number == 0:
+            path.write_bytes(path.read_bytes()[:-100])
+        elif number == 1:
+            path.unlink()
+    pq.write_table(pa.table({"request_id": ["r"], "score": [1]}), folder / "join" / "step-000009-x.parquet")
+    records = Records(folder)
+    joined = records.joined().to_pylist()
+    assert len(joined) == 2 + 1
+    assert [row["score"] for row in joined if row["request_id"] == "r"] == [1.0]
+    records.steps()
+    assert any("offset 0: it is no join: " in fault for fault in records.faults)
+    assert any("the join of step 2" in fault and "is missing" in fault for fault in records.faults)
+
+
+def test_clocks_that_differ(folder: Path) -> None:
+    clock = {"event": "clock", "file": "f", "offset_s": -3.0, "error_s": 0.001}
+    with (folder / "steps.jsonl").open("a") as file:
+        file.write(json.dumps(clock) + "\n" + '{"event": "clock"}\n')
+    records = Records(folder)
+    assert records.clocks() == [clock]
+    assert len(records.steps()) == 3
+    assert "a line is left out: file is {'event': 'clock'}: field required" in records.faults[0]
+
+
+def test_what_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: it does not exist"):
+        Records(tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Records("a" * 300)
+    assert read_all(tmp_path) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bytes_in_a_folder_raise_nothing(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    sample_run(tmp_path, steps=1, groups=1)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for _ in range(4):
+        path = draw.choice(paths)
+        data = bytearray(path.read_bytes())
+        for _ in range(draw.randint(1, 8)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        path.write_bytes(bytes(data[: draw.choice([len(data), draw.randrange(len(data)) or 1])]))
+    read_all(tmp_path)
+    assert all(summary_of(record) for record in Records(tmp_path).records())
