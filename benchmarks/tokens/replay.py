@@ -4,8 +4,8 @@
 
 The benchmark has two parts:
 1. It records conversations on scripted engines and makes them again: the hard ones of `benchmarks.honest`, with
-   mistakes of the model beside them; several rows; clocks that run out in a generation, a tool, a user and a reward; pictures;
-   parallel calls. And sessions: those of the agent programs whose requests are in `tests/data`, some of whose answers
+   mistakes of the model beside them; several rows; clocks that run out in a generation, a tool, a user and a reward;
+   pictures; parallel calls. And sessions: those of the agent programs whose requests are in `tests/data`, some of whose answers
    get lost, and those of agents that chance drives. Every difference is a false one.
 2. It makes them again with each of 24 changes of our code (`benchmarks.replay_changes`). A change is found if a replay
    names it with turn, field and token where it shows first.

@@ -102,7 +102,7 @@ async def program(name: str, run: ProxyRun, template: Template, chance: random.R
         delivery = await session.complete(asked)
         delivery.delivered()
         ids |= _named(text, delivery.completions[0].calls)
-    rewards = {each: 0.25 for each in list(session.forest.completions)[:1]}
+    rewards = dict.fromkeys(list(session.forest.completions)[:1], 0.25)
     return await recorded_session(session, run, AgentEnd("returned", AgentResult(1.0, rewards)))
 
 

@@ -33,8 +33,10 @@ def replay(
             from verl_multiturn.verl_bridge.replay.command import replay_folder
         except ImportError as error:
             fail(f"a replay needs verl and transformers ({error}); run it in the environment that trains")
-        asked = {"requests": requests or (), "changes": pairs, "is_live": live, "with_scores": scores}
-        found = asyncio.run(replay_folder(folder, print, **asked))
+        replaying = replay_folder(
+            folder, print, requests=requests or (), changes=pairs, is_live=live, with_scores=scores
+        )
+        found = asyncio.run(replaying)
     except MultiTurnError as error:
         refuse(error)
     print(json.dumps(found))

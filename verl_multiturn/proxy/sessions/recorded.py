@@ -19,7 +19,7 @@ from typing import Any
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.errors import EngineError
-from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
+from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, EndKind
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.journal import COUNT
 from verl_multiturn.proxy.sessions.nodes import PromptNode
@@ -103,10 +103,11 @@ class RecordedSession:
 
     async def answer(self, ask: Ask) -> Generation:
         """Wait until the generation is due that answers a question."""
-        asked = (ask, asyncio.get_running_loop().create_future())
+        made: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        asked = (ask, made)
         self._pending.append(asked)
         try:
-            return await asked[1]
+            return await made
         finally:
             if asked in self._pending:
                 self._pending.remove(asked)
@@ -146,7 +147,7 @@ class RecordedSession:
         part, nodes = self._record["session"], self.session.forest.completions.values()
         earned = {node.completion.id: self._record["generations"][node.number]["reward"] for node in nodes}
         rewards = {name: float(reward) for name, reward in earned.items() if reward is not None}
-        kind = part["end"] or "returned"
+        kind: EndKind = part["end"] or "returned"
         whole = None if kind != "returned" or part["reward"] is None else float(part["reward"])
         return AgentEnd(kind, AgentResult(whole, rewards, part["by_id"]), part["problem"])
 

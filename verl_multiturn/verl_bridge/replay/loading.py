@@ -42,8 +42,11 @@ _SHORT = ("", "actor_rollout_ref.", f"{_ROLLOUT}.", f"{PATH.rpartition('.')[0]}.
 """What may be left out at the beginning of a setting."""
 _TOKENIZER = (f"{_MODEL}.path", f"{_MODEL}.tokenizer_path")
 _TEMPLATE = (*_TOKENIZER, f"{_MODEL}.custom_chat_template", "data.apply_chat_template_kwargs")
-_TOOLS = (f"{_ROLLOUT}.multi_turn.tool_config_path", f"{PATH}.tool_config_path")
-_TOOLS += (f"{_ROLLOUT}.multi_turn.function_tool_path",)
+_TOOLS = (
+    f"{_ROLLOUT}.multi_turn.tool_config_path",
+    f"{_ROLLOUT}.multi_turn.function_tool_path",
+    f"{PATH}.tool_config_path",
+)
 _INTERACTIONS = (f"{PATH}.interaction_config_path",)
 
 

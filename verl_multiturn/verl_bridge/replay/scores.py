@@ -16,6 +16,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.model.processors import plain_dict
 
 _OURS = "verl_multiturn"
 _ASKING = ("judge",)
@@ -76,8 +77,8 @@ class Scores:
     async def _computed(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> Any:
         source = sample["data_source"]
         if not self._why and self._own:
-            kwargs = OmegaConf.select(self._config, "reward.custom_reward_function.reward_kwargs") or {}
-            options = read_reward_kwargs(OmegaConf.to_container(kwargs) if OmegaConf.is_config(kwargs) else kwargs)
+            kwargs = OmegaConf.select(self._config, "reward.custom_reward_function.reward_kwargs")
+            options = read_reward_kwargs(plain_dict(kwargs))
             if (name := find_reward(source, options.routes)) in _ASKING:
                 raise UnrepeatableError(f"the reward {name!r} asks a model")
         if self._why:
