@@ -5,8 +5,8 @@
 The benchmark has two parts:
 1. It records conversations on scripted engines and makes them again: the hard ones of `benchmarks.honest`, with
    mistakes of the model beside them; several rows; clocks that run out in a generation, a tool, a user and a reward;
-   pictures; parallel calls. And sessions: those of the agent programs whose requests are in `tests/data`, some of whose answers
-   get lost, and those of agents that chance drives. Every difference is a false one.
+   pictures; parallel calls. And sessions: those of the agent programs whose requests are in `tests/data`, some of whose
+   answers get lost, and those of agents that chance drives. Every difference is a false one.
 2. It makes them again with each of 24 changes of our code (`benchmarks.replay_changes`). A change is found if a replay
    names it with turn, field and token where it shows first.
 
@@ -31,7 +31,7 @@ from verl.utils.tokenizer import hf_processor
 
 from benchmarks.honest import FAMILIES
 from benchmarks.replay_changes import CHANGES, Change
-from benchmarks.replay_worlds import World, all_conversations, images, programs
+from benchmarks.replay_worlds import World, all_conversations, images, one_chat_each, programs
 from tests.integration.vision_models import save_processor
 from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.verl_bridge.replay.command import shown
@@ -77,7 +77,7 @@ def finds(change: Change, found: dict[str, Sequence[Difference]]) -> Difference 
 
 async def run(families: Sequence[str], count: int) -> dict[str, object]:
     """Run both parts, print what they find, and return the figures."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, one_chat_each():
         worlds = await make_worlds(families, count, Path(folder))
     records = [record for world in worlds for record in world.records]
     began = time.process_time()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 from omegaconf import OmegaConf
@@ -31,6 +33,7 @@ from verl_multiturn.chat.template import SCHEMA, TOOL
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.recorded import Stage
+from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import image_reader
 from verl_multiturn.verl_bridge.replay.conversations import Played, Replay, ReplayedModel
@@ -124,6 +127,21 @@ class Mistaken(Unsteady):
             wrong = wrong.replace(TOOL, f"{TOOL}_of_another")
         made: list[int] = template.tokenizer.encode(wrong, add_special_tokens=False)
         return made
+
+
+@contextmanager
+def one_chat_each() -> Iterator[None]:
+    """Build the chat of each tokenizer once in a block: it takes a second, and no setting here changes it."""
+    known: dict[int, Any] = {}
+    make = runners.make_chat
+
+    def made(tokenizer: Any, *args: Any) -> Any:
+        if id(tokenizer) not in known:
+            known[id(tokenizer)] = make(tokenizer, *args)
+        return known[id(tokenizer)]
+
+    with patch.object(runners, "make_chat", made):
+        yield
 
 
 def as_read(ended: Ended) -> dict[str, Any]:
