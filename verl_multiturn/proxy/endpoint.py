@@ -117,7 +117,7 @@ class Endpoint:
         except OutageEndError as error:
             session = AgentSession(name, self._run, sampling)
             session.returned()
-            return await self._outcome(session, AgentEnd("outage", problem=str(error))), []
+            return await session_end(session, AgentEnd("outage", problem=str(error)), self._run, self._error_reward), []
 
         def runs() -> None:
             if watched.is_probe:
@@ -170,7 +170,7 @@ class Endpoint:
                 watched.answered()
             if end.kind == "outage" and not watched.met:  # nobody asks for outages
                 end = replace(end, kind="raised")
-            outcome = await self._outcome(session, end)
+            outcome = await session_end(session, end, self._run, self._error_reward)
             if watched.met:
                 outcome.outages = [watched.name]
             return outcome, receipts
@@ -198,51 +198,54 @@ class Endpoint:
             receipts = session.receipts()
         return receipts
 
-    async def _outcome(self, session: AgentSession, end: AgentEnd) -> Outcome:
-        """Return the outcome of a session whose agent has ended.
 
-        Raises:
-            AgentContractError: The agent gave a reward for a completion that this session never made.
-            ConfigError: The function `select` failed.
-        """
-        for completion, reward in end.result.completions.items():
-            if not session.reward(completion, reward):
-                raise AgentContractError(
-                    f"the agent returned a reward for the completion {show(completion, 100)}, and its session has none "
-                    "of this id; use the `id` of the answers that it got"
-                )
-        unread = [
-            each for each in session.forest.completions.values() if each.reward is not None and not each.delivered
-        ]
-        if unread:
-            logger.warning(
-                "session %s: rewards for %d completions are not used: their clients had left before they got them, as "
-                "far as the server knows; the first is %s",
-                session.id,
-                len(unread),
-                unread[0].completion.id,
+async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error_reward: float = 0.0) -> Outcome:
+    """Return the outcome of a session whose agent has ended.
+
+    Args:
+        session: The session.
+        end: The agent's end.
+        run: What sessions share.
+        error_reward: Reward of a session whose agent failed after it got a completion.
+
+    Raises:
+        AgentContractError: The agent gave a reward for a completion that this session never made.
+        ConfigError: The function `select` failed.
+    """
+    for completion, reward in end.result.completions.items():
+        if not session.reward(completion, reward):
+            raise AgentContractError(
+                f"the agent returned a reward for the completion {show(completion, 100)}, and its session has none "
+                "of this id; use the `id` of the answers that it got"
             )
-        delivered = any(node.delivered for node in session.forest.completions.values())
-        reason = stop_reason(end, delivered, session.failed, self._asked_too_much(session))
-        if end.problem:
-            logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
-        await session.select()
-        outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
-        outcome.session = SessionReport(
-            roots=sum(bool(root.completions) for root in session.forest.roots),
-            unenforced=dict(session.unenforced),
-            reward=session_reward(end, self._error_reward),
-            by_id=end.result.by_id,
-            end=end.kind,
-            problem=end.problem,
-            requests=session.journal.requests(),
+    unread = [each for each in session.forest.completions.values() if each.reward is not None and not each.delivered]
+    if unread:
+        logger.warning(
+            "session %s: rewards for %d completions are not used: their clients had left before they got them, as "
+            "far as the server knows; the first is %s",
+            session.id,
+            len(unread),
+            unread[0].completion.id,
         )
-        return outcome
-
-    def _asked_too_much(self, session: AgentSession) -> bool:
-        """Tell whether the session's first prompt was too long."""
-        first = next(iter(session.forest.roots), None)
-        return first is not None and len(first.ids) > self._run.limits.prompt_length
+    delivered = any(node.delivered for node in session.forest.completions.values())
+    first = next(iter(session.forest.roots), None)
+    too_long = first is not None and len(first.ids) > run.limits.prompt_length
+    reason = stop_reason(end, delivered, session.failed, too_long)
+    if end.problem:
+        logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
+    await session.select()
+    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
+    outcome.session = SessionReport(
+        roots=sum(bool(root.completions) for root in session.forest.roots),
+        unenforced=dict(session.unenforced),
+        reward=session_reward(end, error_reward),
+        by_id=end.result.by_id,
+        end=end.kind,
+        problem=end.problem,
+        requests=session.journal.requests(),
+        events=session.journal.events,
+    )
+    return outcome
 
 
 def _tell(unfinished: Callable[[Outcome], None] | None, session: AgentSession) -> None:

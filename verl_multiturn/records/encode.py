@@ -168,6 +168,8 @@ def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any
         "state": turn.state,
         "reward": None if turn.reward is None else float(turn.reward),
         "text": None if turn.said is None else turn.said.content,
+        "lane": turn.lane,
+        "call_ids": [] if outcome.session is None or turn.said is None else [call.id for call in turn.said.calls],
         "asked_at": _time(turn.at - turn.seconds),
         "at": _time(turn.at),
     }
@@ -272,6 +274,7 @@ def _session(session: SessionReport) -> dict[str, Any]:
         )
     return {
         "requests": requests,
+        "events": session.events,
         "roots": session.roots,
         "unenforced": session.unenforced,
         "reward": None if session.reward is None else float(session.reward),

@@ -120,6 +120,10 @@ class Generation(_Entry):
     """Reward that an agent gave to it alone."""
     text: str | None = None
     """Text of the turn beside its calls; null where it was not read."""
+    lane: int | None = None
+    """Of an agent's session: number of the lane in which the engine sampled it."""
+    call_ids: list[str] = []
+    """Of an agent's session: ids of its calls, which the session gives."""
     asked_at: float = 0.0
     """When the engine was asked."""
     at: float = 0.0
@@ -220,6 +224,10 @@ class Session(_Entry):
 
     requests: list[SessionRequest] = []
     """Its requests."""
+    events: list[tuple[Literal["request", "samples", "delivered", "left"], int, int]] = []
+    """What happened in which order: a request came, its samples were begun or taken, its client got the answer, or had
+    left before that; the request's place in `requests`; and how many generations there were by then. A request that
+    could not be read is in none."""
     roots: int = 0
     """Prompts that were rendered whole."""
     unenforced: dict[str, int] = {}

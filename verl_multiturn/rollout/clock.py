@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 @dataclass
@@ -81,3 +82,23 @@ def stood_still_s() -> float:
     if clock is None:
         return 0.0
     return clock.stopped_s + (asyncio.get_running_loop().time() - clock.since if clock.stops else 0.0)
+
+
+def expire() -> None:
+    """Let the time of the conversation that this task works for be up now, as in a replay; once it is up, it stays so.
+
+    Raises:
+        RuntimeError: The task works for no conversation.
+    """
+    clock = _clock.get()
+    if clock is None:
+        raise RuntimeError("there is no conversation whose time could be up")
+    if not clock.over and not clock.deadline.expired():
+        clock.deadline.reschedule(asyncio.get_running_loop().time())
+
+
+async def run_out() -> NoReturn:
+    """Let the time be up, as `expire` does, and wait for the cancellation that follows from it."""
+    expire()
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nothing ends this future")

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -57,6 +57,8 @@ class Conversation:
         read_images: Resizes the images that tools and interactions return, for a model that takes images.
         interactions: What all requests share about their interactions. The default is as for `gates`.
         context: What the model is shown of a conversation that grows.
+        make_tools: Makes the tools' session of a conversation, as `ToolSession` does; a replay has another one.
+        make_user: Makes the interaction's session, as `InteractionSession` does.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Conversation:
         read_images: ReadImages = as_they_are,
         interactions: Gates[InteractionGate] | None = None,
         context: Context | None = None,
+        make_tools: Callable[..., ToolSession] = ToolSession,
+        make_user: Callable[..., InteractionSession] = InteractionSession,
     ) -> None:
         self._engine = engine
         self._codec = codec
@@ -82,6 +86,8 @@ class Conversation:
         self._writer = ContextWriter(codec, limits, self._context)
         self._check = check
         self._read_images = read_images
+        self._make_tools = make_tools
+        self._make_user = make_user
         self._warned: set[Difference] = set()
 
     async def run(self, request: Request, outcome: Outcome | None = None) -> Outcome:
@@ -105,7 +111,7 @@ class Conversation:
         user: InteractionSession | None = None
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
-            user = InteractionSession(gate, request.request_id, request.interaction_kwargs, stood_still_s)
+            user = self._make_user(gate, request.request_id, request.interaction_kwargs, stood_still_s)
         else:
             # Before the clock starts, so that the trajectory has a prompt whatever happens to the tools.
             session, shown = await self._prompt(request, outcome)
@@ -169,7 +175,7 @@ class Conversation:
         outcome.messages = await codec.render(codec.trusted, messages)
         outcome.asked = len(outcome.messages)
         outcome.images[:] = images_of(outcome.messages)
-        session = ToolSession(
+        session = self._make_tools(
             request.request_id,
             request.tools,
             request.tools_kwargs,

@@ -84,6 +84,8 @@ class SessionReport:
     """What went wrong with it; "" otherwise."""
     requests: Sequence[SessionRequest] = ()
     """Its requests, in the order in which they came; for records alone."""
+    events: Sequence[tuple[str, int, int]] = ()
+    """What happened in which order; for records alone."""
 
     @property
     def stuck(self) -> bool:

@@ -45,6 +45,8 @@ class Turn:
     """Results of its calls, in order."""
     reply: CheckedReply | None = None
     """The interaction's answer. That to the last turn may not have been shown to the model."""
+    lane: int | None = None
+    """Number of the engine's lane in which a session sampled it; for records alone."""
     given: Sequence[Message] = ()
     """Messages that a session's agent sent for it, after those of its parent; empty in a conversation."""
     at: float = field(default_factory=time.time, compare=False)

@@ -7,7 +7,7 @@ that grows with the session.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class Noted:
     """The prompt that it became; None where it was refused before."""
     messages: Sequence[Message] = ()
     """Its messages, where there is no prompt."""
+    number: int = 0
+    """Its place among the session's requests."""
     answers: list[CompletionNode] = field(default_factory=list)
     delivered: bool = False
     order: int | None = None
@@ -39,17 +41,37 @@ class Noted:
 
 
 class Journal:
-    """The requests of one session."""
+    """The requests of one session.
 
-    def __init__(self) -> None:
+    Args:
+        generations: Returns how many generations the session has.
+    """
+
+    def __init__(self, generations: Callable[[], int] = int) -> None:
         self._noted: list[Noted] = []
         self._answered = 0
+        self._generations = generations
+        self.events: list[tuple[str, int, int]] = []
+        """What happened in which order, as `schema.Session.events` has it."""
 
     def begin(self, request: ChatRequest, protocol: str) -> Noted:
         """Note a request that came."""
-        noted = Noted(time.time(), protocol, request.tools, _wishes(request))
+        noted = Noted(time.time(), protocol, request.tools, _wishes(request), number=len(self._noted))
         self._noted.append(noted)
+        self._happened("request", noted)
         return noted
+
+    def samples(self, noted: Noted) -> None:
+        """Note that a request, whose prompt is there, takes or begins its samples."""
+        self._happened("samples", noted)
+
+    def told(self, noted: Noted, got: bool) -> None:
+        """Note whether a request's client got its answer, or had left before."""
+        noted.delivered |= got
+        self._happened("delivered" if got else "left", noted)
+
+    def _happened(self, what: str, noted: Noted) -> None:
+        self.events.append((what, noted.number, self._generations()))
 
     def refuse(self, protocol: str, code: str) -> None:
         """Note a request that could not be read."""

@@ -21,6 +21,7 @@ class Lane:
     """A request id of the engine, under which it generates one completion at a time."""
 
     name: str
+    number: int = 0
     busy: bool = False
     generations: int = 0
     """Generations that the engine returned; each has a receipt."""

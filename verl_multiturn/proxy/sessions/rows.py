@@ -219,6 +219,7 @@ def _turn(
     """Return the turn of a generation, without the place of its tokens."""
     node = entry.node
     turn = Turn(number, parent=None if entry.parent is None else entry.parent.number, place=entry.cause)
+    turn.lane = entry.lane.number
     turn.given, turn.at, turn.seconds = entry.given, entry.at, entry.seconds
     turn.finish, turn.cached = entry.finish, entry.cached
     if node is None:

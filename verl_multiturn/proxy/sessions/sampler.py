@@ -52,7 +52,7 @@ class Sampler:
         self._run = run
         self._forest = forest
         self._sampling = dict(sampling)
-        self._call_ids = CallIds()
+        self.call_ids = CallIds()
         self._inflight = asyncio.Semaphore(run.max_inflight)
         self._lanes: list[Lane] = []
 
@@ -86,7 +86,7 @@ class Sampler:
         """Return the lane of the prompt's conversation, or a new one if that generates already."""
         lane = prompt.parent.lane if prompt.parent is not None else prompt.lane
         if lane is None or lane.busy:
-            lane = Lane(f"{self._name}.{len(self._lanes)}")
+            lane = Lane(f"{self._name}.{len(self._lanes)}", len(self._lanes))
             self._lanes.append(lane)
         if prompt.parent is None and prompt.lane is None:
             prompt.lane = lane
@@ -119,7 +119,7 @@ class Sampler:
         self.cache.add(ask, generation)
         entry.cause = "undelivered"
         said = await run.reader.read(generation.ids, ids, request)
-        calls = self._call_ids.named(said.calls)
+        calls = self.call_ids.named(said.calls)
         completion = Completion(
             secrets.token_hex(12),
             said.content,

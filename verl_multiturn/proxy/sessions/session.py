@@ -33,6 +33,7 @@ from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
 from verl_multiturn.proxy.sessions.sampler import Sampler, engine_failed
 from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.turn_reading import CallIds
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 
@@ -88,7 +89,7 @@ class Delivery:
     def delivered(self) -> None:
         """Note that the client has the whole answer. After the agent's return that counts for nothing."""
         if not self.session.has_returned:
-            self.noted.delivered = True
+            self.session.journal.told(self.noted, True)
             for sample in self.samples:
                 self.session.forest.note(sample.task.result(), returned=True, delivered=True)
         self.samples = []
@@ -96,6 +97,7 @@ class Delivery:
     def undelivered(self) -> None:
         """Note that the client has gone. The next identical request takes what it did not get, ready or not."""
         self.gone = True
+        self.session.journal.told(self.noted, False)
         self.session.keep(self)
 
 
@@ -113,7 +115,7 @@ class AgentSession:
         self.forest = Forest()
         self.unenforced: dict[str, int] = {}
         """How often requests had fields that change nothing."""
-        self.journal = Journal()
+        self.journal = Journal(lambda: len(self.forest.ledger))
         self._run = run
         self._sampler = Sampler(name, run, self.forest, sampling)
         self.has_returned = False
@@ -125,6 +127,10 @@ class AgentSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         # The engine stops the clock of the conversation that a task belongs to. A server's tasks belong to none.
         self._context = contextvars.copy_context()
+
+    def name_calls_by(self, ids: CallIds) -> None:
+        """Take the ids of calls from another maker, as a replay does."""
+        self._sampler.call_ids = ids
 
     @property
     def failed(self) -> str:
@@ -275,6 +281,7 @@ class AgentSession:
         self._check_room(prompt)
         if delivery.gone:
             return
+        self.journal.samples(delivery.noted)
         kept = prompt.left[_wish(request)]
         while kept and len(delivery.samples) < request.n:
             sample = kept.popleft()

@@ -86,9 +86,19 @@ def build_endpoint(
     Raises:
         ConfigError: a setting or the agent cannot work.
     """
-    rollout = config.actor_rollout_ref.rollout
-    settings = settings_of(rollout)
-    proxy = settings.proxy
+    settings = settings_of(config.actor_rollout_ref.rollout)
+    proxy, run = settings.proxy, build_run(runner, config, tokenizer, hf_model_type, processor)
+    server, limit_s = ProxyServer(proxy.host), wall_clock_s(settings)
+    agent = proxy.agent or (proxy.command or [""])[0]
+    watch = runner.outages.of(f"agent {agent}", OutageLimits(), min(limit_s, GOOD_AFTER_S) + 60)
+    return Endpoint(run, build_runner(proxy), server, limit_s, proxy.error_reward, watch)
+
+
+def build_run(
+    runner: Runner, config: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None
+) -> ProxyRun:
+    """Build what sessions share without their agents, as `build_endpoint` says."""
+    proxy = settings_of(config.actor_rollout_ref.rollout).proxy
     # A codec of its own, since requests are rendered in a thread.
     chat = make_chat(
         tokenizer,
@@ -97,7 +107,7 @@ def build_endpoint(
         processor=processor,
         mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
     )
-    run = ProxyRun(
+    return ProxyRun(
         engine=runner.engine,
         renderer=PromptRenderer(chat.codec, chat.end_ids, runner.read_images),
         reader=TurnReader(runner.parser, tokenizer, chat.end_ids, reasoning_marks(tokenizer)),
@@ -108,10 +118,6 @@ def build_endpoint(
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),
     )
-    server, limit_s = ProxyServer(proxy.host), wall_clock_s(settings)
-    agent = proxy.agent or (proxy.command or [""])[0]
-    watch = runner.outages.of(f"agent {agent}", OutageLimits(), min(limit_s, GOOD_AFTER_S) + 60)
-    return Endpoint(run, build_runner(proxy), server, limit_s, proxy.error_reward, watch)
 
 
 def register_proxy_loop() -> None:

@@ -21,7 +21,7 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
-from verl_multiturn.interactions.running.session import InteractionGate
+from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.records.encode import Ended
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.context import Context
@@ -31,8 +31,11 @@ from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.policy_text import PolicyText
+from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.calls.recorded import RecordedGate
+from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
 from verl_multiturn.verl_bridge.loops.following import follow, followed, note, note_score
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
@@ -186,6 +189,15 @@ class Runner:
         return {**asked, "stop_token_ids": stops} if stops else asked
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What a replay has in the place of what a run loads."""
+
+    stage: Stage
+    tools: dict[str, Any]
+    interactions: dict[str, Interaction]
+
+
 def build_runner(
     rollout_config: Any,
     tokenizer: Any,
@@ -195,6 +207,7 @@ def build_runner(
     processor: Any = None,
     read_images: ReadImages = as_they_are,
     mm_processor_kwargs: Mapping[str, Any] | None = None,
+    staged: Staged | None = None,
 ) -> Runner:
     """Build everything that requests share, from one rollout configuration.
 
@@ -211,6 +224,7 @@ def build_runner(
         processor: the processor of a model that takes images; None for a text model.
         read_images: loads and resizes the images of rows and tools.
         mm_processor_kwargs: `data.mm_processor_kwargs`.
+        staged: what a replay has; nothing of the run is written or shared then, and no clock runs unless it is live.
 
     Raises:
         ConfigError: a setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
@@ -230,14 +244,15 @@ def build_runner(
         )
     chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs, None, ignored, processor, mm_kwargs, text_mode)
     vision = chat.codec.vision
-    tools = load_run_tools(
-        settings.tool_config_path or multi_turn.tool_config_path, multi_turn.get("function_tool_path")
-    )
+    if staged is not None:
+        tools, interactions = staged.tools, staged.interactions
+    else:
+        path = settings.tool_config_path or multi_turn.tool_config_path
+        tools = load_run_tools(path, multi_turn.get("function_tool_path"))
+        interactions = load_interactions(settings.interaction_config_path) if settings.interaction_config_path else {}
     if not text_mode:
         check_names(chat.codec, tools.values())
     parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)
-    path = settings.interaction_config_path
-    interactions = load_interactions(path) if path else {}
     stops = sorted({*chat.end_ids, *stop_ids(multi_turn.format, tokenizer), *(vision.media_ids if vision else ())})
     for interaction in interactions.values():
         interaction.policy = PolicyText(engine, chat.codec, parser, stops)
@@ -247,17 +262,24 @@ def build_runner(
     receipting = ReceiptingEngine(engine)
     limits = _limits(rollout_config, settings)
     outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
+    # A replay shares nothing with other processes, and asks nobody whether a failure is an outage: the records say so.
+    shared, known = (RaySlots(), outages) if staged is None else (None, None)
+    is_replay = staged is not None and not staged.stage.is_live
+    if is_replay:
+        limits = replace(limits, wall_clock_s=None)
     conversation = Conversation(
         receipting,
         chat.codec,
         parser,
         limits,
-        Gates(Gate, settings.tool_timeout_s, RaySlots(), outages),
+        Gates(RecordedGate if is_replay else Gate, settings.tool_timeout_s, shared, known),
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
         read_images=read_images,
-        interactions=Gates(InteractionGate, settings.tool_timeout_s, RaySlots(), outages),
+        interactions=Gates(InteractionGate, settings.tool_timeout_s, shared, known),
         context=Context(**settings.context.model_dump(exclude={"weight"})),
+        make_tools=ToolSession if staged is None else staged.stage.make_tools,
+        make_user=InteractionSession if staged is None else staged.stage.make_user,
     )
     return Runner(
         conversation=conversation,

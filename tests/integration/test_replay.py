@@ -1,0 +1,147 @@
+"""`verl-multiturn replay` on the folder of a run: what it says, what it refuses, and what a changed setting changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from typer.testing import CliRunner, Result
+from verl.utils import hf_tokenizer
+
+from tests.conftest import ROOT
+from tests.support.rollout_config import MODEL, make_config
+from verl_multiturn import ScriptedEngine
+from verl_multiturn.cli.main import app
+from verl_multiturn.data import tool_call
+from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.tools.loading.registry import load_tools, schema_of
+from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+from verl_multiturn.verl_bridge.loops.runner import build_runner
+
+pytestmark = pytest.mark.stack
+
+START = "20261126T101500_9f3c2a"
+TOOLS = ROOT / "tool_configs" / "calculator.yaml"
+TURNS = [tool_call("calculator", {"expression": "2 + 3"}), "The answer is #### 5"]
+PATH = "actor_rollout_ref.rollout"
+
+
+def settings() -> Any:
+    config = make_config(600, 600)
+    OmegaConf.update(config, "actor_rollout_ref.model", {"path": str(MODEL)}, force_add=True)
+    OmegaConf.update(config, f"{PATH}.multi_turn.tool_config_path", str(TOOLS), force_add=True)
+    reward = {
+        "custom_reward_function": {"path": "pkg://verl_multiturn.rewards", "name": "compute_score"},
+        "reward_manager": {"source": "register", "name": "naive"},
+        "reward_model": {"enable": False},
+    }
+    OmegaConf.update(config, "reward", reward, force_add=True)
+    return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with two conversations, whose rewards are 1 and 0."""
+    made = tmp_path_factory.mktemp("run") / "records"
+    tokenizer, config = hf_tokenizer(str(MODEL)), settings()
+    writer = RecordWriter(made, START)
+
+    async def roll(number: int) -> None:
+        said = [tokenizer.encode(f"{turn}<|im_end|>") for turn in TURNS]
+        runner = build_runner(config.actor_rollout_ref.rollout, tokenizer, ScriptedEngine(said), "qwen2", {})
+        row = {
+            "raw_prompt": [{"role": "user", "content": "What is 2 + 3?"}],
+            "data_source": "openai/gsm8k",
+            "reward_model": {"ground_truth": "5" if number == 0 else "6"},
+            "extra_info": {"index": number},
+        }
+        request = await runner.request(row, runner.sampling({"temperature": 1.0}), f"request-{number}")
+        outcome, generations = await runner.run(request)
+        assert to_outputs(outcome, runner.output_settings, 1)[0].num_turns == 4
+        line = {"request_id": request.request_id, "uid": "u", "number": number, "step": 1}
+        ended = Ended(outcome, generations, row=row, request=request, uid="u", number=number, step=1)
+        writer.begin(line)
+        writer.keep(lambda: record_of(ended), line)
+        writer.scored({**line, "score": float(number == 0)})
+
+    for number in range(2):
+        asyncio.run(roll(number))
+    writer.close()
+    template = tokenizer.chat_template
+    run = {
+        "schema": 2,
+        "start": START,
+        "began": 1.0,
+        "host": "h",
+        "versions": {},
+        "settings": OmegaConf.to_container(config),
+        "tools": yaml.safe_load(TOOLS.read_text()),
+        "schemas": [schema_of(tool).as_dict() for tool in load_tools(TOOLS).values()],
+        "tokenizer": {"digest": digest_of_vocabulary(tokenizer.get_vocab())},
+        "template": {"digest": digest(template.encode()), "text": template},
+    }
+    (made / f"run-{START}.json").write_text(json.dumps(run))
+    return made.parent
+
+
+def replay(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def last(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_all_is_made_again_with_its_rewards(folder: Path) -> None:
+    result = replay(folder)
+    assert result.exit_code == 0, result.output
+    found = last(result)
+    assert (found["conversations"], found["same"], found["different"], found["skipped"]) == (2, 2, 0, 0)
+    assert found["scored"] == 2
+
+
+def test_live_tools_answer_the_same(folder: Path) -> None:
+    assert last(replay(folder, "--live", "request-1"))["same"] == 1
+
+
+def test_a_changed_setting_names_the_turn(folder: Path) -> None:
+    result = replay(folder, "--set", "multi_turn.max_tool_response_length=20", "--set", "turns_reminder=true")
+    assert last(result)["same"] == 2  # the answer is short, and there is no limit of turns
+    result = replay(folder, "--set", "turns_reminder=true", "--set", "multi_turn.max_assistant_turns=4")
+    assert last(result)["from_turn"] == {"1": 2}
+    assert result.stdout.splitlines()[0].startswith("request-0: turn 1, generations.prompt, token ")
+
+
+def test_a_mistaken_setting_is_refused(folder: Path) -> None:
+    result = replay(folder, "--set", "multi_turn.no_such=1")
+    assert (result.exit_code, "--set multi_turn.no_such: the run has no such setting" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "said"),
+    [
+        ("tokenizer", {"digest": "0"}, "is another than the run's; say --set actor_rollout_ref.model.path=FOLDER"),
+        ("template", {"digest": "0"}, "the chat template of"),
+        ("schemas", [], "there are 1 tools, the run had 0"),
+    ],
+)
+def test_another_model_or_schema_is_refused(folder: Path, tmp_path: Path, entry: str, value: Any, said: str) -> None:
+    for path in (folder / "records").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    file = tmp_path / f"run-{START}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), entry: value}))
+    result = replay(tmp_path)
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    result = replay(tmp_path)
+    assert result.exit_code == 2

@@ -1,0 +1,1 @@
+"""Replay: recorded conversations, made again with today's code."""

@@ -1,0 +1,232 @@
+"""From a run's file to a `Replay`: settings, tokenizer and template, tools and interactions as the run had them.
+
+Another tokenizer, template or list of schemas than the run's is refused, unless `--set` names the setting by which it
+came about: what differed would be that, and not today's code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig
+from verl.utils import hf_tokenizer
+from verl.utils.dataset.rl_dataset import get_dataset_class
+
+from verl_multiturn.calls.limits import set_limits
+from verl_multiturn.chat.images import as_they_are
+from verl_multiturn.config import PATH
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.running.registry import build_interaction, load_interactions
+from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.tools.base import BaseTool
+from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.loading.registry import build_tools, schema_of
+from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor
+from verl_multiturn.verl_bridge.replay.conversations import Replay, ReplayedModel
+from verl_multiturn.verl_bridge.settings import settings_of
+
+logger = logging.getLogger(__name__)
+
+Changes = Sequence[tuple[str, str]]
+_MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+_SHORT = ("", "actor_rollout_ref.", f"{_ROLLOUT}.", f"{PATH.rpartition('.')[0]}.", f"{PATH}.")
+"""What may be left out at the beginning of a setting."""
+_TOKENIZER = (f"{_MODEL}.path", f"{_MODEL}.tokenizer_path")
+_TEMPLATE = (*_TOKENIZER, f"{_MODEL}.custom_chat_template", "data.apply_chat_template_kwargs")
+_TOOLS = (
+    f"{_ROLLOUT}.multi_turn.tool_config_path",
+    f"{_ROLLOUT}.multi_turn.function_tool_path",
+    f"{PATH}.tool_config_path",
+)
+_INTERACTIONS = (f"{PATH}.interaction_config_path",)
+
+
+def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = False) -> Replay:
+    """Return the replay of a run's conversations.
+
+    Args:
+        run: the run's file (`schema.RunFile`).
+        changes: settings that are changed, with their values as YAML.
+        is_live: whether tools and interactions run again.
+
+    Raises:
+        ConfigError: the tokenizer, the template or the tools' schemas are others than the run's; there is no such
+            setting; or something that the run needs is not here.
+    """
+    config, changed = changed_settings(run["settings"], changes)
+    model = _load_model(config, run, changed)
+    if is_live or changed & {*_TOOLS}:
+        rollout = config.actor_rollout_ref.rollout
+        multi_turn = rollout.multi_turn
+        path = settings_of(rollout).tool_config_path or multi_turn.get("tool_config_path")
+        tools = load_run_tools(path, multi_turn.get("function_tool_path"))
+    else:
+        tools = recorded_tools(run["tools"], run["schemas"])
+    schemas = [schema_of(tool).as_dict() for tool in tools.values()]
+    if schemas != run["schemas"] and not changed & {*_TOOLS}:
+        pairs = zip(schemas, run["schemas"], strict=False)
+        name = next((old["function"]["name"] for new, old in pairs if new != old), None)
+        what = f"the schema of {name!r} is another" if name else f"there are {len(schemas)} tools, the run had "
+        what += "" if name else str(len(run["schemas"]))
+        raise ConfigError(f"{what} than the run's; say --set {_TOOLS[0]}=FILE to replay with the tools of a file")
+    if is_live or changed & {*_INTERACTIONS}:
+        path = settings_of(config.actor_rollout_ref.rollout).interaction_config_path
+        interactions = load_interactions(path) if path else {}
+    else:
+        interactions = recorded_interactions(run["interactions"])
+    return Replay(config, model, tools, interactions, is_live, bool(changed))
+
+
+def changed_settings(settings: Mapping[str, Any], changes: Changes) -> tuple[DictConfig, set[str]]:
+    """Return a run's configuration with changes, and the whole names of what was changed.
+
+    Raises:
+        ConfigError: there is no such setting, or a value is no YAML.
+    """
+    config = OmegaConf.create(dict(settings))
+    changed = set()
+    for key, text in changes:
+        name = _whole_name(config, key)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {key}={text}: the value is no YAML ({error}); quote it for the shell") from None
+        OmegaConf.update(config, name, value, merge=False, force_add=True)
+        changed.add(name)
+    if any(name.startswith(PATH) for name in changed):
+        settings_of(config.actor_rollout_ref.rollout)
+    return config, changed
+
+
+def _whole_name(config: DictConfig, key: str) -> str:
+    for before in _SHORT:
+        name = before + key
+        parent, _, last = name.rpartition(".")
+        if name.startswith(f"{PATH}.") and before != f"{PATH}." and last:
+            return name  # `settings_of` knows the keys of ours
+        section = OmegaConf.select(config, parent) if parent else config
+        if isinstance(section, DictConfig) and last in section:
+            return name
+    if "." not in key:
+        return f"{PATH}.{key}"
+    raise ConfigError(f"--set {key}: the run has no such setting; name one as verl's configuration has it")
+
+
+def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -> ReplayedModel:
+    model = config.actor_rollout_ref.model
+    path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
+    local = str(Path(path).expanduser())
+    try:
+        tokenizer = hf_tokenizer(local, trust_remote_code=trust)
+        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the tokenizer or config.json of {path!r} is not here ({describe(error)[:300]}); say where they are with "
+            f"--set {_MODEL}.path=FOLDER"
+        ) from None
+    processor = load_processor(local, model_type, trust)
+    if template := model.get("custom_chat_template"):
+        tokenizer.chat_template = template
+        if processor is not None:
+            processor.chat_template = template
+    _check_model(path, tokenizer, run, changed)
+    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
+    return ReplayedModel(tokenizer, model_type, processor, read)
+
+
+def _check_model(path: str, tokenizer: Any, run: Mapping[str, Any], changed: set[str]) -> None:
+    recorded, is_known = run["tokenizer"].get("digest"), not changed & {*_TOKENIZER}
+    if is_known and recorded is not None and digest_of_vocabulary(tokenizer.get_vocab()) != recorded:
+        raise ConfigError(
+            f"the tokenizer in {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER to replay with "
+            "another one"
+        )
+    shown = tokenizer.chat_template
+    shown = shown.get("default") if isinstance(shown, Mapping) else shown
+    recorded = run["template"].get("digest")
+    if recorded is not None and not changed & {*_TEMPLATE} and digest(str(shown).encode()) != recorded:
+        raise ConfigError(
+            f"the chat template of {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER or --set "
+            f"{_MODEL}.custom_chat_template=TEXT to replay with another one"
+        )
+
+
+def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tools of a recorded run, none of which is called.
+
+    Those of classes and functions are built as a run builds them, from today's code. What cannot be built here, such as
+    the tools of an MCP server, is known by its recorded schema and its limits.
+
+    Args:
+        yaml_file: content of the tools' YAML; None: there was none.
+        schemas: schemas of all tools of the run, in their order.
+    """
+    built: dict[str, Any] = {}
+    unbuilt: list[Any] = []
+    for index, entry in enumerate((yaml_file or {}).get("tools", [])):
+        where = f"the record's tools[{index}]"
+        if "mcp" in entry:
+            unbuilt.append(entry.get("limits"))
+            continue
+        try:
+            built |= {tool.name: tool for tool in build_tools(entry, where)}
+        except Exception as error:  # an author's code, which may need what is not here
+            logger.warning("%s is known by its schema alone: %s", where, describe(error))
+            unbuilt.append(entry.get("limits"))
+    found: dict[str, Any] = {}
+    for raw in schemas:
+        name = raw["function"]["name"]
+        found[name] = built.pop(name) if name in built else _StandIn(raw, unbuilt)
+    return {**found, **built}
+
+
+class _StandIn(BaseTool):
+    """A tool that is known by its schema. Nothing of it is inherited, so that each of its methods is the record's."""
+
+    def __init__(self, schema: Mapping[str, Any], limits: Sequence[Any]) -> None:
+        super().__init__({}, ToolSchema.read(schema, "the record"))
+        if limits and limits[0] is not None:
+            if any(each != limits[0] for each in limits):
+                logger.warning("tool %r has the limits of one of several servers; which, is not recorded", self.name)
+            set_limits(self, limits[0], ToolLimits, "the record's limits")
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        """Not called; see `RecordedToolSession`."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Not called; see `RecordedToolSession`."""
+        raise NotImplementedError
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Not called; see `RecordedToolSession`."""
+        raise NotImplementedError
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Not called; see `RecordedToolSession`."""
+
+
+def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
+    """Return the interactions of a recorded run by name; one that cannot be built here is left out, and said.
+
+    Args:
+        yaml_file: content of the interactions' YAML; None: there was none.
+    """
+    found: dict[str, Interaction] = {}
+    for index, entry in enumerate((yaml_file or {}).get("interaction", [])):
+        where = f"the record's interaction[{index}]"
+        try:
+            made = build_interaction(entry, where)
+        except Exception as error:  # an author's code, which may need what is not here
+            logger.warning("%s cannot be built here, its conversations are skipped: %s", where, describe(error))
+            continue
+        found[made.name] = made
+    return found

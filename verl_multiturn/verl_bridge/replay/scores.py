@@ -1,0 +1,121 @@
+"""`Scores`: the rewards of replayed conversations, computed again by verl's reward manager and the run's function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
+
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
+from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.model.processors import plain_dict
+
+_OURS = "verl_multiturn"
+_ASKING = ("judge",)
+"""Rewards in the box whose verdict is another program's, and not the same each time."""
+
+
+class UnrepeatableError(Exception):
+    """A score that cannot be computed again; the text says why."""
+
+
+class Scores:
+    """The reward function of a run.
+
+    Args:
+        config: verl's whole configuration.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        ConfigError: the reward function cannot be loaded.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: Any) -> None:
+        self._config = config
+        self._own = self._function_is_ours()
+        self._why = ""
+        if OmegaConf.select(config, "reward.reward_model.enable"):
+            self._why = "a reward model judges"
+            return
+        try:
+            self._manager = load_reward_manager(config, tokenizer)
+        except Exception as error:  # the file of a reward function is an author's code
+            raise ConfigError(
+                f"the run's reward function cannot be loaded ({describe(error)}); say where it is with --set "
+                "reward.custom_reward_function.path=FILE, or leave scores out with --no-scores"
+            ) from None
+
+    def _function_is_ours(self) -> bool:
+        path = str(OmegaConf.select(self._config, "reward.custom_reward_function.path") or "")
+        name = OmegaConf.select(self._config, "reward.custom_reward_function.name")
+        return _OURS in path and name == "compute_score"
+
+    async def of(self, record: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> float:
+        """Return the whole reward of a conversation, as `Line.score` has it.
+
+        Args:
+            record: its record, from which the reward function gets what the data set says.
+            outputs: its replayed rows.
+
+        Raises:
+            UnrepeatableError: the reward is another program's verdict.
+            ConfigError: the reward function raised.
+        """
+        last = outputs[-1]
+        if last.reward_score is None:
+            last.reward_score = await self._computed(record["sample"], outputs)
+        return last.total()
+
+    async def _computed(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> Any:
+        source = sample["data_source"]
+        if not self._why and self._own:
+            kwargs = OmegaConf.select(self._config, "reward.custom_reward_function.reward_kwargs")
+            options = read_reward_kwargs(plain_dict(kwargs))
+            if (name := find_reward(source, options.routes)) in _ASKING:
+                raise UnrepeatableError(f"the reward {name!r} asks a model")
+        if self._why:
+            raise UnrepeatableError(self._why)
+        try:
+            result = await self._manager.run_single(_data(sample, outputs[-1]))
+        except Exception as error:  # an author's code
+            raise ConfigError(f"the reward function raised {describe(error)}") from error
+        outputs[-1].extra_fields["reward_extra_info"] = result["reward_extra_info"]
+        return result["reward_score"]
+
+
+def _data(sample: Mapping[str, Any], output: CertifiedOutput) -> DataProto:
+    """Return what verl's agent-loop worker sends to its reward workers, for the row that is scored."""
+    prompts = torch.tensor([output.prompt_ids])
+    responses = torch.tensor([output.response_ids])
+    input_ids = torch.cat([prompts, responses], dim=1)
+    batch = TensorDict(
+        {
+            "prompts": prompts,
+            "responses": responses,
+            "input_ids": input_ids,
+            "attention_mask": torch.ones_like(input_ids),
+        },
+        batch_size=1,
+    )
+    columns = {
+        "data_source": sample["data_source"],
+        "reward_model": {"ground_truth": sample["ground_truth"]},
+        "extra_info": dict(sample["extra_info"] or {}),
+        "raw_prompt": sample["messages"],
+        "index": sample["index"],
+        "__num_turns__": output.num_turns,
+        "tool_extra_fields": output.extra_fields,
+    }
+    held = {}
+    for name, value in columns.items():
+        held[name] = np.empty(1, dtype=object)
+        held[name][0] = value
+    return DataProto(batch=batch, non_tensor_batch=held)
