@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.support.records_1 import columns_of
 from tests.support.samples import Sample, changed, rebuilt, sample_of_record
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import columns_of
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.row_keys import RowKey

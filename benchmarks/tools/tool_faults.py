@@ -18,7 +18,6 @@ in groups of their own. The last line is one JSON object.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import shutil
@@ -33,8 +32,7 @@ from benchmarks.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyTool, T
 from benchmarks.held import held, left
 from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
-from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.certificate.records import record_of
+from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
@@ -175,9 +173,8 @@ class Suite(FaultSuite):
             self.end(index, "ToolContractError", "" if expected else f"raised {error!r:.300}")
         else:
             outcome, generations = task.result()
-            receipts = Receipts(request_id, generations, "", 0)
             output = to_outputs(outcome, self.runner.output_settings, step=0)[0].as_dict()
-            record = json.loads(json.dumps(record_of(outcome, receipts), default=str))
+            record = record_of(Ended(outcome, generations, request=request))
             violations = [str(violation) for violation in verify_record(record).violations]
             if len(output["responses"]) != len(output["response_mask"]):
                 violations.append("the mask is not as long as the response")

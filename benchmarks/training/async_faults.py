@@ -25,7 +25,6 @@ The last line is a JSON object, with an object by mode in each field:
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import time
@@ -37,7 +36,7 @@ from typing import Any
 import psutil
 
 from benchmarks.async_faults_count import count, read
-from benchmarks.quickstart_runs import arguments, folder, start
+from benchmarks.quickstart_runs import arguments, folder, processes_of, start
 from verl_multiturn.launch.checkpoints import TRACKER
 from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.observe.metric_files import read_metrics
@@ -170,19 +169,7 @@ class Faults:
 
     def _processes(self, titles: tuple[str, ...]) -> list[psutil.Process]:
         """Return the processes of the trainer's session whose command lines show one of the titles."""
-        found: list[psutil.Process] = []
-        if self._running is None or self._running.poll() is not None:
-            return found
-        sessions = {child.pid for child in psutil.Process(self._running.pid).children()}
-        for process in psutil.process_iter():
-            try:
-                line = " ".join(process.cmdline())
-                begins = [line.startswith(title) if "::" in title else title in line for title in titles]
-                if any(begins) and os.getsid(process.pid) in sessions:
-                    found.append(process)
-            except (psutil.Error, ProcessLookupError):
-                continue
-        return found
+        return [] if self._running is None else processes_of(self._running, titles)
 
     def _interrupt(self) -> None:
         """End the run and all its processes, as Ctrl-C does."""

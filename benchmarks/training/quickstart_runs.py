@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("sync", "colocate_async", "separate_async")
 
@@ -55,3 +57,25 @@ def start(
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "VERL_PLATFORM": platform, "PYTHONPATH": path}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> list[psutil.Process]:
+    """Return the processes of a run's session whose command lines show one of the titles; none of one that has ended.
+
+    Args:
+        running: the run, as `start` returns it.
+        titles: how command lines begin (those with `::`), or what they hold.
+    """
+    found: list[psutil.Process] = []
+    if running.poll() is not None:
+        return found
+    sessions = {child.pid for child in psutil.Process(running.pid).children()}
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            begins = [line.startswith(title) if "::" in title else title in line for title in titles]
+            if any(begins) and os.getsid(process.pid) in sessions:
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return found

@@ -20,8 +20,11 @@ from rich.table import Table
 
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.records.fates import count, fates_of
+from verl_multiturn.records.joins import figures
+from verl_multiturn.records.joins import read as read_joins
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.reader import Records, read_records
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
@@ -31,6 +34,7 @@ ACCURACY = re.compile(r"val-core/.*/acc/mean@1")
 PROB_DIFF_MEAN = "training/rollout_probs_diff_mean"
 PROB_DIFF_MAX = "training/rollout_probs_diff_max"
 CERTIFICATE = "rollout/certificate/"
+_ADVANTAGES = tuple(f"critic/advantages/{name}" for name in ("mean", "min", "max"))
 
 
 def merge_records(out: Path) -> list[dict[str, Any]]:
@@ -91,6 +95,7 @@ def summarize(
         "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
         "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds if step_seconds else None,
+        **_of_records(out / "records", steps),
         "steps": len(steps),
         "start_up_seconds": start_up_seconds,
         "train_seconds": round(step_seconds, 1),
@@ -114,6 +119,49 @@ def main() -> None:
     out = Path(sys.argv[1])
     start_up = json.loads((out / "start_up.json").read_text())
     summarize(out, read_metrics(out), start_up["seed"], start_up["started"], start_up["seconds"], Console())
+
+
+def _of_records(folder: Path, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the records' join says of the run, how far it is from verl's metrics, and what recording costs.
+
+    Bytes are those of records and joins, and of lines and steps, for each token of the records. The share of the steps'
+    time is the seconds that the trainer spent, and the CPU seconds of the workers' writers.
+
+    Args:
+        folder: Folder of the records.
+        steps: Entries of verl's file of metrics that are of a training step.
+    """
+    said = {entry["step"]: entry["data"] for entry in steps}
+    requests: dict[bool, set[str]] = {False: set(), True: set()}
+    score_diffs, advantage_diffs = [], []
+    for name, table in read_joins([folder]):
+        requests[name.validation].update(table["request_id"].drop_null().to_pylist())
+        if name.validation or name.step not in said:
+            continue
+        found, verls = figures(table), [said[name.step].get(key) for key in (REWARD, *_ADVANTAGES)]
+        diffs = [abs(ours - theirs) for ours, theirs in zip(found, verls, strict=True) if theirs is not None]
+        score_diffs += diffs[:1]
+        advantage_diffs += diffs[1:]
+    records = Records(folder)
+    tokens = sum(len(row["ids"]) for record in records.records() for row in record["rows"])
+    kept, lines = _bytes(folder, "*.jsonl.gz", "join/*.parquet"), _bytes(folder, "*.lines.jsonl", "steps.jsonl")
+    seconds = sum(entry["data"].get("rollout/records/join_seconds", 0.0) for entry in steps)
+    seconds += sum(snapshot["cpu_s"] for snapshot in records.snapshots())
+    step_seconds = sum(entry["data"].get("timing_s/step") or 0.0 for entry in steps)
+    return {
+        "joined_trained": len(requests[False]),
+        "joined_validated": len(requests[True]),
+        "join_score_diff": max(score_diffs, default=None),
+        "join_advantage_diff": max(advantage_diffs, default=None),
+        "record_bytes_per_token": kept / tokens if tokens else None,
+        "record_lines_bytes_per_token": lines / tokens if tokens else None,
+        "record_share_of_step": seconds / step_seconds if step_seconds else None,
+        "fates": count(fates_of(records)),
+    }
+
+
+def _bytes(folder: Path, *patterns: str) -> int:
+    return sum(path.stat().st_size for pattern in patterns for path in folder.glob(pattern))
 
 
 def _mean(values: list[float]) -> float | None:

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import json_line, record_of
+from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.http.server import ProxyServer
@@ -20,9 +19,11 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.limits import Limits, StopReason
-from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.stop_texts import StopTexts
 
@@ -75,10 +76,11 @@ class Served:
         session.end()
         await session.closed()
         outcome = session.outcome(StopReason.FINISHED)
-        generations = session.receipts()
-        receipts = Receipts.of_rows(session.id, generations, outcome.places, _UID, invalid=not outcome.valid)
+        outcome.session = SessionReport(
+            len(session.forest.roots), dict(session.unenforced), requests=session.journal.requests()
+        )
         # Written and read, as a record is that `verl-multiturn verify` gets.
-        record = json.loads(json_line(record_of(outcome, receipts, uid=_UID)))
+        record = json.loads(line_of(record_of(Ended(outcome, session.receipts(), uid=_UID))))
         violations = [str(violation) for violation in verify_record(record).violations]
         return Account(outcome, len(session.forest.roots), violations, dict(session.unenforced), session.refused)
 

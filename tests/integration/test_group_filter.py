@@ -169,8 +169,30 @@ def test_the_groups_that_were_replaced_are_counted() -> None:
         _, metrics = buffer.sample(1, "train", BATCH)
         assert buffer.metrics()["rollout/filter_groups/too_few_valid"] == BATCH
         assert metrics["training/filter_groups/evicted_samples"] == BATCH
+        left = {cause: len(uids) for cause, uids in buffer.take_left().items()}
+        assert left == {"evicted": 0, "filtered": BATCH, "failed": 0, "discarded": 0}
         buffer.begin_step()
         assert buffer.metrics()["rollout/filter_groups/too_few_valid"] == 0
         plain = make_buffer(queue, None, is_async=True, is_ours=True)  # type: ignore[arg-type]
         assert "rollout/filter_groups/too_few_valid" not in plain.metrics()
         assert plain._dapo_filtered_keys("train") == (set(), {})
+
+
+def test_groups_that_were_too_many_are_told() -> None:
+    from benchmarks.dapo_filter import BATCH, CASES, Queue, in_place, make_buffer
+
+    queue = Queue(CASES[0], random.Random(0))
+    told = counted = 0
+    with in_place(queue):
+        buffer = make_buffer(queue, "reward", is_async=False, is_ours=True)
+        for step in range(1, 9):
+            queue.submit(2 * BATCH)
+            batch, metrics = buffer.sample(step, "train", BATCH)
+            left = buffer.take_left()
+            taken = {key.split("_")[0] for key in batch.keys}
+            assert not taken & {uid for uids in left.values() for uid in uids}
+            told += len(left["discarded"])
+            counted += metrics.get("training/filter_groups/discarded_surplus_samples", 0)
+            assert len(left["filtered"]) == metrics.get("training/filter_groups/evicted_samples", 0)
+            queue.kv_clear("train", batch.keys)
+    assert told == counted > 0

@@ -107,6 +107,8 @@ def test_drop_evicts_what_is_over_age_and_counts_it(queue: Queue) -> None:
     buffer.begin_step()
     assert counts(buffer) == (0, 0)
     assert (buffer.take_evicted(), buffer.take_evicted()) == (["failed", "old"], [])
+    left = {"evicted": ["old"], "filtered": [], "failed": ["failed"]}
+    assert (buffer.take_left(), buffer.take_left()) == (left | {"discarded": []}, {})
 
 
 def test_a_group_that_began_late_is_not_dropped(queue: Queue) -> None:

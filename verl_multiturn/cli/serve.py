@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import record_of
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -41,6 +40,7 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import Select, load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
@@ -333,8 +333,7 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     for turn in outcome.turns:
         if turn.reward is not None:
             console.print(f"completion {turn.number} has a reward of its own, {turn.reward:g}", highlight=False)
-    own = Receipts.of_rows(outcome.request_id, receipts, places, invalid=not outcome.valid)
-    verdict = verify_record(record_of(outcome, own))
+    verdict = verify_record(record_of(Ended(outcome, receipts)))
     for violation in verdict.violations:
         console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
     mark = "[red]no[/]" if verdict.violations else "[green]ok[/]"

@@ -146,9 +146,9 @@ def _images(images: Sequence[Any]) -> list[Any]:
 
 
 def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any]:
-    """Return a generation. Its own columns are in it where its row does not hold its tokens."""
-    row = turn.place if isinstance(turn.place, int) else None
-    own = row is None or not turn.sampled
+    """Return a generation. Its tokens are in it where no row holds them: a faulty one's never got into its row."""
+    row = turn.place if isinstance(turn.place, int) and turn.sampled else None
+    own, cause = row is None, turn.place if isinstance(turn.place, str) else "invalid"
     return {
         "prompt_tokens": receipt.prompt_tokens,
         "prompt_digest": receipt.prompt_digest,
@@ -158,7 +158,7 @@ def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any
         "digest": receipt.digest,
         "row": row,
         "start": None if row is None else outcome.rows[row].trajectory.prompt_length + turn.start,
-        "cause": None if row is not None else turn.place,
+        "cause": cause if own else None,
         "ids": receipt.ids if own else None,
         "logprobs": receipt.logprobs if own else None,
         "versions": version_runs(receipt.versions) if own else None,

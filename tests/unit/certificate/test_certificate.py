@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from benchmarks.corruptions import CORRUPTIONS
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
+from tests.support.records_1 import record_of
 from tests.support.samples import Sample, padding_row, rebuilt, sample_of_record
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import record_of
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app

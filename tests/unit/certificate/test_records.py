@@ -1,78 +1,15 @@
-"""Records of conversations: a full disk, a kill within a line, and numbers and texts that JSON or UTF-8 cannot hold."""
+"""Records: those that older versions wrote, and texts that UTF-8 cannot hold."""
 
 import json
-import os
-import resource
-import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from tests.support.sample_records import sample_record
-from verl_multiturn.certificate.records import RecordWriter, json_line
 from verl_multiturn.cli.main import app
 from verl_multiturn.records.json_text import line_of
-
-
-def file_of(folder: Path) -> Path:
-    return folder / f"{socket.gethostname()}-{os.getpid()}.jsonl"
-
-
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Limit the size of files, as a full disk does."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_full_disk_is_logged_and_tears_one_line_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = RecordWriter(tmp_path)
-    writer.write({"n": 1})
-    with at_most(file_of(tmp_path).stat().st_size + 20):
-        for _ in range(3):
-            writer.write({"n": 2, "text": "x" * 1000})
-    writer.write({"n": 3})
-    lines = file_of(tmp_path).read_text().splitlines()
-    assert (lines[0], lines[2]) == ('{"n": 1}', '{"n": 3}')
-    assert len(lines[1]) < 30
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2
-    assert "File too large" in said[0]
-    assert "the run goes on" in said[0]
-    assert "3 were lost" in said[1]
-
-
-def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
-    file_of(tmp_path).symlink_to("/dev/full")
-    RecordWriter(tmp_path).write({"n": 1})
-
-
-def test_a_torn_line_is_not_joined_to_the_next_record(tmp_path: Path) -> None:
-    file_of(tmp_path).write_text('{"n": 1}\n{"n": 2, "te')
-    for number in (3, 4):
-        RecordWriter(tmp_path).write({"n": number})
-    assert file_of(tmp_path).read_text() == '{"n": 1}\n{"n": 2, "te\n{"n": 3}\n{"n": 4}\n'
-
-
-def test_what_json_cannot_hold_ends_nothing(tmp_path: Path) -> None:
-    around: list[object] = []
-    around.append(around)
-    writer = RecordWriter(tmp_path)
-    writer.write({"metrics": around})  # lost, and logged
-    for value in ({(1, 2): 3}, int):
-        writer.write({"metrics": value})
-    written = file_of(tmp_path).read_text().splitlines()
-    assert [json.loads(line) for line in written] == [{"metrics": {"(1, 2)": 3}}, {"metrics": "<class 'int'>"}]
-
 
 # A record as it was before conversations had several rows: receipts without `row` and `places`, and nothing about an
 # interaction. The prompt is 1 2; the model said 7 8, a tool answered 4, and the model said 9.
@@ -132,12 +69,6 @@ def test_old_records_can_be_verified(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(path)])
     assert done.exit_code == 1
     assert "request r1" in done.output
-
-
-def test_numbers_that_are_none_get_their_names() -> None:
-    infinite = float("inf")
-    line = json_line({"calls": [{"metrics": {"a": float("nan"), "b": (infinite, -infinite), "c": 1.5}}]})
-    assert line == '{"calls": [{"metrics": {"a": "nan", "b": ["inf", "-inf"], "c": 1.5}}]}\n'
 
 
 def test_the_quickstarts_readers(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ from verl_multiturn import (
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import record_of
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
+from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
@@ -84,14 +85,16 @@ async def test_a_record_says_that_a_turn_is_void() -> None:
     outcome = await conversation.run(
         Request("r1", [{"role": "user", "content": "Q"}], {"run": CodeTool()}, sampling=STOPS)
     )
-    receipts = Receipts("r1", engine.take("r1"), void=True)
-    record = json.loads(json.dumps(record_of(outcome, receipts)))
-    assert (sum(record["mask"]), record["receipts"]["void"]) == (48, True)
+    generations = engine.take("r1")
+    receipts = Receipts("r1", generations, void=True)
+    record = json.loads(line_of(record_of(Ended(outcome, generations, void=True))))
+    assert (sum(count * mask for count, mask, *_ in record["rows"][0]["runs"]), record["void"]) == (48, True)
     assert verify_record(record).violations == []
     assert Receipts.from_bytes(receipts.to_bytes()).void is True
-    assert Receipts.from_json(record["receipts"]).void is True
-    del record["receipts"]["void"]  # older records lack it
-    assert Receipts.from_json(record["receipts"]).void is False
+    written = receipts.to_json()
+    assert Receipts.from_json(written).void is True
+    del written["void"]  # older records lack it
+    assert Receipts.from_json(written).void is False
 
 
 def test_a_filtered_row_has_no_trained_token_and_all_else() -> None:

@@ -16,13 +16,14 @@ from tests.idle_loop import hold_up, skip_waits
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
-from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.engine import Generation
@@ -71,27 +72,27 @@ async def test_an_agent_and_its_rewards() -> None:
 async def test_the_record_of_a_session() -> None:
     async with serving("chat", "a", "b") as endpoint:
         outcome, generations = await endpoint.run("r", ROW, {"temperature": 1.0})
-    receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, not outcome.valid)
-    written = record_of(outcome, receipts, uid="u")
-    record = json.loads(json_line(written))
+    record = json.loads(line_of(record_of(Ended(outcome, generations, ROW, uid="u"))))
     assert verify_record(record).violations == []
-    assert record["session"] == {
+    session = record["session"]
+    first, second = session.pop("requests")
+    assert session == {
         "roots": 1,
         "unenforced": {"temperature": 2},
         "reward": 1.0,
-        "stuck": False,
         "by_id": False,
-        "completions": [
-            {"parent": None, "place": 0, "reward": 0.25, "text": "a"},
-            {"parent": 0, "place": 0, "reward": 0.5, "text": "b"},
-        ],
+        "end": "returned",
+        "problem": "",
     }
-    record["session"]["completions"][1]["place"] = "undelivered"
-    assert [found.what for found in verify_record(record).violations] == [
-        "its session lists the places [0, 'undelivered'], its receipts [0, 0]"
+    assert [(each["protocol"], each["parent"], each["shared"], each["generations"]) for each in (first, second)] == [
+        ("chat", None, 0, [0]),
+        ("chat", 0, 2, [1]),
     ]
-    del record["session"]["completions"]
-    with pytest.raises(CertificateError, match="r has no session: KeyError"):
+    assert [(each["delivered"], each["order"]) for each in (first, second)] == [(True, 0), (True, 1)]
+    kept = [(each["parent"], each["row"], each["reward"], each["text"]) for each in record["generations"]]
+    assert kept == [(None, 0, 0.25, "a"), (0, 0, 0.5, "b")]
+    record["generations"][1]["cause"] = "undelivered"
+    with pytest.raises(CertificateError, match="expected a row and its start, or a cause and its tokens"):
         verify_record(record)
 
 

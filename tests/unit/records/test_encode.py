@@ -136,7 +136,8 @@ async def test_a_generation_that_cannot_be_trained_keeps_its_tokens() -> None:
     turn.end = turn.start
     strange = Receipt(3, "d", 2, receipt.ids, np.array([-0.1, np.nan, -np.inf], np.float32), receipt.versions)
     (generation,) = read(replace(made, generations=[strange]))["generations"]
-    assert (generation["row"], generation["ids"], generation["versions"]) == (0, [111, 107, 1114112], [[3, 3]])
+    assert (generation["row"], generation["start"], generation["cause"]) == (None, None, "invalid")
+    assert (generation["ids"], generation["versions"]) == ([111, 107, 1114112], [[3, 3]])
     assert generation["logprobs"] == [-0.1, "nan", "-inf"]
     assert (generation["tokens"], generation["digest"]) == (3, strange.digest)
 

@@ -77,7 +77,7 @@ def changed(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         kind = draw.choice(["odd", "drop", "repeat", "other", "wrap"])
         if kind == "odd":
-            holder[key] = draw.choice(ODD)
+            holder[key] = copy.deepcopy(draw.choice(ODD))
         elif kind == "drop":
             del holder[key]
         elif kind == "repeat" and isinstance(holder, list):
@@ -94,8 +94,14 @@ def meaning(record: dict[str, Any]) -> Any:
     rows = [(row["prompt_length"], columns(row)) for row in record["rows"]]
     for _, full in rows:
         full["sources"] = [min(source, 2) for source in full["sources"]]
-    generations = [{name: generation.get(name) for name in (*RECEIPT, *TOKENS)} for generation in record["generations"]]
-    return json.dumps([rows, generations])
+    generations = [
+        json.dumps([generation.get(name) for name in (*RECEIPT, *TOKENS)]) for generation in record["generations"]
+    ]
+    placed = [
+        text for text, each in zip(generations, record["generations"], strict=True) if each.get("row") is not None
+    ]
+    # One that no row holds may be there twice: the engine may say the same twice.
+    return json.dumps([rows, placed, sorted({*generations} - {*placed})])
 
 
 @settings(deadline=None, max_examples=300)

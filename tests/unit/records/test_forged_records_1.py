@@ -65,7 +65,7 @@ def changed(draw: random.Random) -> dict[str, Any]:
             continue
         kind = draw.choice(["odd", "drop", "repeat", "other", "wrap"])
         if kind == "odd":
-            holder[key] = draw.choice(ODD)
+            holder[key] = copy.deepcopy(draw.choice(ODD))
         elif kind == "drop":
             del holder[key]
         elif kind == "repeat" and isinstance(holder, list):

@@ -124,7 +124,7 @@ def test_what_json_does_not_have() -> None:
     assert read["numbers"] == ["nan", "inf", "-inf", "18446744073709551616", True, 0.1, 3]
     assert read["texts"] == ["\ufffd", "\U0001f600", "a\ufffdb", "\x00</script>\u202e"]
     assert read["keys"] == {"(1, 2)": 1, "3": 2, "\ufffd": 3}
-    assert read["odd"] == ["{1}", "<class 'int'>", ["[[[[[[[[[...]]]]]]]]]"], "b'x'"]
+    assert read["odd"] == [[1], "<class 'int'>", ["[[[[[[[[[...]]]]]]]]]"], "b'x'"]
     assert read["arrays"] == [[-0.1], [-0.1, "nan", 1e-45], [1, 2], [[0.5]]]
     assert b"-0.1]" in text
     assert text.count(b"\n") == 1

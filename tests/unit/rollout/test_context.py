@@ -7,11 +7,11 @@ import pytest
 
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, StopReason
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import record_of
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.data import tool_call
+from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -69,8 +69,9 @@ async def play(
     tool = function_tool(look)
     request = Request("r", [{"role": "user", "content": "Go."}], {tool.name: tool}, interaction=user)
     outcome = await conversation.run(request)
-    receipts = Receipts.of_rows("r", engine.take("r"), outcome.places, "u", 0, False, not outcome.valid)
-    record = record_of(outcome, receipts, uid="u")
+    generations = engine.take("r")
+    receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, not outcome.valid)
+    record = record_of(Ended(outcome, generations, {}, request, uid="u"))
     assert verify_record(record).violations == []
     assert sum(sum(row.trajectory.mask) for row in outcome.rows) == sum(
         len(receipt.ids) for receipt in engine_receipts(receipts)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.agent_sessions import ADD, Agent, answer, call_text, echo, make_run, user
+from tests.support.records_1 import json_line, record_of
 from verl_multiturn import (
     BaseTool,
     Conversation,
@@ -23,7 +24,6 @@ from verl_multiturn import (
     ToolSchema,
 )
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.certificate.records import json_line, record_of
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser

@@ -187,7 +187,14 @@ def _unsaid(lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
     """Return lines for the steps and validations that only a join knows."""
     said = {(line["step"], line["event"] == "validation") for line in lines}
     found = sorted({(row["step"], row["validation"]) for row in rows} - said)
-    unknown = {"start": None, "began": None, "ended": None, "phases": {}, "join": "", **{name: [] for name in _LEFT}}
+    unknown: dict[str, Any] = {
+        "start": None,
+        "began": None,
+        "ended": None,
+        "phases": {},
+        "join": "",
+        **{name: [] for name in _LEFT},
+    }
     return [{"event": "validation" if validation else "step", "step": step, **unknown} for step, validation in found]
 
 

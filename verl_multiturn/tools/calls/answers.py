@@ -58,12 +58,12 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
             response holds a video, or images that are not a list.
     """
     if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # the usual case
-        text = returned.text
-        if len(text) <= most_characters:
-            return CallAnswer(text)
-        return CallAnswer(shorten(text, most_characters), truncated=True, whole=whole_of(text, most_characters))
+        said = returned.text
+        if len(said) <= most_characters:
+            return CallAnswer(said)
+        return CallAnswer(shorten(said, most_characters), truncated=True, whole=whole_of(said, most_characters))
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
-    text = response if isinstance(response, str) else getattr(response, "text", response)
+    text: Any = response if isinstance(response, str) else getattr(response, "text", response)
     if text is None and hasattr(response, "text"):
         text = ""  # verl's ToolResponse has None for no text
     if getattr(response, "video", None):

@@ -118,6 +118,8 @@ class MultiTurnHooks:
 
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
+    _joining: Joining | None = None
+    """What records the rows of the trainer; None: the run keeps no records."""
     _surplus = 0
     """Groups of a loaded checkpoint that later steps need not submit."""
 

@@ -1,26 +1,14 @@
-"""Records of finished conversations as JSONL, one file for each worker process.
-
-Invariant: no conversation fails because its record could not be written. A kill or a full disk may leave a torn line.
-It harms no other record: the next record begins on a new line, and readers skip the torn line.
-"""
+"""Records of schema 1, as this package wrote them until 0.1, for tests of what reads and verifies them."""
 
 from __future__ import annotations
 
 import json
-import logging
-import math
-import os
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.describe import show
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import Trajectory
-
-_LOG = logging.getLogger(__name__)
 
 
 def record_of(outcome: Outcome, receipts: Receipts | Sequence[Receipts], **extra: Any) -> dict[str, Any]:
@@ -117,67 +105,6 @@ def columns_of(trajectory: Trajectory, receipts: Receipts) -> dict[str, Any]:
     }
 
 
-class RecordWriter:
-    """Writer that appends records to `<folder>/<host>-<process id>.jsonl`.
-
-    Args:
-        folder: folder of the records; it is created where it does not exist.
-
-    Raises:
-        OSError: the folder or the file cannot be created.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        self._path = path / f"{socket.gethostname()}-{os.getpid()}.jsonl"
-        self._path.open("ab").close()  # fail now, at the start of the run, when the path is wrong
-        self._torn = _ends_within_a_line(self._path)
-        self._lost = 0
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a record; an error is logged, and the record is lost."""
-        try:
-            line = json_line(record).encode()
-            with self._path.open("ab", buffering=0) as file:
-                line = b"\n" * self._torn + line
-                self._torn = True
-                while line:
-                    line = line[file.write(line) :]
-            self._torn = False
-        except (OSError, TypeError, ValueError, RecursionError) as error:
-            self._lost += 1
-            if self._lost == 1:
-                _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._path, show(error))
-        else:
-            if self._lost:
-                _LOG.warning("records are written again; %d were lost: %s", self._lost, self._path)
-            self._lost = 0
-
-
 def json_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON.
-
-    JSON has no NaN and no infinity: they become the texts `nan`, `inf` and `-inf`. A key that is not text becomes text,
-    and a value of a type that JSON does not have becomes its `repr`, shortened.
-    """
-    try:
-        return json.dumps(record, default=show, allow_nan=False) + "\n"
-    except (TypeError, ValueError):
-        return json.dumps(_with_named_numbers(record), default=show, allow_nan=False) + "\n"
-
-
-def _with_named_numbers(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else show(key): _with_named_numbers(item) for key, item in value.items()}
-    return [_with_named_numbers(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
+    """Return a record as one line of JSON."""
+    return json.dumps(record, allow_nan=False) + "\n"
