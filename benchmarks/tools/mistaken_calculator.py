@@ -1,4 +1,4 @@
-"""The quickstart's calculator with an author's mistake in some conversations, and slow calls, for `benchmarks.fates`."""
+"""A calculator with slow calls, and an author's mistake in some conversations: for `benchmarks.fates`."""
 
 from __future__ import annotations
 

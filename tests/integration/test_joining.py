@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,8 +96,8 @@ def verls_metrics(store: WritableStore, batch: Any) -> dict[str, float]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "records"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "records"
 
 
 def agrees(run: Run) -> None:
@@ -335,10 +334,15 @@ def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, fold
     told = [[clock], []]
     schemas = [{"type": "function", "function": {"name": "calculator"}}]
     manager = SimpleNamespace(take_clocks=lambda: told.pop(0), schemas=lambda: schemas)
-    with pytest.raises(KeyboardInterrupt), joining.run(trainer, manager):
-        for number in (1, 2):
-            joining.end_step(number, {}, {}, {})
-        raise KeyboardInterrupt
+
+    def train() -> None:
+        with joining.run(trainer, manager):
+            for number in (1, 2):
+                joining.end_step(number, {}, {}, {})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
     lines = run.lines()
     assert [line["event"] for line in lines] == ["clock", "step", "step", "end"]
     assert lines[0] == clock

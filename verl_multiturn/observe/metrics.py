@@ -195,7 +195,7 @@ def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
 
 
 def are_equal(scores: Sequence[float]) -> bool:
-    """Tell whether rewards are the same: they differ by no more than adding up float32 rewards in another order does."""
+    """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
     return max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores))
 
 

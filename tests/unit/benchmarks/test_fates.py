@@ -26,7 +26,8 @@ class Folder:
         (out / "records").mkdir(parents=True)
         self.worker = RecordWriter(out / "records", START)
         self.trainer = StepWriter(out / "records", START)
-        self.trainer.run(lambda: {"schema": 2, "start": START, "began": 1.0, "host": "h", "versions": {}, "settings": {}})
+        run = {"schema": 2, "start": START, "began": 1.0, "host": "h", "versions": {}, "settings": {}}
+        self.trainer.run(lambda: run)
         self.logged: list[str] = []
 
     def conversation(self, request_id: str, uid: str, number: int = 0, ends: bool = True) -> dict[str, Any]:

@@ -142,8 +142,8 @@ def test_groups_that_teach_nothing() -> None:
         return {**stats_of(outcome()), "group": group, "valid": valid, "conversation": {"rows": 1, "score": score}}
 
     groups = {
-        "right": [1.0, 1.0], "wrong": [0.0, 0.0], "mixed": [1.0, 0.0], "rounded": [0.1 + 0.2, 0.3], "near": [0.3, 0.301],
-        "alone": [1.0],
+        "right": [1.0, 1.0], "wrong": [0.0, 0.0], "mixed": [1.0, 0.0], "rounded": [0.1 + 0.2, 0.3],
+        "near": [0.3, 0.301], "alone": [1.0],
     }  # fmt: skip
     stats = [conversation(group, score) for group, scores in groups.items() for score in scores]
     assert aggregate(stats)["groups_equal"] == 3

@@ -1,8 +1,8 @@
-"""What `verl-multiturn show` says, on a terminal.
+r"""What `verl-multiturn show` says, on a terminal.
 
 A model, a tool or a web page may have written any of it. So no control character, no escape sequence, no mark that
 turns the direction of writing, and nothing that rich would take for markup reaches the terminal: `clean` writes such
-characters as `\\x1b` or `\\u202e`.
+characters as `\x1b` or `\u202e`.
 """
 
 from __future__ import annotations
