@@ -191,6 +191,8 @@ def test_a_worker_with_other_variables_of_imports_is_a_new_python(server: ForkSe
     ran = run(server, program, env={**os.environ, "HF_HOME": "/mine"})
     assert (ran.stdout, ran.returncode) == ("/mine False\n", 0)
     assert "with another HF_HOME" in ran.stderr
+    ran = run(server, program, env={**os.environ, "HF_HOME": "", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"})
+    assert "with another HF_HOME:" in ran.stderr
 
 
 def test_a_client_that_says_nothing_holds_nobody_up(server: ForkServer, tmp_path: Path) -> None:

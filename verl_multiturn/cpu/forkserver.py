@@ -56,6 +56,8 @@ READ_AT_IMPORT = (
     "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
     "TORCH_", "TRANSFORMERS_",
 )  # fmt: skip
+# But these are NCCL's. SGLang's engine sets one before it starts its processes.
+_READ_LATER = "TORCH_NCCL_"
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
@@ -230,6 +232,7 @@ class _Server:
     def _other_variables(self, environment: dict[str, str]) -> list[str]:
         """Return the names of a client's variables that had other values when the modules were imported."""
         names = sorted(name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORT))
+        names = [name for name in names if not name.startswith(_READ_LATER)]
         return [name for name in names if environment.get(name) != self._environment.get(name)]
 
     def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
