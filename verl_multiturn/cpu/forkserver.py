@@ -237,7 +237,7 @@ class _Server:
 
     def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
         """Return which descriptors a fork would have open besides those that it closes."""
-        closes = {*closed, self._selector.fileno(), *self._selector.get_map()}  # type: ignore[attr-defined]
+        closes = {*closed, self._selector.fileno(), *self._selector.get_map()}
         return [number for number in numbers if number not in closes and (_FDS / str(number)).exists()]
 
     def _close(self, client: socket.socket) -> None:
@@ -311,7 +311,7 @@ def _take_for_parent(spawner: int) -> None:
     def parent_of(process: psutil.Process) -> psutil.Process | None:
         return psutil.Process(spawner) if process.pid == os.getpid() else parent(process)
 
-    psutil.Process.parent = parent_of  # type: ignore[method-assign]
+    psutil.Process.parent = parent_of  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ class ForkedProcess(SpawnProcess):
         before, ours = spawn.get_executable(), executable_of(os.environ[ADDRESS])
         # SGLang sets another for its NUMA nodes. Without the file the server has ended.
         if os.fsdecode(before) != sys.executable or not ours.exists():
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
         spawn.set_executable(str(ours))
         try:
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
         finally:
             spawn.set_executable(before)
 
