@@ -42,7 +42,7 @@ TOKENS = PROMPT + TURNS * (SAMPLED + BETWEEN)
 VOCABULARY = 150_000
 HANDED_S = 2.0
 """What was handed over so long before a kill must not be lost."""
-_AT_ONCE = 5
+_AT_ONCE = 2
 
 
 class Words:
@@ -146,6 +146,8 @@ def sizes(count: int, seed: int) -> dict[str, Any]:
         began = time.thread_time()
         writer.close()
         closing = time.thread_time() - began
+        while sum(line["event"] == "end" for line in Records(folder).lines()) < count:
+            time.sleep(0.1)  # on a busy machine `close` has not waited for all
         kept = sum(path.stat().st_size for path in folder.iterdir())
         name = name_of(False, 1, "start")
         write(folder, name, table_of([joined(words, conversation) for conversation in conversations]))
