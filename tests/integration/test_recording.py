@@ -52,7 +52,7 @@ def events(found: Any) -> Counter[tuple[str, str]]:
 async def test_a_group_leaves_records_and_lines(tmp_path: Path) -> None:
     worker = make_worker(tmp_path)
     known = {"data_source": "shop", "reward_model": {"ground_truth": "7"}, "extra_info": {"split": "train"}}
-    await worker.run_groups([4], global_steps=3, __rerolled_from__="earlier", **known)
+    await worker.run_groups([4], global_steps=3, __rerolled_from__={"row4": "earlier", "row5": "x"}, **known)
     found = await read(worker, tmp_path)
     assert events(found) == {("begin", ""): 2, ("end", ""): 2}
     records = sorted(found.records(), key=lambda record: record["number"])

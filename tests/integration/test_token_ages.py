@@ -238,6 +238,8 @@ def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.Monkey
     new = list(submitted["uid"])
     assert [[message["content"] for message in prompt] for prompt in submitted["raw_prompt"]] == [["late"], ["again"]]
     assert submitted["global_steps"] == 4
+    assert submitted["__rerolled_from__"] == {new[0]: "late", new[1]: "again"}
+    assert "__rerolled_from__" not in queue.data[new[0]]
     assert trainer._rerolls.rerolled == {"late": new[0], "again": new[1]}
     assert not set(new) & {"late", "again"}
     assert not [uid for uid in new if "_" in uid]

@@ -23,7 +23,8 @@ OUR_TRAINER = "multiturn_"
 """Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 
 REROLLED_FROM = "__rerolled_from__"
-"""Field of a prompt that was begun anew: uid of the group in whose place it was. The worker takes it out of the row."""
+"""Field of a batch of prompts that are begun anew: for each new uid that of the group in whose place it is. The worker
+takes it out of the rows."""
 
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""

@@ -158,7 +158,7 @@ class MultiTurnWorker(_VerlWorker):
             wanted = int(prompt.get("__rollout_n__", rollout.n))
             prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
             self._oversampled[uid] = FirstValid(wanted, started)
-        if (earlier := prompt.pop(REROLLED_FROM, None)) is not None:
+        if (earlier := prompt.pop(REROLLED_FROM, {}).get(uid)) is not None:
             self._rerolled_from[uid] = earlier
         if self._tracer is not None:
             self._tracer.choose(prompt, trajectory["validate"])

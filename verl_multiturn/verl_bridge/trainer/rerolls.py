@@ -67,7 +67,8 @@ class Rerolls:
         uids = [str(uuid.uuid4()) for _ in late]
         step = trainer.global_steps
         assign_non_tensor_stack(prompts, "uid", uids)
-        assign_non_tensor_stack(prompts, REROLLED_FROM, late)
+        # One value for all of them, which verl keeps out of TransferQueue: there all prompts have the same columns.
+        assign_non_tensor_data(prompts, REROLLED_FROM, dict(zip(uids, late, strict=True)))
         assign_non_tensor_data(prompts, "global_steps", step)
         again = [
             {"is_prompt": True, "status": "pending", "global_steps": step, "rerolls": tags[uid].get("rerolls", 0) + 1}
