@@ -338,6 +338,7 @@ def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, fold
     def train() -> None:
         with joining.run(trainer, manager):
             for number in (1, 2):
+                trainer.global_steps = 4 + number  # the file is written again after the first step
                 joining.end_step(number, {}, {}, {})
             raise KeyboardInterrupt
 
@@ -373,7 +374,7 @@ def test_the_run_s_file_has_tools_and_reward_function(store: WritableStore, fold
         OmegaConf.update(
             config, "reward.custom_reward_function", {"path": path, "name": "compute_score"}, force_add=True
         )
-        found = run_file(run.trainer, "s", 1.0)
+        found = run_file(run.trainer, "s", 1.0, None)
         assert found["tools"]["tools"][0]["config"] == {"api_key": "***", "url": "http://***@host"}
         assert found["reward_function"]["name"] == "compute_score"
         assert len(found["reward_function"]["digest"]) == 32

@@ -21,7 +21,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metrics import are_equal
 from verl_multiturn.records import joins
-from verl_multiturn.records.fates import Fate, count, fates_of
+from verl_multiturn.records.fates import Fate, count, fates_of, start_of
 from verl_multiturn.records.reader import Records
 
 _NO_LISTS = ["request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "otc_factor",
@@ -65,7 +65,11 @@ class Shown:
             "starts": runs,
             "steps": [_step_line(line, rows) for line in [*self._lines, *_unsaid(self._lines, rows)]],
             "fates": {"training": count(fates, validation=False), "validation": count(fates, validation=True)},
-            "open": sum(len(snapshot["open"]) for snapshot in self._records.snapshots()),
+            "open": sum(
+                len(snapshot["open"])
+                for snapshot in self._records.snapshots()
+                if start_of(snapshot["file"], ended) not in ended
+            ),
             "faults": self._records.faults,
         }
 

@@ -112,7 +112,8 @@ class Joining:
             manager: the agent-loop manager. Ours tells what is known of its workers.
         """
         self._manager, began = manager, time.time()
-        self._about = partial(run_file, trainer, self._writer.start, began)
+        # It is called later, in a thread, while the trainer's step goes on.
+        self._about = partial(run_file, trainer, self._writer.start, began, trainer.global_steps or None)
         self._writer.run(self._about)
         error = ""
         try:

@@ -29,13 +29,16 @@ _REWARD = ("reward.custom_reward_function", "custom_reward_function")
 """Places of the reward function; verl takes the older one where it is set."""
 
 
-def run_file(trainer: Any, start: str, began: float, schemas: Sequence[Any] = ()) -> dict[str, Any]:
+def run_file(
+    trainer: Any, start: str, began: float, resumed_from: int | None, schemas: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Return the content of the file of a run.
 
     Args:
         trainer: our trainer, which is set up.
         start: the start, as file names have it.
         began: when it began.
+        resumed_from: step of the checkpoint that it began with; None: none.
         schemas: schemas of all tools, as far as they are known.
     """
     config: DictConfig = trainer.config
@@ -57,7 +60,7 @@ def run_file(trainer: Any, start: str, began: float, schemas: Sequence[Any] = ()
         "tokenizer": _tokenizer(config, tokenizer),
         "template": _template(config, tokenizer),
         "reward_function": _reward_function(config),
-        "resumed_from": trainer.global_steps or None,
+        "resumed_from": resumed_from,
     }
 
 
