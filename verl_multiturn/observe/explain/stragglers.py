@@ -34,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     by_step: dict[int, list[Talk]] = defaultdict(list)
     for talk in facts.training:
         by_step[talk.began_step].append(talk)
-    late = [found for step, talks in sorted(by_step.items()) if (found := late_of_step(step, talks))]
+    late = [one for step, talks in sorted(by_step.items()) if (one := late_of_step(step, talks))]
     if not late:
         return
     recorded = {int(step["step"]): float(step["ended"]) - float(step["began"]) for step in facts.steps}
@@ -43,8 +43,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         for step, talks in by_step.items()
     }
     by_part: dict[str, list[Late]] = defaultdict(list)
-    for one in late:
-        by_part[one.part].append(one)
+    for each in late:
+        by_part[each.part].append(each)
     waits = facts.mode in ("", "sync")
     for part, found in by_part.items():
         if finding := _of_part(part, found, steps_s, waits):
