@@ -12,7 +12,7 @@ from verl_multiturn.observe.view.documents import Documents, ids_of
 from verl_multiturn.observe.view.page import exported_page
 from verl_multiturn.records.json_text import dumps
 
-BLOCK = 32
+BLOCK = 64
 """Conversations that are packed together: siblings share their prompt, and the page unpacks only what it shows."""
 
 

@@ -63,8 +63,8 @@ _NAMES = [name for name, _ in LINES[:6]]
 _FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
 """Columns of a summary, and where they begin."""
 _VALIDATION, _BEGAN, _ENDED, _EVENT, _WHY = (_AT[name] for name in ("validation", "began", "ended", "event", "why"))
-_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN = (
-    _AT[name] for name in ("index", "score", "file", "offset", "place", "join")
+_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
+    _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
 )
 _OF_JOIN = (
     "request_id", "uid", "number", "row", "validation", "step", "update", "score", "trained", "untrained", "group_mean",
@@ -240,12 +240,8 @@ class Index:
             for fate in fates(lines, steps, joined, runs):
                 row = before.get(fate.request_id)
                 if row is not None and (row["fate"], row["why"] or "") != (fate.fate, fate.why):
-                    entry = [None] * _WIDTH
-                    entry[_AT["request_id"]], entry[_AT["fate"]], entry[_AT["why"]] = (
-                        fate.request_id,
-                        fate.fate,
-                        fate.why,
-                    )
+                    entry: list[Any] = [None] * _WIDTH
+                    entry[0], entry[_FATE], entry[_WHY] = fate.request_id, fate.fate, fate.why
                     changed[fate.request_id] = entry
             self._put(changed)
 

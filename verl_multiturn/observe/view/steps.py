@@ -119,24 +119,26 @@ def step_document(
             continue
         over = max([ended or began, *(float(span["end"]) for span in spans)])
         parts = critical_path(spans, began, over) if record is not None else {}
+        told = {part: round(took, 4) for part, took in parts.items()}
         if record is not None and row["fate"] != "open":
             generated = sum(each["tokens"] for each in record["generations"])
             timed.append(_Timed(row["request_id"], began + offset, over + offset, parts, generated))
         entry = {name: row[name] for name in ("request_id", "uid", "number", "score", "fate", "stop_reason")}
         moved = [_moved(span, offset) for span in spans[:_SPANS]]
         shown.append({
-            **entry, "began": began + offset, "ended": over + offset, "parts": parts, "spans": moved,
+            **entry, "began": began + offset, "ended": over + offset, "parts": told, "spans": moved,
             "cut_spans": max(0, len(spans) - _SPANS),
         })  # fmt: skip
     late = late_of_step(step, timed)
     line = lines[-1] if lines else None
     trainer = None if line is None else {name: line.get(name) for name in ("began", "ended", "phases")}
-    told = None if late is None else {name: getattr(late, name) for name in _LATE}
-    return plain({"step": step, "conversations": shown, "trainer": trainer, "late": told})  # type: ignore[no-any-return]
+    who = None if late is None else {name: getattr(late, name) for name in _LATE}
+    return plain({"step": step, "conversations": shown, "trainer": trainer, "late": who})  # type: ignore[no-any-return]
 
 
 _LATE = ("request_id", "part", "part_s", "seconds", "by_length")
 
 
 def _moved(span: Mapping[str, Any], offset: float) -> list[Any]:
-    return [span["kind"], span["name"], span["turn"], span["start"] + offset, span["end"] + offset]
+    times = (round(float(span[name]) + offset, 4) for name in ("start", "end"))  # more digits fill an exported page
+    return [span["kind"], span["name"], span["turn"], *times]

@@ -19,7 +19,7 @@ export function Chart({ title, series, onPick, range, height = 170 }) {
       width: box.current.clientWidth || 360, height, cursor: { y: false },
       scales: { x: { time: false, range: steps.length < 2 ? [steps[0] - 1, steps[0] + 1] : undefined }, y: { range } },
       legend: { live: true },
-      axes: [axis, { ...axis, size: 52 }],
+      axes: [axis, { ...axis, size: 60, values: (_, splits) => splits.map((value) => String(Number(value.toPrecision(3)))) }],
       series: [{ label: "step" }, ...series.map((each, at) => ({
         label: each.name, stroke: LINES[at % LINES.length], width: 1.5, dash: each.dashed ? [5, 4] : undefined, spanGaps: true,
         points: { show: steps.length < 40, size: 4 }, value: (_, value) => (value === null ? "" : String(Number(value.toPrecision(4)))),
