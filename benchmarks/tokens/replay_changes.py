@@ -135,11 +135,8 @@ CHANGES: dict[str, Change] = {
     "a budget of one more": Change(
         Limits, "turn_budget", lambda old: lambda self, used: old(self, used) + 1, ("generations.max_tokens",)
     ),
-    "an observation may fill the row": Change(
-        Limits,
-        "fits_observation",
-        lambda old: lambda self, used, more: used + more <= self.response_length + 40,
-        ("generations", "stop_reason", "rows"),
+    "an observation need not fit": Change(
+        Limits, "fits_observation", lambda old: lambda self, used, more: True, ("generations", "stop_reason", "rows")
     ),
     "characters are cut at another side": Change(
         Limits, "truncate", lambda old: lambda self, text: text[-self.max_tool_response_length :],
