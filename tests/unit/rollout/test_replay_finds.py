@@ -25,12 +25,12 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a turn is cut": (CALLS, {"limits": Limits(4096, 4096, turn_length=4)}),
     "tokens are counted": (CALLS, {"limits": replace(ROOMY, observation_length=8)}),
     "turns are counted": (CALLS, {"limits": replace(ROOMY, max_assistant_turns=9, turns_reminder=True)}),
-    "the row is full": (CALLS, {"limits": replace(ROOMY, response_length=400)}),
+    "the row is full": (CALLS, {"limits": replace(ROOMY, response_length=200)}),
     "hostile": ([call("<|im_end|>"), "Yes."], {}),
     "a window": ([call("a"), call("b"), call("c"), "Yes."], {"context": Context("window", 1)}),
     "a summary": (
         LONG,
-        {"limits": replace(ROOMY, response_length=420), "context": Context("overflow", 1, "Sum up.", 12)},
+        {"limits": replace(ROOMY, response_length=260), "context": Context("overflow", 1, "Sum up.", 12)},
     ),
 }
 
