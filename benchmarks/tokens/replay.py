@@ -30,7 +30,7 @@ from rich.table import Table
 from verl.utils.tokenizer import hf_processor
 
 from benchmarks.honest import FAMILIES
-from benchmarks.replay_changes import CHANGES, Change
+from benchmarks.replay_changes import CHANGES, finds
 from benchmarks.replay_worlds import World, all_conversations, images, one_chat_each, programs
 from tests.integration.vision_models import save_processor
 from verl_multiturn.calls.recorded import Difference
@@ -61,18 +61,6 @@ async def differing(worlds: Sequence[World]) -> dict[str, Sequence[Difference]]:
             if played.differences or played.skipped:
                 found[played.request_id] = played.differences
     return found
-
-
-def finds(change: Change, found: dict[str, Sequence[Difference]]) -> Difference | None:
-    """Return the first difference that names a change as it has to be named."""
-    firsts = [next((each for each in differences), None) for differences in found.values()]
-    for first in firsts:
-        if first is not None and first.field.startswith(change.fields):
-            if change.has_token and first.token is None:
-                continue
-            if first.turn is not None or first.field in ("stop_reason", "messages"):
-                return first
-    return None
 
 
 async def run(families: Sequence[str], count: int) -> dict[str, object]:

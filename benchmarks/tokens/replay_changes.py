@@ -6,12 +6,13 @@ whether it is named with a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.certificate import receipts
 from verl_multiturn.chat.codec import ChatCodec, Increment
 from verl_multiturn.chat.control_tokens import Firewall
@@ -134,11 +135,8 @@ CHANGES: dict[str, Change] = {
     "a budget of one more": Change(
         Limits, "turn_budget", lambda old: lambda self, used: old(self, used) + 1, ("generations.max_tokens",)
     ),
-    "an observation may fill the row": Change(
-        Limits,
-        "fits_observation",
-        lambda old: lambda self, used, more: used + more <= self.response_length + 40,
-        ("generations", "stop_reason", "rows"),
+    "an observation need not fit": Change(
+        Limits, "fits_observation", lambda old: lambda self, used, more: True, ("generations", "stop_reason", "rows")
     ),
     "characters are cut at another side": Change(
         Limits, "truncate", lambda old: lambda self, text: text[-self.max_tool_response_length :],
@@ -199,3 +197,15 @@ CHANGES: dict[str, Change] = {
     ),
 }  # fmt: skip
 """Changes by name."""
+
+
+def finds(change: Change, found: Mapping[str, Sequence[Difference]]) -> Difference | None:
+    """Return the first difference that names a change as it has to be named."""
+    firsts = [next((each for each in differences), None) for differences in found.values()]
+    for first in firsts:
+        if first is not None and first.field.startswith(change.fields):
+            if change.has_token and first.token is None:
+                continue
+            if first.turn is not None or first.field in ("stop_reason", "messages"):
+                return first
+    return None

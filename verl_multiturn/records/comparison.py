@@ -13,7 +13,6 @@ from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.records.rows import columns
 
 _WHOLE = (
-    "stop_reason",
     "valid",
     "void",
     "error",
@@ -79,6 +78,8 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int 
         found += [*_rows(recorded["rows"], now["rows"])]
         found += [*_listed("generations", _GENERATION, recorded["generations"], now["generations"], lambda i, _: i)]
         found += [*_listed("messages", None, recorded["messages"], now["messages"], lambda i, _: None)]
+        last = len(recorded["generations"]) - 1
+        found += _fields("", ("stop_reason",), recorded, now, None if last < 0 else last)
         found += _fields("", _WHOLE, recorded, now, None)
         found += [*_session(recorded.get("session"), now.get("session"))]
     end = len(recorded["generations"])

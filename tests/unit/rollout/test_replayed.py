@@ -21,6 +21,7 @@ from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
@@ -79,7 +80,9 @@ def call(word: str) -> str:
     return f'<tool_call>\n{{"name": "look", "arguments": {{"word": "{word}"}}}}\n</tool_call>'
 
 
-def conversation(engine: Any, limits: Limits, stage: Stage | None = None) -> Conversation:
+def conversation(
+    engine: Any, limits: Limits, stage: Stage | None = None, context: Context | None = None
+) -> Conversation:
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
     made = {} if stage is None else {"make_tools": stage.make_tools, "make_user": stage.make_user}
@@ -91,6 +94,7 @@ def conversation(engine: Any, limits: Limits, stage: Stage | None = None) -> Con
         Gates(Gate if stage is None else RecordedGate, 0.05),
         RenderingCheck(tokenizer, {}, "<|im_start|>assistant\n", ends),
         interactions=Gates(InteractionGate, 0.05),
+        context=context,
         **made,
     )
 
@@ -105,20 +109,24 @@ def as_read(ended: Ended) -> dict[str, Any]:
     return read
 
 
-async def record(turns: Sequence[str], limits: Limits = ROOMY, user: bool = False) -> dict[str, Any]:
+async def record(
+    turns: Sequence[str], limits: Limits = ROOMY, user: bool = False, context: Context | None = None
+) -> dict[str, Any]:
     """Roll a conversation out and return its record, as it is read from disk."""
     tokenizer = tiny_tokenizer()
     engine = ReceiptingEngine(ScriptedEngine([tokenizer.encode(turn + END) for turn in turns]))
-    outcome = await conversation(engine, limits).run(request(user))
+    outcome = await conversation(engine, limits, None, context).run(request(user))
     return as_read(Ended(outcome, engine.take("r"), request=request(user)))
 
 
-async def replay(recorded: dict[str, Any], limits: Limits = ROOMY, user: bool = False) -> dict[str, Any]:
+async def replay(
+    recorded: dict[str, Any], limits: Limits = ROOMY, user: bool = False, context: Context | None = None
+) -> dict[str, Any]:
     stage = Stage()
     engine = ReceiptingEngine(stage)
     outcome = Outcome.begun("r")
     stage.begin(recorded, outcome, RecordedTurns(recorded))
-    await conversation(engine, limits, stage).run(request(user), outcome)
+    await conversation(engine, limits, stage, context).run(request(user), outcome)
     return as_read(Ended(outcome, engine.take("r"), request=request(user)))
 
 
