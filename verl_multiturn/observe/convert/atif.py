@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.observe.convert.messages import Asked, asked_of, parts_of
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.records.json_text import dumps, plain
 from verl_multiturn.records.rows import columns
@@ -89,7 +90,7 @@ def _steps(record: dict[str, Any]) -> list[dict[str, Any]]:
     statuses = {call.get("id"): call for call in record.get("calls") or []}
     steps: list[dict[str, Any]] = []
     for at, message in enumerate(messages):
-        role, text = message.get("role"), _content(message.get("content"))
+        role, text = message.get("role"), _text(message.get("content"))
         if role == "tool" and steps and steps[-1]["source"] == "agent":
             asked_ids = {call["tool_call_id"] for call in steps[-1].get("tool_calls", ())}
             _observe(steps[-1], message.get("tool_call_id"), text, asked_ids, statuses)
@@ -117,20 +118,14 @@ def _said(message: dict[str, Any], calls: dict[Any, dict[str, Any]]) -> dict[str
     found: dict[str, Any] = {}
     if isinstance(reasoning := message.get("reasoning_content"), str):
         found["reasoning_content"] = reasoning
-    if asked := message.get("tool_calls"):
-        found["tool_calls"] = [_asked(call, number, calls) for number, call in enumerate(asked)]
+    if asked := asked_of(message):
+        found["tool_calls"] = [_call(call, calls.get(call.id)) for call in asked]
     return found
 
 
-def _asked(call: dict[str, Any], number: int, calls: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    found = {
-        "tool_call_id": str(call.get("id") or number),
-        "function_name": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, dict) else {"arguments": arguments},
-    }
-    if made := calls.get(call.get("id")):
+def _call(asked: Asked, made: dict[str, Any] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"tool_call_id": asked.id, "function_name": asked.name, "arguments": asked.arguments}
+    if made is not None:
         kept = ("status", "attempts", "cached", "truncated", "queue_s", "seconds", "reward", "metrics")
         found["extra"] = {OURS: {name: made.get(name) for name in kept}}
     return found
@@ -173,14 +168,8 @@ def _metrics(record: dict[str, Any], number: int, generation: dict[str, Any]) ->
     return found
 
 
-def _content(content: Any) -> str | list[dict[str, Any]]:
+def _text(content: Any) -> str | list[dict[str, Any]]:
+    parts = parts_of(content)
     if isinstance(content, list):
-        return [{"type": "text", "text": _part(part)} for part in content]
-    return content if isinstance(content, str) else "" if content is None else dumps(plain(content)).decode().strip()
-
-
-def _part(part: Any) -> str:
-    """Return a part of a content as text: images are not kept in records, so they are named by their digest."""
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    return part if isinstance(part, str) else dumps(plain(part)).decode().strip()
+        return [{"type": "text", "text": part} for part in parts]
+    return parts[0] if parts else ""

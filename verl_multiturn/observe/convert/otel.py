@@ -17,6 +17,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.observe.spans import calls_of, spans_of
 from verl_multiturn.records.json_text import dumps, plain
@@ -98,8 +99,8 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
         **{f"gen_ai.request.{ours}": (record.get("sampling") or {}).get(theirs) for theirs, ours in _ASKED.items()},
         "gen_ai.usage.input_tokens": sum(int(each.get("prompt_tokens") or 0) for each in generations),
         "gen_ai.usage.output_tokens": sum(int(each.get("tokens") or 0) for each in generations),
-        "gen_ai.input.messages": _json([_message(message) for message in messages[:asked]]),
-        "gen_ai.output.messages": _json([_message(message) for message in messages[asked:]]),
+        "gen_ai.input.messages": as_json([_message(message) for message in messages[:asked]]),
+        "gen_ai.output.messages": as_json([_message(message) for message in messages[asked:]]),
         "verl_multiturn.uid": record.get("uid"),
         "verl_multiturn.number": record.get("number"),
         "verl_multiturn.validation": bool(record.get("validation")),
@@ -129,7 +130,7 @@ def _span(span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, A
         if call is not None:
             attributes |= {
                 "gen_ai.tool.call.id": call.get("id"),
-                "gen_ai.tool.call.arguments": _json(call.get("arguments")),
+                "gen_ai.tool.call.arguments": as_json(call.get("arguments")),
                 "gen_ai.tool.call.result": call.get("text"),
                 "verl_multiturn.status": call.get("status"),
                 "verl_multiturn.attempts": call.get("attempts"),
@@ -170,32 +171,14 @@ def _of_generation(record: dict[str, Any], turn: Any, source: Source) -> dict[st
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message in the conventions' form: a role and parts."""
-    role, content = message.get("role"), message.get("content")
-    parts: list[dict[str, Any]] = []
+    role, texts = message.get("role"), parts_of(message.get("content"))
     if role == "tool":
-        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
-    elif isinstance(content, list):
-        parts += [_part(part) for part in content]
-    elif content:
-        parts.append({"type": "text", "content": content})
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        parts.append(
-            {
-                "type": "tool_call",
-                "id": call.get("id"),
-                "name": function.get("name"),
-                "arguments": function.get("arguments"),
-            }
-        )
+        answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": "\n".join(texts)}
+        return {"role": role, "parts": [answer]}
+    parts: list[dict[str, Any]] = [{"type": "text", "content": text} for text in texts if text]
+    for call in asked_of(message):
+        parts.append({"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments})
     return {"role": role, "parts": parts}
-
-
-def _part(part: Any) -> dict[str, Any]:
-    """Return a part of a content; an image is named by its digest, since records do not keep it."""
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return {"type": "text", "content": part["text"]}
-    return {"type": "text", "content": part if isinstance(part, str) else _json(part)}
 
 
 def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -212,7 +195,7 @@ def _value(value: Any) -> dict[str, Any]:
         return {"doubleValue": value}
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(item) for item in value]}}
-    return {"stringValue": value if isinstance(value, str) else _json(value)}
+    return {"stringValue": value if isinstance(value, str) else as_json(value)}
 
 
 def _times(start: Any, end: Any, offset: float) -> dict[str, str]:
@@ -222,7 +205,3 @@ def _times(start: Any, end: Any, offset: float) -> dict[str, str]:
 
 def _hex(name: str, size: int) -> str:
     return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=size).hexdigest()
-
-
-def _json(value: Any) -> str:
-    return dumps(plain(value)).decode().rstrip("\n")

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
 from verl_multiturn.observe.convert.source import Source
-from verl_multiturn.records.json_text import dumps, plain
+from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.rows import columns
 from verl_multiturn.rollout.limits import INVALID, StopReason
 
@@ -111,15 +112,15 @@ def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
         "task_repeat": record.get("number"),
         "agent": _text(record.get("loop")),
         "model": _text(source.model),
-        "model_options": _json(record.get("sampling")),
-        "score": None if verdict.score is None else _json(verdict.score),
+        "model_options": as_json(record.get("sampling")),
+        "score": None if verdict.score is None else as_json(verdict.score),
         "success": None if accuracy is None else accuracy > 0,
         "message_count": len(messages),
         "total_time": float(record["ended"]) - float(record["began"]),
         "total_tokens": sum(int(each.get("prompt_tokens") or 0) + int(each.get("tokens") or 0) for each in generations),
         "error": _text(record.get("error") or None),
         "limit": stop if stop in _LIMITS else None,
-        "messages": _json(messages),
+        "messages": as_json(messages),
         "uid": _text(record.get("uid")),
         "validation": bool(record.get("validation")),
         "step": record.get("step"),
@@ -128,9 +129,9 @@ def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
         "stop_reason": stop,
         "valid": bool(record.get("valid", True)),
         "score_value": verdict.score,
-        "score_parts": _json(verdict.parts) if verdict.parts else None,
-        "ground_truth": _json(sample.get("ground_truth")),
-        "calls": _json(record.get("calls") or []),
+        "score_parts": as_json(verdict.parts) if verdict.parts else None,
+        "ground_truth": as_json(sample.get("ground_truth")),
+        "calls": as_json(record.get("calls") or []),
         "prompt_lengths": [row["prompt_length"] for row in record.get("rows") or []],
         **{name: [each[column] for each in full] for name, column in TOKENS.items()},
     }
@@ -141,34 +142,15 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     found: dict[str, Any] = {
         "role": role if role in ("system", "user", "assistant", "tool") else "user",
-        "content": _content(message.get("content")),
+        "content": "\n".join(parts_of(message.get("content"))),
     }
-    if role == "assistant" and message.get("tool_calls"):
-        found["tool_calls"] = [_asked(call, number) for number, call in enumerate(message["tool_calls"])]
+    if role == "assistant" and (asked := asked_of(message)):
+        found["tool_calls"] = [
+            {"id": call.id, "function": call.name, "arguments": call.arguments, "type": "function"} for call in asked
+        ]
     if role == "tool":
         found |= {"tool_call_id": message.get("tool_call_id"), "function": message.get("name")}
     return found
-
-
-def _asked(call: dict[str, Any], number: int) -> dict[str, Any]:
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    return {
-        "id": str(call.get("id") or number),
-        "function": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, dict) else {"arguments": arguments},
-        "type": "function",
-    }
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(_content(part.get("text", part) if isinstance(part, dict) else part) for part in content)
-    return content if isinstance(content, str) else "" if content is None else _json(content)
-
-
-def _json(value: Any) -> str:
-    return dumps(plain(value)).decode().rstrip("\n")
 
 
 def _text(value: Any) -> str | None:
