@@ -101,6 +101,11 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
         raise CertificateError(flaw_of(error)) from None
 
 
+def defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of a model's entries, by name."""
+    return {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+
+
 def flaw_of(error: ValidationError | RecursionError) -> str:
     """Return the first thing that a model found wrong, as text."""
     if isinstance(error, RecursionError):

@@ -327,7 +327,10 @@ class Record(_Entry):
 
 
 class Line(_Entry):
-    """A line about one conversation, beside the records: it began, or what became of it."""
+    """A line about one conversation, beside the records: it began, or what became of it.
+
+    An entry that has its default is left out, here and in the summary.
+    """
 
     event: Literal["begin", "end", "cancel", "raise", "drop", "score"]
     """`drop`: it ended, and its record could not be kept. `score`: its reward was computed, after `end`."""

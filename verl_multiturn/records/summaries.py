@@ -59,7 +59,7 @@ def summary_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_tokens": rows[0]["prompt_length"] if rows else 0,
         "response_tokens": sum(len(row["ids"]) - row["prompt_length"] for row in rows),
         "sampled_tokens": sum(count * mask for row in rows for count, mask, *_ in row["runs"]),
-        "seconds": record["ended"] - record["began"],
+        "seconds": round(record["ended"] - record["began"], 6),
         **{name: record[name] for name in ("generate_s", "tools_s", "interaction_s")},
     }
 
@@ -79,7 +79,8 @@ class SummaryTable:
         """Add a line, a dictionary as `schema.Line`."""
         event, request_id = line["event"], line["request_id"]
         if event == "score":
-            self._scores[request_id] = float(line["score"])
+            if line["score"] is not None:
+                self._scores[request_id] = float(line["score"])
         elif event == "begin":
             row = {name: line[name] for name in _OF_LINE}
             self._begun[request_id] = {**row, "event": "begin", "began": line["at"], "file": self._file}

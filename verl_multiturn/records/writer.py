@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
+from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import dumps, line_of, plain
+from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.redaction import redaction
 from verl_multiturn.records.summaries import summary_of
 
@@ -238,7 +240,7 @@ class RecordWriter:
             self._lost = False
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
-        self._unwritten += [line_of(line) for line in lines]
+        self._unwritten += [line_of(_lean(line)) for line in lines]
         try:
             append(self._lines, b"".join(self._unwritten))
         except OSError:
@@ -276,6 +278,18 @@ def append(path: Path, data: bytes) -> int:
             file.truncate(start)
             raise
     return start
+
+
+def _lean(line: Line) -> Line:
+    """Return a line without the entries that have their defaults; they would be most of it."""
+    lean = {name: value for name, value in line.items() if value != _DEFAULTS.get(name, _NONE)}
+    if (summary := lean.get("summary")) is not None:
+        lean["summary"] = {name: value for name, value in summary.items() if value != _SUMMARY.get(name, _NONE)}
+    return lean
+
+
+_NONE = object()
+_DEFAULTS, _SUMMARY = defaults(schema.Line), defaults(schema.Summary)
 
 
 def in_share(uid: str, share: float) -> bool:

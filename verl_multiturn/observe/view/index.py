@@ -24,10 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.records import schema
 from verl_multiturn.records.fates import fates
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
 from verl_multiturn.records.joins import parse_name
+from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.summaries import summary_of
 
@@ -59,6 +61,8 @@ _COLUMNS = LINES + JOIN
 _WIDTH = len(_COLUMNS)
 _AT = {name: at for at, (name, _) in enumerate(_COLUMNS)}
 _NAMES = [name for name, _ in LINES[:6]]
+# A line has no entry that has its default.
+_OF_LINE, _OF_SUMMARY = defaults(schema.Line), defaults(schema.Summary)
 """Columns that every line has."""
 _FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
 """Columns of a summary, and where they begin."""
@@ -347,7 +351,7 @@ def _enter(changed: dict[str, list[Any]], line: dict[str, Any], file: int) -> No
     row = changed.get(request_id)
     if row is None:
         row = changed[str(request_id)] = [None] * _WIDTH
-        row[: len(_NAMES)] = [line.get(name) for name in _NAMES]
+        row[: len(_NAMES)] = [line.get(name, _OF_LINE.get(name)) for name in _NAMES]
         row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
     if event == "begin":
         row[_BEGAN] = at
@@ -358,7 +362,8 @@ def _enter(changed: dict[str, list[Any]], line: dict[str, Any], file: int) -> No
         row[_ENDED], row[_EVENT], row[_WHY] = at, event, line.get("why") or ""
         if event in _OVER:
             row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
-            _summarize(row, line.get("summary") or {})
+            if (summary := line.get("summary")) is not None:
+                _summarize(row, {**_OF_SUMMARY, **summary})
 
 
 def _enter_record(changed: dict[str, list[Any]], placed: Placed, file: int) -> None:
