@@ -94,7 +94,7 @@ def judge(versions: Mapping[str, str] | None = None) -> Judgement:
     """Judge an environment.
 
     Args:
-        versions: version by distribution; those that are installed by default.
+        versions: Version by distribution; those that are installed by default.
     """
     found = installed() if versions is None else versions
     nearest = max(SETS, key=lambda each: sum(found.get(name) == version for name, version in each.versions.items()))

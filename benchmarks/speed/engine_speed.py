@@ -165,7 +165,7 @@ def figures(passes: Sequence[Mapping[int, Round]]) -> dict[str, Any]:
     """Return the last line's object.
 
     Raises:
-        SystemExit: no pass has interrupted the decoding of a number of requests.
+        SystemExit: No pass has interrupted the decoding of a number of requests.
     """
     found: dict[str, Any] = {key: {} for key in _FIGURES}
     for n in passes[0]:

@@ -41,9 +41,9 @@ async def make_worlds(families: Sequence[str], count: int, folder: Path) -> list
     """Record all conversations and sessions.
 
     Args:
-        families: names of model families.
-        count: conversations of each situation and family, sessions of chance, and conversations with pictures.
-        folder: folder for the processors.
+        families: Names of model families.
+        count: Conversations of each situation and family, sessions of chance, and conversations with pictures.
+        folder: Folder for the processors.
     """
     worlds = [await programs(3 * count), *await all_conversations(families, count)]
     for kind in ("qwen2_5_vl", "qwen3_vl"):

@@ -33,7 +33,7 @@ class MistakenCalculator(CalculatorTool):
         """Sleep, and return the value of the expression, or what is no answer.
 
         Raises:
-            ValueError: as the calculator.
+            ValueError: As the calculator.
         """
         deviation = NormalDist().inv_cdf(max(1e-9, drawn(instance_id, "time")))
         await asyncio.sleep(min(LONGEST_S, self._median_s * math.exp(SIGMA * deviation)))

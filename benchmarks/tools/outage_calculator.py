@@ -48,8 +48,8 @@ class HttpCalculator(HttpTool):
         """Return the value of the expression as text.
 
         Raises:
-            ValueError: the expression has no value.
-            UnavailableError: the service is not there.
+            ValueError: The expression has no value.
+            UnavailableError: The service is not there.
         """
         answer = await self._ask({"expression": parameters["expression"]}, _Value)
         if answer.value is None:
@@ -70,14 +70,14 @@ class Service:
     """The service, in threads of this process.
 
     Attributes:
-        down: the times in which it was down.
-        answered: number of calls that it has answered.
-        first_refused: when it first answered that it has failed (`time.time`); None: never.
-        killed: whether something of the run was killed meanwhile.
+        down: The times in which it was down.
+        answered: Number of calls that it has answered.
+        first_refused: When it first answered that it has failed (`time.time`); None: never.
+        killed: Whether something of the run was killed meanwhile.
 
     Args:
-        failures: share of single calls that fail while it is up.
-        seed: seed of these.
+        failures: Share of single calls that fail while it is up.
+        seed: Seed of these.
     """
 
     def __init__(self, failures: float = 0.0, seed: int = 0) -> None:

@@ -24,7 +24,7 @@ class VerlCalculator(BaseTool):  # type: ignore[misc]
         """Return the value of the expression as text.
 
         Raises:
-            RuntimeError: the service is not there; verl makes it a text for the model.
+            RuntimeError: The service is not there; verl makes it a text for the model.
         """
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:

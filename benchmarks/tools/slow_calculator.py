@@ -26,9 +26,9 @@ def latency_s(row: int, sample: int, call: int) -> float:
     """Return the seconds that a call takes: lognormal, cut at `LONGEST_S`.
 
     Args:
-        row: number of the data row.
-        sample: number of the conversation in its group.
-        call: number of the call in its conversation.
+        row: Number of the data row.
+        sample: Number of the conversation in its group.
+        call: Number of the call in its conversation.
     """
     digest = hashlib.sha256(f"{row}/{sample}/{call}".encode()).digest()
     uniform = (int.from_bytes(digest[:6]) + 0.5) / 2**48
@@ -62,7 +62,7 @@ class SlowCalculator(CalculatorTool):
         """Sleep for the call's latency, and return the value of the expression.
 
         Raises:
-            ValueError: as the calculator.
+            ValueError: As the calculator.
         """
         known = self._conversations[instance_id]
         latency = latency_s(known["row"], known["sample"], len(known["calls"]))

@@ -90,10 +90,10 @@ class Faults:
     """A run of the quickstart in a mode, whose processes are killed.
 
     Args:
-        mode: the mode.
-        out: the run's folder.
-        seed: seed of the run, and of the choice among the processes of a kind.
-        limit_s: seconds without progress after which the run hangs.
+        mode: The mode.
+        out: The run's folder.
+        seed: Seed of the run, and of the choice among the processes of a kind.
+        limit_s: Seconds without progress after which the run hangs.
     """
 
     def __init__(self, mode: str, out: Path, seed: int, limit_s: float) -> None:
@@ -219,8 +219,8 @@ def poisoned(steps: list[dict[str, float]], log: str) -> int:
     """Return the faults of trained rows: see `poisoned` above.
 
     Args:
-        steps: the metrics of the steps.
-        log: the output of all starts.
+        steps: The metrics of the steps.
+        log: The output of all starts.
     """
     certificate = "rollout/certificate/"
     faults = sum(int(step.get(certificate + name, 0)) for step in steps for name in ("violations", "unverified"))

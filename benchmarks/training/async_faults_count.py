@@ -25,13 +25,13 @@ class Left:
     """Results that a run left behind, along the steps that led to the weights of its last checkpoint.
 
     Attributes:
-        steps: number of these steps.
-        drawn: number of prompts that the data loader gave out.
-        trained: uids by step.
-        evicted: uids that left untrained.
-        open: uids that the last checkpoint has in TransferQueue.
-        questions: what was asked, by uid; a uid without a conversation has none.
-        twins: how often each question is in the data.
+        steps: Number of these steps.
+        drawn: Number of prompts that the data loader gave out.
+        trained: Uids by step.
+        evicted: Uids that left untrained.
+        open: Uids that the last checkpoint has in TransferQueue.
+        questions: What was asked, by uid; a uid without a conversation has none.
+        twins: How often each question is in the data.
     """
 
     steps: int

@@ -73,9 +73,9 @@ def step_times(mode: str, runs: Mapping[str, Mapping[str, Any]], speed: Mapping[
     """Return the predicted seconds of each step of a run of `async_speed`.
 
     Args:
-        mode: the trainer's mode.
-        runs: what the runs measured, by mode.
-        speed: what `engine_speed` measured.
+        mode: The trainer's mode.
+        runs: What the runs measured, by mode.
+        speed: What `engine_speed` measured.
     """
     run = runs[mode]
     engine, pause_s = Engine(run["token_s"], run["token_s_each"]), 0.0
@@ -105,8 +105,8 @@ def shared_engine(sync: Mapping[str, float], speed: Mapping[str, Any]) -> tuple[
     average, sampled half a turn that calls; its prompt adds few tokens to those that are in the cache already.
 
     Args:
-        sync: what the run of `sync` measured.
-        speed: what `engine_speed` measured.
+        sync: What the run of `sync` measured.
+        speed: What `engine_speed` measured.
     """
     batch = PROMPTS * SAMPLES
     slower = (sync["decode_s"] + batch * sync["decode_s_each"]) / speed["step_s"][str(batch)]
@@ -131,8 +131,8 @@ def conversations(prompt: Prompt, run: Mapping[str, Any]) -> list[Draw]:
     """Return the conversations of a group: those of the run, which called as often, with the latencies of the tool.
 
     Args:
-        prompt: the prompt, whose number is that of its row.
-        run: what the run measured. A conversation that it did not end calls once.
+        prompt: The prompt, whose number is that of its row.
+        run: What the run measured. A conversation that it did not end calls once.
     """
     call, answer = round(run["call_tokens"]), round(run["answer_tokens"])
     rows = run["calls"]

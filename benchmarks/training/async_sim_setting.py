@@ -86,9 +86,9 @@ def step_s(asynchronous: bool, right_share: float, steps: int) -> float:
     """Return the predicted seconds of a step.
 
     Args:
-        asynchronous: whether AReaL is meant, not the synchronous system.
-        right_share: share of right answers.
-        steps: steps that are simulated; the second half of them counts.
+        asynchronous: Whether AReaL is meant, not the synchronous system.
+        right_share: Share of right answers.
+        steps: Steps that are simulated; the second half of them counts.
     """
     rng = random.Random(0)
     sample = lengths(right_share, 20_000, rng)
@@ -115,7 +115,7 @@ def hours(steps: int) -> dict[str, Any]:
     """Return hours of 250 steps and their ratio, predicted for each share of right answers, and published.
 
     Args:
-        steps: steps that are simulated; the second half of them counts.
+        steps: Steps that are simulated; the second half of them counts.
     """
     found: dict[str, Any] = {}
     for share in RIGHT_SHARES:

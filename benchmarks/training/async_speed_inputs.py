@@ -34,9 +34,9 @@ def write_rows(folder: Path, count: int, seed: int) -> list[str]:
     """Write the rows, and return the settings of the run that reads them, in their order.
 
     Args:
-        folder: folder that gets the files.
-        count: number of training rows.
-        seed: seed of the tasks.
+        folder: Folder that gets the files.
+        count: Number of training rows.
+        seed: Seed of the tasks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     make_rows = recipe_module("prepare_data").make_rows
@@ -55,9 +55,9 @@ def write_tools(file: Path, journal: Path, samples: int) -> str:
     """Write the tool YAML of a run, and return the setting that names it.
 
     Args:
-        file: the YAML file.
-        journal: the journal that the tool writes.
-        samples: number of conversations in a group.
+        file: The YAML file.
+        journal: The journal that the tool writes.
+        samples: Number of conversations in a group.
     """
     entry = yaml.safe_load((ROOT / "tool_configs" / "calculator.yaml").read_text())["tools"][0]
     entry["class_name"] = "benchmarks.slow_calculator.SlowCalculator"
@@ -73,8 +73,8 @@ def write_model(folder: Path, seed: int) -> str:
     It is trained as `recipes/quickstart/make_model.py` does, with more conversations that call.
 
     Args:
-        folder: folder that gets the model; one that has it already is left as it is.
-        seed: seed of the choice of conversations.
+        folder: Folder that gets the model; one that has it already is left as it is.
+        seed: Seed of the choice of conversations.
     """
     setting = f"actor_rollout_ref.model.path={folder}"
     if (folder / "config.json").is_file():

@@ -25,9 +25,9 @@ def measure(steps: Sequence[Metrics], ends: Sequence[float], journal: Sequence[M
     """Return what a run took, and why.
 
     Args:
-        steps: the metrics of its steps.
-        ends: when each step had ended, its new weights included (`time.time`).
-        journal: its conversations, as `SlowCalculator` writes them.
+        steps: The metrics of its steps.
+        ends: When each step had ended, its new weights included (`time.time`).
+        journal: Its conversations, as `SlowCalculator` writes them.
     """
     began = min(each["create"] for each in journal)
     seconds = ends[-1] - began
@@ -58,8 +58,8 @@ def turns_of(journal: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str
     """Return the turns of all conversations whose calls came one after another.
 
     Args:
-        journal: conversations, as `SlowCalculator` writes them.
-        records: records of conversations.
+        journal: Conversations, as `SlowCalculator` writes them.
+        records: Records of conversations.
     """
     tokens = {record["request_id"]: _tokens_of_turns(record) for record in records}
     turns = []
@@ -117,10 +117,10 @@ def prefilling_of(
     with one slope for all batches; what is left for no token at all is the prefilling of the whole batch.
 
     Args:
-        turns: turns of the conversations.
-        journal: the conversations, as `SlowCalculator` writes them.
-        prompts: number of groups in a batch.
-        samples: number of conversations in a group.
+        turns: Turns of the conversations.
+        journal: The conversations, as `SlowCalculator` writes them.
+        prompts: Number of groups in a batch.
+        samples: Number of conversations in a group.
 
     Returns:
         `prefill_s`: seconds for one conversation; `decode_s` and `decode_s_each`: `token_times` without prefilling.
@@ -146,8 +146,8 @@ def calls_of(journal: Sequence[Mapping[str, Any]], samples: int) -> list[list[in
     """Return how often each conversation called, by row and sample; None for those that had not ended.
 
     Args:
-        journal: conversations, as `SlowCalculator` writes them. Of a group that was begun anew the last attempt counts.
-        samples: number of conversations in a group.
+        journal: Conversations, as `SlowCalculator` writes them. Of a group that was begun anew the last attempt counts.
+        samples: Number of conversations in a group.
     """
     calls: list[list[int | None]] = [[None] * samples for _ in range(max(each["row"] for each in journal) + 1)]
     for each in sorted(journal, key=lambda each: each["create"]):

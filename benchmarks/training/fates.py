@@ -51,13 +51,13 @@ class World:
     """One run.
 
     Attributes:
-        mode: trainer mode.
-        brings: fates that it should bring about.
-        mistakes: share of conversations in which the tool raises.
-        median_s: median seconds of a call.
+        mode: Trainer mode.
+        brings: Fates that it should bring about.
+        mistakes: Share of conversations in which the tool raises.
+        median_s: Median seconds of a call.
         strategy: `staleness_strategy`; None: that of the mode's file.
         over_sample_rate: `rollout.over_sample_rate`.
-        kills: whether a worker is killed.
+        kills: Whether a worker is killed.
     """
 
     mode: str
@@ -72,7 +72,7 @@ class World:
         """Return the words of the command.
 
         Args:
-            tools: the tool YAML.
+            tools: The tool YAML.
         """
         words = [
             "--smoke",
@@ -148,9 +148,9 @@ def judge(world: World, out: Path, seconds: int) -> dict[str, Any]:
     """Return the figures of a run that is over.
 
     Args:
-        world: the world.
-        out: the run's folder.
-        seconds: how long it took.
+        world: The world.
+        out: The run's folder.
+        seconds: How long it took.
     """
     found = compare(out, cuts_known=not world.kills)
     for sentence in found["wrong"][:_SHOWN]:

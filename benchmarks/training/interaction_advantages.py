@@ -193,8 +193,8 @@ def gradient_error(estimate: Estimator, scaled: bool = False) -> float:
     """Return how far an estimator's expected gradient is from the exact one, relative to the latter.
 
     Args:
-        estimate: the estimator.
-        scaled: whether the best factor is applied first, so that only the direction counts.
+        estimate: The estimator.
+        scaled: Whether the best factor is applied first, so that only the direction counts.
     """
     theta = np.random.default_rng(7).normal(size=(4, 3))
     exact, found = exact_gradient(theta), expected_gradient(theta, estimate)

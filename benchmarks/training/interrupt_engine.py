@@ -76,7 +76,7 @@ class Journal:
 
     Args:
         manager: SGLang's manager, whose `generate_request` is replaced by one that records.
-        loaded: returns the version that is loaded.
+        loaded: Returns the version that is loaded.
     """
 
     def __init__(self, manager: Any, loaded: Callable[[], int]) -> None:
@@ -180,9 +180,9 @@ class Engine:
 
     Args:
         config: verl's whole configuration.
-        server: the server; it runs.
-        journal: the journal of the server's manager; None: a new one.
-        client_class: the client.
+        server: The server; it runs.
+        journal: The journal of the server's manager; None: a new one.
+        client_class: The client.
     """
 
     def __init__(self, config: Any, server: Any, client_class: type, journal: Journal | None = None) -> None:
@@ -220,9 +220,9 @@ class Engine:
         """Pause as verl does at an update of the weights: stop, load the next version, go on.
 
         Args:
-            tools: tools that run, for the record.
-            long_s: seconds that the update takes besides.
-            scale: factor of the logits of the new version; None: that of `SCALES`.
+            tools: Tools that run, for the record.
+            long_s: Seconds that the update takes besides.
+            scale: Factor of the logits of the new version; None: that of `SCALES`.
         """
         in_flight, called = self.journal.in_flight, time.perf_counter()
         await self.handle.abort_all_requests.remote()

@@ -69,8 +69,8 @@ class Talk:
     """Conversations over an engine.
 
     Args:
-        engine: the engine.
-        custom: settings under `custom.multiturn`.
+        engine: The engine.
+        custom: Settings under `custom.multiturn`.
     """
 
     def __init__(self, engine: Engine, **custom: Any) -> None:
@@ -95,10 +95,10 @@ class Talk:
         """Roll a conversation out, and keep its outcome.
 
         Args:
-            name: name of the conversation, not used before.
-            question: the user's message.
+            name: Name of the conversation, not used before.
+            question: The user's message.
             sampling: `SAMPLED` or `GREEDY`.
-            stops: whether turns end at the stop tokens; if not, only a length ends them.
+            stops: Whether turns end at the stop tokens; if not, only a length ends them.
         """
         conversation.set(name)
         row = {"raw_prompt": [{"role": "user", "content": question}]}
@@ -150,8 +150,8 @@ def unlike_their_version(outcome: Outcome, model: Any) -> int:
     """Return how many sampled tokens have another log-probability than the weights of their version give them.
 
     Args:
-        outcome: the outcome.
-        model: the model of version 0, which multiplies its logits by 1.
+        outcome: The outcome.
+        model: The model of version 0, which multiplies its logits by 1.
     """
     import torch
 

@@ -75,9 +75,9 @@ class Plan:
     """How long the runs are.
 
     Attributes:
-        steps: steps of a run.
-        first: step from which the service is down.
-        prompts: prompts of a step.
+        steps: Steps of a run.
+        first: Step from which the service is down.
+        prompts: Prompts of a step.
     """
 
     steps: int = 20
@@ -90,9 +90,9 @@ class Watched:
     """A run that has ended.
 
     Attributes:
-        status: its exit status.
-        ends: when each step had ended (`time.time`).
-        service: its calculator's service.
+        status: Its exit status.
+        ends: When each step had ended (`time.time`).
+        service: Its calculator's service.
     """
 
     status: int
@@ -141,12 +141,12 @@ def run(arm: str, mode: str, plan: Plan, seed: int, down_s: float, out: Path) ->
     """Run an arm, and return its figures.
 
     Args:
-        arm: the arm.
+        arm: The arm.
         mode: verl's name of the trainer.
-        plan: how long the run is.
-        seed: the run's seed.
-        down_s: seconds for which the service is down.
-        out: folder of the run.
+        plan: How long the run is.
+        seed: The run's seed.
+        down_s: Seconds for which the service is down.
+        out: Folder of the run.
     """
     with serving(0.1 if arm == "single" else 0.0, seed) as service:
         words = settings(arm, plan, service.url, out)

@@ -23,11 +23,11 @@ def compute_score(
     """Score a conversation of our loop, or of verl's, which hands over the decoded response alone.
 
     Args:
-        data_source: name of the data set; not used.
-        solution_str: the whole response as text.
-        ground_truth: the right answer.
-        extra_info: the row's fields, with what our loop adds.
-        kwargs: other arguments of verl; not used.
+        data_source: Name of the data set; not used.
+        solution_str: The whole response as text.
+        ground_truth: The right answer.
+        extra_info: The row's fields, with what our loop adds.
+        kwargs: Other arguments of verl; not used.
     """
     texts = extra_info.get("assistant_texts")
     if texts is None:

@@ -69,9 +69,9 @@ class World(Script):
     """Conversations with a long-tailed tool.
 
     Args:
-        coupled: whether hardness makes a conversation slow and wrong.
-        seed: seed of everything that is drawn.
-        scale: factor of all times.
+        coupled: Whether hardness makes a conversation slow and wrong.
+        seed: Seed of everything that is drawn.
+        scale: Factor of all times.
     """
 
     def __init__(self, coupled: bool, seed: int, scale: float) -> None:

@@ -108,10 +108,10 @@ class ScriptedWorker(MultiTurnWorker):
     """Our worker with a scripted client, outside of Ray.
 
     Args:
-        script: what happens in the conversations.
-        tokenizer: the quickstart's tokenizer.
-        folder: a folder for the tool YAML.
-        settings: settings of the rollout, such as `n` and `over_sample_rate`.
+        script: What happens in the conversations.
+        tokenizer: The quickstart's tokenizer.
+        folder: A folder for the tool YAML.
+        settings: Settings of the rollout, such as `n` and `over_sample_rate`.
     """
 
     def __init__(self, script: Script, tokenizer: Any, folder: Path, **settings: Any) -> None:

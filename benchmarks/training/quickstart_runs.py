@@ -43,12 +43,12 @@ def start(
     """Start a run, and return its `Popen`. Used as a context, it waits for the run's clean end when interrupted.
 
     Args:
-        mode: the trainer mode.
-        steps: number of steps.
-        seed: the run's seed.
-        out: the run's folder.
-        words: further words of the command.
-        log: gets the output; None: the benchmark's own output has it.
+        mode: The trainer mode.
+        steps: Number of steps.
+        seed: The run's seed.
+        out: The run's folder.
+        words: Further words of the command.
+        log: Gets the output; None: the benchmark's own output has it.
         platform: verl's name of the platform.
     """
     given = [f"--mode={mode}", f"--steps={steps}", f"--seed={seed}", f"--out={out}", *words]
@@ -63,8 +63,8 @@ def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> l
     """Return the processes of a run's session whose command lines show one of the titles; none of one that has ended.
 
     Args:
-        running: the run, as `start` returns it.
-        titles: how command lines begin (those with `::`), or what they hold.
+        running: The run, as `start` returns it.
+        titles: How command lines begin (those with `::`), or what they hold.
     """
     found: list[psutil.Process] = []
     if running.poll() is not None:

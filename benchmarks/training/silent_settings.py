@@ -169,7 +169,7 @@ def unnamed(rows: str) -> Iterator[str]:
     """Yield the settings that the start-up check does not name.
 
     Args:
-        rows: a data file whose column `agent_name` names an agent loop of verl's.
+        rows: A data file whose column `agent_name` names an agent loop of verl's.
     """
     for key, value, beside in FOUND:
         given = {name: rows if text == _ROWS else text for name, text in beside.items()}

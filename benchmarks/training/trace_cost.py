@@ -186,9 +186,9 @@ def measure(batches: int = 3, seed: int = 0, scale: float = SCALE) -> dict[str, 
     """Measure every backend, in this process.
 
     Args:
-        batches: batches of each kind that are measured.
-        seed: seed of the world.
-        scale: factor of the world's times.
+        batches: Batches of each kind that are measured.
+        seed: Seed of the world.
+        scale: Factor of the world's times.
 
     Returns:
         By backend what the module describes, and `ok`: all of that holds.

@@ -70,11 +70,11 @@ def add(
 
     Args:
         store: TransferQueue within this process.
-        scores: the score of each conversation.
-        met: numbers of the conversations that met an outage, one digit each.
-        unrewarded: numbers of those whose reward could not be judged for a cause of ours.
-        uid: the group's uid.
-        rows: how many rows each conversation has.
+        scores: The score of each conversation.
+        met: Numbers of the conversations that met an outage, one digit each.
+        unrewarded: Numbers of those whose reward could not be judged for a cause of ours.
+        uid: The group's uid.
+        rows: How many rows each conversation has.
     """
     from verl_multiturn.certificate.receipts import Receipts
 

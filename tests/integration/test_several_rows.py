@@ -33,13 +33,13 @@ def add(
     """Write a conversation with one turn a row, as verl's worker writes what our loop returns.
 
     Args:
-        store: what is written to.
-        uid: uid of the prompt.
-        session: number of the conversation.
-        rewards: reward of each turn.
-        score: what `compute_score` gave.
-        states: a letter for the state of each turn.
-        valid: whether the conversation is valid.
+        store: What is written to.
+        uid: Uid of the prompt.
+        session: Number of the conversation.
+        rewards: Reward of each turn.
+        score: What `compute_score` gave.
+        states: A letter for the state of each turn.
+        valid: Whether the conversation is valid.
     """
     from verl_multiturn.certificate.receipts import Receipts
 

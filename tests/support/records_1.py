@@ -18,9 +18,9 @@ def record_of(outcome: Outcome, receipts: Receipts | Sequence[Receipts], **extra
     list `rows`, an object with the same entries for each row. `records.schema_1` reads both.
 
     Args:
-        outcome: the finished conversation.
-        receipts: receipts of what the engine returned; one for each row where there are several.
-        extra: further entries, such as `step`, `uid` and `temperature`.
+        outcome: The finished conversation.
+        receipts: Receipts of what the engine returned; one for each row where there are several.
+        extra: Further entries, such as `step`, `uid` and `temperature`.
 
     Returns:
         A dictionary for `json_line`.

@@ -88,9 +88,9 @@ class during:
     """A span of the running conversation's timeline, as a context manager; nothing without a timeline.
 
     Args:
-        kind: what is waited for.
-        name: name of the tool or interaction.
-        turn: number of the generation; None: that which is under way. A generation whose number is known at its end
+        kind: What is waited for.
+        name: Name of the tool or interaction.
+        turn: Number of the generation; None: that which is under way. A generation whose number is known at its end
             sets the attribute.
     """
 

@@ -120,13 +120,13 @@ def verify(
     """Return all violations of a row; at most one for each column and generation.
 
     Args:
-        row: the row to verify.
-        receipts: the receipts of the row's request.
-        mask_may_shrink: whether the trainer may take sampled tokens out of `mask` (rejection sampling). It may never
+        row: The row to verify.
+        receipts: The receipts of the row's request.
+        mask_may_shrink: Whether the trainer may take sampled tokens out of `mask` (rejection sampling). It may never
             add a token, and never change `loss_mask`.
-        bypass: whether the trainer uses the engine's logprobs as `old_log_probs`.
-        filtered: whether the mask of the row has to be 0 throughout.
-        oldest: version of the oldest weights whose tokens are trained; None: all tokens are.
+        bypass: Whether the trainer uses the engine's logprobs as `old_log_probs`.
+        filtered: Whether the mask of the row has to be 0 throughout.
+        oldest: Version of the oldest weights whose tokens are trained; None: all tokens are.
     """
     return _Check(row, receipts, filtered, oldest).run(mask_may_shrink, bypass)
 

@@ -31,7 +31,7 @@ def repeated(keys: Iterable[RowKey]) -> list[Violation]:
     """Return a violation for each name that several rows of a batch have.
 
     Args:
-        keys: names of the batch's rows.
+        keys: Names of the batch's rows.
     """
     return [
         Violation(f"of row {key}", None, None, f"it is {count} times in the batch")
@@ -44,7 +44,7 @@ def gaps(keys: Iterable[RowKey]) -> list[Violation]:
     """Return a violation for each conversation whose rows are not counted from 0 without a gap.
 
     Args:
-        keys: names of the batch's rows.
+        keys: Names of the batch's rows.
     """
     found = []
     for name, own in _by_conversation(keys).items():
@@ -59,7 +59,7 @@ def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
     """Return a violation for each request that is in a batch as several conversations.
 
     Args:
-        request_ids: request id of each row's receipts, by the row's name.
+        request_ids: Request id of each row's receipts, by the row's name.
     """
     names: dict[str, list[RowKey]] = defaultdict(list)
     for key, request_id in request_ids.items():
@@ -78,8 +78,8 @@ def uncaused(receipts: Mapping[RowKey, Receipts], left_out: Mapping[str, str]) -
     The mask of their rows is checked by `certificate.check`: it is 0 throughout for these, and for no others.
 
     Args:
-        receipts: receipts of all rows of each conversation that is looked at, by the row's name.
-        left_out: the cause for which each conversation was left out, by its name (`RowKey.conversation`).
+        receipts: Receipts of all rows of each conversation that is looked at, by the row's name.
+        left_out: The cause for which each conversation was left out, by its name (`RowKey.conversation`).
     """
     found = []
     for name, keys in _by_conversation(receipts).items():
@@ -102,7 +102,7 @@ def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
     """Return all violations of how the rows of each conversation belong together.
 
     Args:
-        receipts: receipts of all rows of each conversation, by the row's name.
+        receipts: Receipts of all rows of each conversation, by the row's name.
     """
     found = []
     for name, keys in _by_conversation(receipts).items():

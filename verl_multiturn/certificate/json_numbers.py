@@ -17,7 +17,7 @@ def read_integers(name: str, value: Any) -> NDArray[np.int64]:
     """Return a list of integers as an array; `true` and `1.0` are none.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: It is no such list.
     """
     _check_list(name, value, {int}, "integers")
     try:
@@ -30,7 +30,7 @@ def read_numbers(name: str, value: Any) -> NDArray[np.float64]:
     """Return a list of numbers as an array.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: It is no such list.
     """
     _check_list(name, value, {int, float, str}, "numbers")
     if wrong := [each for each in value if isinstance(each, str) and each not in _NAMED]:

@@ -133,17 +133,17 @@ class Receipts:
             of_rows("r", [a, b, c, d], [0, 0, "undelivered", 1])   rows of a, b and of d
 
         Args:
-            request_id: id of the request.
-            generations: all generations of the conversation, in order.
-            where: for each generation the index of its row, or the cause why it is in none (`CAUSES`).
-            uid: see `Receipts`, as for the rest.
-            session_id: see `Receipts`.
-            void: see `Receipts`.
-            invalid: see `Receipts`.
-            outages: see `Receipts`.
+            request_id: Id of the request.
+            generations: All generations of the conversation, in order.
+            where: For each generation the index of its row, or the cause why it is in none (`CAUSES`).
+            uid: See `Receipts`, as for the rest.
+            session_id: See `Receipts`.
+            void: See `Receipts`.
+            invalid: See `Receipts`.
+            outages: See `Receipts`.
 
         Raises:
-            ValueError: a generation has no place, a cause is unknown, or a row has no generation.
+            ValueError: A generation has no place, a cause is unknown, or a row has no generation.
         """
         if unknown := [place for place in where if not isinstance(place, int) and place not in CAUSES]:
             raise ValueError(f"{unknown[0]!r} is no cause; expected the index of a row, or one of {list(CAUSES)}")

@@ -29,8 +29,8 @@ class GlooCheckpointEngine(CheckpointEngine):
     """verl's interface over a gloo group.
 
     Args:
-        bucket_size: most bytes of weights that travel at once.
-        is_master: whether this is the training worker that sends.
+        bucket_size: Most bytes of weights that travel at once.
+        is_master: Whether this is the training worker that sends.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:

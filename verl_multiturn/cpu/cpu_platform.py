@@ -23,7 +23,7 @@ def initialize_gloo_process_group(timeout_second: int | None = None, backend: st
     The signature is that of verl's `initialize_global_process_group_ray`, which this replaces.
 
     Args:
-        timeout_second: time limit of a collective operation in seconds; None: torch's default.
+        timeout_second: Time limit of a collective operation in seconds; None: torch's default.
         backend: ignored.
     """
     if torch.distributed.is_initialized():
@@ -43,7 +43,7 @@ def initialize_torchrun_group(timeout_second: int = 36_000) -> tuple[int, int, i
     The signature is that of verl's `initialize_global_process_group`, which verl's SFT trainer calls under torchrun.
 
     Args:
-        timeout_second: time limit of a collective operation in seconds.
+        timeout_second: Time limit of a collective operation in seconds.
     """
     initialize_gloo_process_group(timeout_second)
     return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -45,11 +45,11 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 
     Args:
         config: verl's whole configuration.
-        ray_cpus: number of logical CPUs that Ray is told to have when the user set none. verl reserves far more of
+        ray_cpus: Number of logical CPUs that Ray is told to have when the user set none. verl reserves far more of
             them than it uses.
 
     Raises:
-        ConfigError: the CPU platform was only detected, and the run joins a cluster that may have accelerators; or
+        ConfigError: The CPU platform was only detected, and the run joins a cluster that may have accelerators; or
             the engine would serve adapters.
     """
     key, rank = adapter_rank(config)

@@ -84,8 +84,8 @@ def wait(server: socket.socket, pid: int) -> int:
     """Wait for a fork to end, and return its exit status; 1 when the server has ended and the status is unknown.
 
     Args:
-        server: the connection to the server, which sends `ended STATUS`.
-        pid: process id of the fork.
+        server: The connection to the server, which sends `ended STATUS`.
+        pid: Process id of the fork.
     """
     try:
         process = os.pidfd_open(pid)

@@ -79,11 +79,11 @@ class ForkServer:
     """A running server process, which ends with the thread that started it.
 
     Args:
-        modules: names of the modules that the server imports. A module that cannot be imported is skipped; the worker
+        modules: Names of the modules that the server imports. A module that cannot be imported is skipped; the worker
             that imports it reports the error.
 
     Raises:
-        OSError: the socket cannot be created, or the process cannot be started.
+        OSError: The socket cannot be created, or the process cannot be started.
     """
 
     def __init__(self, modules: Sequence[str] = SLOW_MODULES) -> None:
@@ -141,9 +141,9 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     """Import the modules, then fork a process for each client, as long as the parent lives.
 
     Args:
-        listener_fd: file descriptor of the listening socket.
-        parent: process id of the parent.
-        modules: names of the modules to import; one that cannot be imported is skipped.
+        listener_fd: File descriptor of the listening socket.
+        parent: Process id of the parent.
+        modules: Names of the modules to import; one that cannot be imported is skipped.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -163,8 +163,8 @@ class _Server:
     It sends a client `refused REASON`, or the fork sends it `forked PID`, and the server `ended STATUS` after that.
 
     Args:
-        listener: the listening socket.
-        environment: the environment variables with which the modules were imported.
+        listener: The listening socket.
+        environment: The environment variables with which the modules were imported.
     """
 
     def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:

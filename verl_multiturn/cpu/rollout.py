@@ -37,13 +37,13 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
         """Send new weights to the engine, bucket by bucket, and empty the engine's cache afterwards.
 
         Args:
-            weights: names and tensors.
-            global_steps: training step of the weights, which becomes the engine's weight version; None: not set.
-            wire_format: must be `named_tensors`.
-            kwargs: further arguments of verl's; only `peft_config` is looked at.
+            weights: Names and tensors.
+            global_steps: Training step of the weights, which becomes the engine's weight version; None: not set.
+            wire_format: Must be `named_tensors`.
+            kwargs: Further arguments of verl's; only `peft_config` is looked at.
 
         Raises:
-            ConfigError: there are LoRA adapters to send, or another wire format is asked for.
+            ConfigError: There are LoRA adapters to send, or another wire format is asked for.
         """
         if kwargs.get("peft_config"):
             raise ConfigError(

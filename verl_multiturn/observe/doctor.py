@@ -45,7 +45,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     """Check versions, the disk, the sandbox, and whether verl knows the plugin.
 
     Args:
-        gpu: whether to check also what only a run on a GPU needs.
+        gpu: Whether to check also what only a run on a GPU needs.
     """
     remedy = install_command(gpu or _has_gpu())
     judgement = judge()
@@ -66,7 +66,7 @@ def install_command(gpu: bool) -> str:
     It is one command, because a single package that is installed by hand may replace versions of others.
 
     Args:
-        gpu: whether the environment is for a GPU.
+        gpu: Whether the environment is for a GPU.
     """
     name = "install_gpu.sh" if gpu else "environment.sh"
     script = _ROOT / "scripts" / name
@@ -224,7 +224,7 @@ def judge_gpu(gpu: dict[str, Any]) -> Finding:
     """Judge the first GPU.
 
     Args:
-        gpu: the GPU as `_PROBE` describes it: compute capability as two numbers, memory in bytes.
+        gpu: The GPU as `_PROBE` describes it: compute capability as two numbers, memory in bytes.
     """
     free_gb, total_gb = gpu["free"] / _GB, gpu["total"] / _GB
     major, minor = gpu["capability"]

@@ -73,10 +73,10 @@ def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: 
     """Train for some steps, and judge the result.
 
     Args:
-        out: folder for the run's output; files that are in it are lost.
+        out: Folder for the run's output; files that are in it are lost.
         platform: verl's name of the platform: `nvidia`, or `cpu`.
-        say: called with each line that the run prints.
-        steps: number of training steps.
+        say: Called with each line that the run prints.
+        steps: Number of training steps.
     """
     recipe = shipped_folder() / "recipes" / "quickstart"
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", str(recipe)]
@@ -107,9 +107,9 @@ def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
     """Judge a run that ended without an error, from the files that it wrote.
 
     Args:
-        out: folder of the run's output.
+        out: Folder of the run's output.
         platform: verl's name of the platform: `nvidia`, or `cpu`.
-        steps: number of training steps that were asked for.
+        steps: Number of training steps that were asked for.
     """
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     trained = [record for record in read_records(out / "trajectories.jsonl") if not record["validation"]]

@@ -32,7 +32,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         [{"step": 0, "data": {"val-core/acc": 0.1}}, {"step": 1, "data": {"training/global_step": 1}}]
 
     Args:
-        folder: output folder of the run.
+        folder: Output folder of the run.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for path in metric_files(folder):

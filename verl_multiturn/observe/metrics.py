@@ -112,7 +112,7 @@ def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
     `session`, which the last row has. `group` names the conversation's prompt.
 
     Args:
-        rows: the stats of rows by their names.
+        rows: The stats of rows by their names.
     """
     joined: dict[str, Stats] = {}
     for key in sorted(rows, key=lambda key: rows[key].get("conversation", {}).get("row", 0)):
@@ -125,7 +125,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
     """Return the metrics of a batch by name; an empty batch has none.
 
     Args:
-        stats: a dictionary for each conversation, as `stats_of` returns it. It may have further keys: `score` (given by
+        stats: A dictionary for each conversation, as `stats_of` returns it. It may have further keys: `score` (given by
             `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
             `tool_score` and `interaction_score` (the sums that the rewards of tools and interactions added to the
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`

@@ -16,12 +16,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Return the unbiased estimate of pass@k of a prompt.
 
     Args:
-        samples: number of its samples, at least `k`.
-        passed: number of those that pass.
-        k: number of samples of which one should pass, at least 1.
+        samples: Number of its samples, at least `k`.
+        passed: Number of those that pass.
+        k: Number of samples of which one should pass, at least 1.
 
     Raises:
-        ValueError: the numbers do not fit.
+        ValueError: The numbers do not fit.
     """
     if not (1 <= k <= samples and 0 <= passed <= samples):
         raise ValueError(
@@ -50,7 +50,7 @@ def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
     more than one sample there is nothing.
 
     Args:
-        stats: a dictionary for each conversation, with its `group`, as `observe.metrics.conversations` returns it.
+        stats: A dictionary for each conversation, with its `group`, as `observe.metrics.conversations` returns it.
     """
     groups: dict[str, list[bool | None]] = {}
     for each in stats:

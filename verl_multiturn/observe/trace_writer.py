@@ -53,9 +53,9 @@ class TraceWriter:
     """A writer of traces to one or more backends.
 
     Args:
-        sinks: the backends.
-        decode: as in `trace_of`.
-        pause_s: seconds after which a backend that could not be opened is tried again.
+        sinks: The backends.
+        decode: As in `trace_of`.
+        pause_s: Seconds after which a backend that could not be opened is tried again.
     """
 
     name = "rollout.trace"

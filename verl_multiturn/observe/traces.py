@@ -117,8 +117,8 @@ def trace_of(traced: Followed, decode: Decode | None = None) -> Span:
     """Return the trace of a conversation that is over.
 
     Args:
-        traced: the conversation; its outcome is there.
-        decode: returns the text of token ids, for `trace.token2text`; None: the trace has the ids alone.
+        traced: The conversation; its outcome is there.
+        decode: Returns the text of token ids, for `trace.token2text`; None: the trace has the ids alone.
     """
     outcome = traced.outcome
     assert outcome is not None

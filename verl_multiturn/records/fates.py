@@ -113,10 +113,10 @@ def fates(
     """Return the fate of every conversation that began, in the order of their beginnings.
 
     Args:
-        lines: the workers' lines, with `file`, the stem of the file that has the line; it begins with the start.
-        steps: the lines of `steps.jsonl` (`StepLine`, `End`).
-        joined: the rows of all joins, with `start`; their lists are not read.
-        runs: the runs' files.
+        lines: The workers' lines, with `file`, the stem of the file that has the line; it begins with the start.
+        steps: The lines of `steps.jsonl` (`StepLine`, `End`).
+        joined: The rows of all joins, with `start`; their lists are not read.
+        runs: The runs' files.
     """
     steps, runs = list(steps), list(runs)
     named = {str(each.get("start", "")) for each in [*steps, *runs]}
@@ -139,7 +139,7 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
 
     Args:
         found: fates.
-        validation: only those of validations, or only the others; None: all.
+        validation: Only those of validations, or only the others; None: all.
     """
     counted = Counter(each.fate for each in found if validation in (None, each.validation))
     return {name: counted[name] for name in FATES if counted[name]}
@@ -174,8 +174,8 @@ def start_of(stem: str, named: Iterable[str]) -> str:
     """Return the start that the stem of a worker's files begins with.
 
     Args:
-        stem: the stem.
-        named: starts that are known.
+        stem: The stem.
+        named: Starts that are known.
     """
     return next((name for name in named if name and stem.startswith(f"{name}-")), stem.partition("-")[0])
 
@@ -255,10 +255,10 @@ def _fate(
     """Return the fate of a conversation.
 
     Args:
-        each: the conversation.
-        last: the one of its name that was begun last.
-        starts: what is known of the starts.
-        joined_groups: the groups of which a row is in a join, each with the step.
+        each: The conversation.
+        last: The one of its name that was begun last.
+        starts: What is known of the starts.
+        joined_groups: The groups of which a row is in a join, each with the step.
     """
 
     def fate(name: str, step: int | None = None, why: str = "", **more: bool) -> Fate:

@@ -36,7 +36,7 @@ def record_files(path: Path) -> list[Path]:
     """Return the files of records in a folder, or the file itself.
 
     Raises:
-        ConfigError: there is no such file or folder.
+        ConfigError: There is no such file or folder.
     """
     try:
         if not path.is_dir():
@@ -59,7 +59,7 @@ def folder_of(path: Path) -> Path:
     """Return the folder of the records that a run folder has; any other path as it is.
 
     Raises:
-        ConfigError: it cannot be looked at.
+        ConfigError: It cannot be looked at.
     """
     try:
         return path / "records" if (path / "records").is_dir() else path

@@ -108,7 +108,7 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
     """Write a join's file into `<folder>/join`, which is made where it is not there.
 
     Raises:
-        OSError: it cannot be written. What was there under the name stays.
+        OSError: It cannot be written. What was there under the name stays.
     """
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
@@ -126,9 +126,9 @@ def read(
     """Yield the name and the table of each join in folders of records; what is no join, or is torn, is left out.
 
     Args:
-        folders: the folders.
-        columns: names of the columns; None: all.
-        where: values that columns must have; None: all rows.
+        folders: The folders.
+        columns: Names of the columns; None: all.
+        where: Values that columns must have; None: all rows.
     """
     filters = [(name, "=", value) for name, value in (where or {}).items()] or None
     for folder in folders:

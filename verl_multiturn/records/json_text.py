@@ -48,8 +48,8 @@ def plain(value: Any, image: Callable[[Any], Any] = digest_of) -> Any:
     """Return a value as JSON has it, a copy. Arrays of finite numbers stay arrays.
 
     Args:
-        value: any value.
-        image: returns what stands for a PIL image. It is called once for each.
+        value: Any value.
+        image: Returns what stands for a PIL image. It is called once for each.
     """
     known: dict[int, Any] = {}
 

@@ -32,8 +32,8 @@ def read_lines(path: Path, start: int = 0) -> Iterator[TextLine]:
     """Yield the lines of a file that are not empty, from an offset on.
 
     Raises:
-        CertificateError: a line does not end.
-        OSError: the file cannot be read.
+        CertificateError: A line does not end.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         offset, number = file.seek(start), 0
@@ -53,7 +53,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for a line that was not written to its end.
 
     Raises:
-        CertificateError: the line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
+        CertificateError: The line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
     """
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
     try:
@@ -75,7 +75,7 @@ def read_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object of a line, quickly; what orjson refuses, older records may hold.
 
     Raises:
-        CertificateError: it is torn, or no object.
+        CertificateError: It is torn, or no object.
     """
     try:
         value = orjson.loads(text)
@@ -93,7 +93,7 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
     """Return an object in the form of its model: entries that it lacks get their defaults, unknown ones are left out.
 
     Raises:
-        CertificateError: it does not fit.
+        CertificateError: It does not fit.
     """
     try:
         return model.model_validate(value, extra="ignore").model_dump(by_alias=True)

@@ -32,11 +32,11 @@ def read_members(path: Path, start: int = 0) -> Iterator[Member]:
     """Yield the members of a file from an offset on. Behind what cannot be read, the next member is searched for.
 
     Args:
-        path: the file.
-        start: offset of a member, or of the end of the last one that was read.
+        path: The file.
+        start: Offset of a member, or of the end of the last one that was read.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         tried = 0
@@ -66,7 +66,7 @@ def member_at(path: Path, offset: int) -> Member:
     """Return the member at an offset.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return _read(file, offset)

@@ -46,10 +46,10 @@ class Records:
     Files are read as they are when a method is called, so that a run may still be writing them.
 
     Args:
-        folders: folders of records, run folders that have one called `records`, or single files.
+        folders: Folders of records, run folders that have one called `records`, or single files.
 
     Raises:
-        ConfigError: one of them does not exist.
+        ConfigError: One of them does not exist.
     """
 
     def __init__(self, *folders: str | Path) -> None:
@@ -120,7 +120,7 @@ class Records:
         """Return the record of a conversation.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: There is none.
         """
         if request_id not in self._places:
             self._places = {
@@ -326,7 +326,7 @@ class Records:
         """Return a record in the form of schema 2.
 
         Raises:
-            CertificateError: it is none.
+            CertificateError: It is none.
         """
         _refuse_newer(value)
         if "schema" not in value:
@@ -339,7 +339,7 @@ def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record of schema 1 in the form of schema 2, as plain JSON.
 
     Raises:
-        CertificateError: it is none.
+        CertificateError: It is none.
     """
     try:
         return read_object(line_of(lifted(value)))
@@ -361,7 +361,7 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file or a folder, in the form of schema 2; what cannot be read is logged and left out.
 
     Raises:
-        ConfigError: there is no such file or folder.
+        ConfigError: There is no such file or folder.
     """
     records = Records(path)
     yield from records.records()

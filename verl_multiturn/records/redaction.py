@@ -21,11 +21,11 @@ def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]
     """Return the function that hides what the rules name in a record, as `json_text.plain` returns it.
 
     Args:
-        rules: names of entries, whose texts and numbers become `***` wherever they are in the record's texts; and
+        rules: Names of entries, whose texts and numbers become `***` wherever they are in the record's texts; and
             regular expressions after `re:`, whose matches in texts become `***`.
 
     Raises:
-        ConfigError: a rule is no regular expression.
+        ConfigError: A rule is no regular expression.
     """
     names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
     patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]

@@ -62,7 +62,7 @@ def columns(row: Mapping[str, Any]) -> dict[str, list[Any]]:
     A token that was not sampled has the log-probability 0.0. NaN and infinities are numbers here.
 
     Raises:
-        ValueError: the runs, the ids and the log-probabilities have different numbers of tokens.
+        ValueError: The runs, the ids and the log-probabilities have different numbers of tokens.
     """
     ids, runs = list(row["ids"]), np.array([list(run) for run in row["runs"]], np.int64).reshape(-1, 1 + len(_IN_RUNS))
     given = [float(number) for number in row["logprobs"]]

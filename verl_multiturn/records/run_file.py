@@ -46,8 +46,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
     none, whatever their key: `max_tokens` is a limit.
 
     Args:
-        value: mappings, lists and plain values.
-        key: the key that leads to it.
+        value: Mappings, lists and plain values.
+        key: The key that leads to it.
     """
     if isinstance(value, Mapping):
         return {name: without_secrets(item, str(name)) for name, item in value.items()}
@@ -82,7 +82,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file under another name, and rename it into place.
 
     Raises:
-        OSError: it cannot be written. What was there under the name stays.
+        OSError: It cannot be written. What was there under the name stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")

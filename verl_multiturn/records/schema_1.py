@@ -23,7 +23,7 @@ def rows_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of a record of schema 1, each with its token columns, `prompt_length` and `receipts`.
 
     Raises:
-        TypeError: the record's entry `rows` is not a list of objects.
+        TypeError: The record's entry `rows` is not a list of objects.
     """
     rows = record.get("rows", [record])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
@@ -35,7 +35,7 @@ def lifted(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record of schema 1 in the form of schema 2.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no such record.
+        KeyError, TypeError, ValueError: It is no such record.
     """
     rows = rows_of(record)
     known = [Receipts.from_json(row["receipts"]) for row in rows]

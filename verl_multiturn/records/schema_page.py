@@ -36,7 +36,7 @@ def write_page(page: str) -> str:
     """Return the page with the entries between its two marks.
 
     Args:
-        page: the page as it is, with the marks.
+        page: The page as it is, with the marks.
     """
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{_entries()}\n{END}{rest.split(END)[1]}"

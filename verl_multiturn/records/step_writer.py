@@ -46,8 +46,8 @@ class StepWriter:
     """Writer of a run's file, its joins and `steps.jsonl`.
 
     Args:
-        folder: folder of the records; it is created where it does not exist.
-        start: the run's start.
+        folder: Folder of the records; it is created where it does not exist.
+        start: The run's start.
     """
 
     def __init__(self, folder: str | Path, start: str) -> None:
@@ -73,9 +73,9 @@ class StepWriter:
         """Write the join of a step or a validation; `make` is called in the thread.
 
         Args:
-            validation: whether it is that of a validation.
-            step: the step.
-            make: function that returns a table of `schema.JOINED`. Nothing that it reads may be changed any more.
+            validation: Whether it is that of a validation.
+            step: The step.
+            make: Function that returns a table of `schema.JOINED`. Nothing that it reads may be changed any more.
         """
         with self._changed:
             if self._joins >= _MOST_JOINS:
@@ -159,8 +159,8 @@ def clock_of(ask: Callable[[], tuple[str, float]], times: int = 5) -> dict[str, 
     """Return how far a worker's clock is from this process's (`schema.Clock`), from the quickest of some answers.
 
     Args:
-        ask: asks the worker for the stem of its files and its time.
-        times: how often it is asked.
+        ask: Asks the worker for the stem of its files and its time.
+        times: How often it is asked.
     """
     best: tuple[float, float, str] | None = None
     for _ in range(times):

@@ -49,10 +49,10 @@ def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
     """Verify one record of schema 1 or 2, with all rows of its conversation.
 
     Args:
-        record: the record, as `json.loads` returns it, or as it is handed to the writer.
+        record: The record, as `json.loads` returns it, or as it is handed to the writer.
 
     Raises:
-        CertificateError: this is not a record, or its receipts are missing or cannot be read.
+        CertificateError: This is not a record, or its receipts are missing or cannot be read.
     """
     if "schema" not in record:
         return _verify_1(record)
@@ -68,7 +68,7 @@ def receipts_of(record: Mapping[str, Any]) -> list[Receipts]:
     """Return the receipts of each row of a record of schema 2, built again from its tokens.
 
     Raises:
-        CertificateError: this is not a record, or its tokens cannot be read.
+        CertificateError: This is not a record, or its tokens cannot be read.
     """
     return _Verification(record).receipts
 
@@ -77,7 +77,7 @@ class _Verification:
     """The verification of one record of schema 2.
 
     Raises:
-        CertificateError: this is not a record, or its tokens cannot be read.
+        CertificateError: This is not a record, or its tokens cannot be read.
     """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class _Verification:
         """Return a row with its full columns.
 
         Raises:
-            CertificateError: its runs, ids and logprobs do not fit each other.
+            CertificateError: Its runs, ids and logprobs do not fit each other.
         """
         length, runs = row["prompt_length"], row["runs"]
         try:
@@ -146,7 +146,7 @@ class _Verification:
         """Return the receipt of a generation, built again from its tokens.
 
         Raises:
-            CertificateError: its tokens cannot be read.
+            CertificateError: Its tokens cannot be read.
         """
         generation, rows = self._record["generations"][number], self._rows
         row, cause, start, count = (generation[name] for name in ("row", "cause", "start", "tokens"))

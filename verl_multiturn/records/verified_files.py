@@ -35,12 +35,12 @@ def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
     """Verify files of records, one by one.
 
     Args:
-        paths: files, folders of them, and run folders.
+        paths: Files, folders of them, and run folders.
 
     Raises:
-        CertificateError: a path is neither, a file cannot be read or holds no record, or a line is valid JSON but no
+        CertificateError: A path is neither, a file cannot be read or holds no record, or a line is valid JSON but no
             valid record.
-        ConfigError: a path does not exist.
+        ConfigError: A path does not exist.
     """
     for path in paths:
         files = record_files(folder_of(path))

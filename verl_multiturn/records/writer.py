@@ -59,16 +59,16 @@ class RecordWriter:
     """Writer of a worker's records and lines; see `schema` for the files.
 
     Args:
-        folder: folder of the records; it is created where it does not exist.
-        start: the run's start, `RunFile.start`.
-        share: share of the groups whose records are kept. Groups are kept whole, the same in all processes.
-        max_gb: the most GB of records in the folder, those of earlier starts included; None: no limit. What comes
+        folder: Folder of the records; it is created where it does not exist.
+        start: The run's start, `RunFile.start`.
+        share: Share of the groups whose records are kept. Groups are kept whole, the same in all processes.
+        max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. What comes
             beyond is dropped, and its lines are written.
-        redact: what is hidden, see `redaction.redaction`.
+        redact: What is hidden, see `redaction.redaction`.
 
     Raises:
-        OSError: the folder or a file cannot be created.
-        ConfigError: a rule of `redact` is no regular expression.
+        OSError: The folder or a file cannot be created.
+        ConfigError: A rule of `redact` is no regular expression.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class RecordWriter:
         """Hand over the record of a conversation that ended.
 
         Args:
-            make: function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
+            make: Function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
                 nothing that it reads may be changed any more.
-            line: the line of its end, without `summary`, `offset` and `place`.
+            line: The line of its end, without `summary`, `offset` and `place`.
         """
         self._hand(_Item(_with("end", line), make))
 
@@ -267,7 +267,7 @@ def append(path: Path, data: bytes) -> int:
     """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: It cannot be written.
     """
     with path.open("ab", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)

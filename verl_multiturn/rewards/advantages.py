@@ -58,8 +58,8 @@ def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
     """Return the advantages of `mt_grpo`: a conversation's reward less the mean, for all its turns.
 
     Args:
-        group: the conversations of one prompt.
-        std: whether to divide by the standard deviation (of a sample, with `n - 1`).
+        group: The conversations of one prompt.
+        std: Whether to divide by the standard deviation (of a sample, with `n - 1`).
     """
     return _compare(group, lambda valid: _of_rewards(valid, std, across_rows=False))
 
@@ -68,9 +68,9 @@ def of_discounted(group: Sequence[Played], gamma: float = 1.0, std: bool = True)
     """Return the advantages of `mt_grpo`, each times `gamma` for each completion after it (`Turn.after`).
 
     Args:
-        group: the sessions of one prompt.
-        gamma: discount from a completion to the one that it continues.
-        std: as for `of_conversations`.
+        group: The sessions of one prompt.
+        gamma: Discount from a completion to the one that it continues.
+        std: As for `of_conversations`.
     """
     return [
         [value * gamma**turn.after for turn, value in zip(played.turns, own, strict=True)]
@@ -90,9 +90,9 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
             == [[0.0, 0.5, -0.5], [-0.5]]
 
     Args:
-        group: the sessions of one prompt, each with all its completions that were delivered.
-        gamma: discount from a completion to the one that it continues.
-        std: as for `of_conversations`.
+        group: The sessions of one prompt, each with all its completions that were delivered.
+        gamma: Discount from a completion to the one that it continues.
+        std: As for `of_conversations`.
     """
 
     def compared(valid: list[Played]) -> Advantages:
@@ -113,8 +113,8 @@ def of_turns(group: Sequence[Played], gamma: float = 1.0) -> Advantages:
         of_turns([Played([Turn(0), Turn(1, 1.0)]), Played([Turn(0)])]) == [[0.5, 0.5], [-0.5]]
 
     Args:
-        group: the conversations of one prompt.
-        gamma: discount of the reward of the next turn.
+        group: The conversations of one prompt.
+        gamma: Discount of the reward of the next turn.
     """
 
     def compared(valid: list[Played]) -> Advantages:
@@ -144,11 +144,11 @@ def of_states(
     Equations 3, 6, 7 and 8 of arXiv 2505.10978. A turn whose state was met once has no advantage in it.
 
     Args:
-        group: the conversations of one prompt.
-        gamma: discount of the reward of the next turn.
-        weight: weight of the second part.
-        std: whether both parts are divided by the standard deviation (of a sample, with `n - 1`).
-        across_rows: whether a conversation counts in the mean of the first part once for each turn, as in the paper's
+        group: The conversations of one prompt.
+        gamma: Discount of the reward of the next turn.
+        weight: Weight of the second part.
+        std: Whether both parts are divided by the standard deviation (of a sample, with `n - 1`).
+        across_rows: Whether a conversation counts in the mean of the first part once for each turn, as in the paper's
             published code; otherwise once.
     """
 

@@ -49,8 +49,8 @@ def last_block(text: str, languages: tuple[str, ...]) -> str | None:
     """Return the last fenced block of some languages; None when there is none or it is not closed.
 
     Args:
-        text: the text.
-        languages: words after the opening backticks that are accepted, in lower case.
+        text: The text.
+        languages: Words after the opening backticks that are accepted, in lower case.
     """
     found: str | None = None
     lines: list[str] | None = None

@@ -27,12 +27,12 @@ async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -
     """Compare the answer's number with the ground truth's by value: 42, 42.0 and $42 are the same.
 
     Args:
-        solution: the conversation; the number is in its answer.
-        ground_truth: a number, or a text that ends with one.
-        options: options of this reward.
+        solution: The conversation; the number is in its answer.
+        ground_truth: A number, or a text that ends with one.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth has no number.
+        ConfigError: The ground truth has no number.
     """
     gold = parse_answer(str(ground_truth))
     if gold is None:

@@ -30,14 +30,14 @@ async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> 
     one that the entry names, else the NAME in the `data_source` `reasoning_gym/NAME`.
 
     Args:
-        solution: the conversation.
-        ground_truth: an entry of the data set, `{"answer": …, "metadata": …}`, or JSON text of it. Any other text is
+        solution: The conversation.
+        ground_truth: An entry of the data set, `{"answer": …, "metadata": …}`, or JSON text of it. Any other text is
             the right answer, for data sets whose verifier needs no more.
-        options: options of this reward.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth has no answer, or there is no such data set or package.
-        TimeoutError, WorkerError, TruthError, OutageError: see `verify`.
+        ConfigError: The ground truth has no answer, or there is no such data set or package.
+        TimeoutError, WorkerError, TruthError, OutageError: See `verify`.
     """
     entry = _entry(ground_truth)
     metadata = entry.setdefault("metadata", {})

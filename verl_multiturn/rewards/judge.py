@@ -107,10 +107,10 @@ class _Judge:
         """Ask the judge, and return its verdict.
 
         Raises:
-            TimeoutError: all attempts together took too long, and the answer may be to blame: the judge has replied
+            TimeoutError: All attempts together took too long, and the answer may be to blame: the judge has replied
                 to one, or replies to another question.
-            WorkerError: no attempt brought a verdict, and the answer may be to blame in the same way.
-            OutageError: the judge is not there.
+            WorkerError: No attempt brought a verdict, and the answer may be to blame in the same way.
+            OutageError: The judge is not there.
         """
         replies = []
 
@@ -146,13 +146,13 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
     """Judge whether the text in the last turn's `<answer>…</answer>` says the same as the gold answer.
 
     Args:
-        solution: the conversation; its `extra_info` holds the `question`.
-        ground_truth: the gold answer, a text or a number.
-        options: options of this reward.
+        solution: The conversation; its `extra_info` holds the `question`.
+        ground_truth: The gold answer, a text or a number.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: no judge is configured, or the row has no question or no gold answer.
-        TimeoutError, WorkerError, OutageError: the judge has given no verdict; see `_Judge.ask`.
+        ConfigError: No judge is configured, or the row has no question or no gold answer.
+        TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `_Judge.ask`.
     """
     judge = shared(("judge", options), lambda: _Judge(options))
     question = solution.extra_info.get("question")
@@ -185,9 +185,9 @@ def means_the_same(answer: str, gold: str, short_words: int) -> bool:
     ("B. On the left"). SQuAD's normalisation would not do: it drops the option A as an article, and signs of numbers.
 
     Args:
-        answer: the answer.
-        gold: the gold answer.
-        short_words: most words of a short gold answer.
+        answer: The answer.
+        gold: The gold answer.
+        short_words: Most words of a short gold answer.
     """
     option = _OPTION.fullmatch(gold.strip())
     if option is not None:

@@ -35,13 +35,13 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
     r"""Score whether the last `\boxed{…}` is the same number, formula, set or text as the ground truth.
 
     Args:
-        solution: the conversation; the box is in its answer.
-        ground_truth: the right answer, in a box or without.
-        options: options of this reward.
+        solution: The conversation; the box is in its answer.
+        ground_truth: The right answer, in a box or without.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth is empty, or neither text nor a number; or the package is not installed.
-        TimeoutError, WorkerError, TruthError, OutageError: see `verify`.
+        ConfigError: The ground truth is empty, or neither text nor a number; or the package is not installed.
+        TimeoutError, WorkerError, TruthError, OutageError: See `verify`.
     """
     gold = str(ground_truth).strip() if isinstance(ground_truth, str | int | float) else ""
     gold = last_boxed(gold) or gold

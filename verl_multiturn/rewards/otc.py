@@ -29,8 +29,8 @@ def r_tool_ppo(calls: int, c: float) -> float:
     """Return OTC-PPO's coefficient of a conversation, which is 1 without a call.
 
     Args:
-        calls: tool calls of the conversation.
-        c: smoothing constant, above 0. The larger it is, the slower the coefficient falls towards 0.
+        calls: Tool calls of the conversation.
+        c: Smoothing constant, above 0. The larger it is, the slower the coefficient falls towards 0.
     """
     return math.cos(calls * math.pi / (2 * calls + c))
 
@@ -39,9 +39,9 @@ def r_tool_grpo(calls: int, fewest: int, c: float) -> float:
     """Return OTC-GRPO's coefficient of a conversation.
 
     Args:
-        calls: tool calls of the conversation.
-        fewest: fewest calls of a correct answer to the question.
-        c: smoothing constant, above 0; it matters only when `fewest` is 0.
+        calls: Tool calls of the conversation.
+        fewest: Fewest calls of a correct answer to the question.
+        c: Smoothing constant, above 0; it matters only when `fewest` is 0.
     """
     if fewest == 0:
         return r_tool_ppo(calls, c)
@@ -52,9 +52,9 @@ def r_tools(calls: Sequence[int], form: Form, c: float) -> list[float]:
     """Return the coefficients of the correct answers to one question.
 
     Args:
-        calls: tool calls of each correct answer.
-        form: form of the coefficient in the paper.
-        c: smoothing constant, above 0.
+        calls: Tool calls of each correct answer.
+        form: Form of the coefficient in the paper.
+        c: Smoothing constant, above 0.
     """
     if form == "ppo":
         return [r_tool_ppo(m, c) for m in calls]

@@ -28,11 +28,11 @@ def encode(value: Any, depth: int = 0) -> list[Any]:
         encode([1, "a"]) == ["list", [["int", "0x1"], ["str", "a"]]]
 
     Args:
-        value: the value.
-        depth: how deeply the value is nested.
+        value: The value.
+        depth: How deeply the value is nested.
 
     Raises:
-        TypeError: the value, or a value in it, has another type, or it is nested too deeply.
+        TypeError: The value, or a value in it, has another type, or it is nested too deeply.
     """
     if depth > _DEPTH:
         raise TypeError("a value that is nested too deeply")
@@ -82,8 +82,8 @@ def run_program(source: str, imports: str = "") -> None:
     """Run a program with the file `.stdin` as its standard input; only its standard output is kept.
 
     Args:
-        source: the program.
-        imports: import statements that the program forgot.
+        source: The program.
+        imports: Import statements that the program forgot.
     """
     _silence(2)
     given = os.open(".stdin", os.O_RDONLY | os.O_CREAT)
@@ -99,8 +99,8 @@ def define(source: str, imports: str = "") -> None:
     """Run a program as the module `solution`, so that its functions can be called; its output is dropped.
 
     Args:
-        source: the program.
-        imports: import statements that the program forgot.
+        source: The program.
+        imports: Import statements that the program forgot.
     """
     _silence(1)
     _silence(2)
@@ -186,9 +186,9 @@ def judge(test: str, names: list[str], results: list[str]) -> bytes:
     first call that has no result yet.
 
     Args:
-        test: code of the test.
-        names: names in the test that may be functions of the program.
-        results: answers of `call` to the calls so far. A text that is no such answer is an error of the call.
+        test: Code of the test.
+        names: Names in the test that may be functions of the program.
+        results: Answers of `call` to the calls so far. A text that is no such answer is an error of the call.
     """
     _silence(1)
     _silence(2)

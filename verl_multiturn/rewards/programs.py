@@ -139,19 +139,19 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     A program that is late with a test has failed that test, and the score's `timed_out` is 1.
 
     Args:
-        solution: the conversation; the program is in its answer.
-        ground_truth: one of these, or JSON text of it:
+        solution: The conversation; the program is in its answer.
+        ground_truth: One of these, or JSON text of it:
             `{"inputs": [...], "outputs": [...]}` with texts for standard input and output;
             the same with `fn_name` (as in APPS and TACO), where each input is the list of a call's arguments, and each
             output the call's value;
             `{"assert_case": [...]}` with the code of each test.
-        options: options of this reward.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth holds no tests, or the sandbox does not work on this machine.
-        TimeoutError: all tests together took longer than `total_timeout_s`.
-        TruthError: a test passes the program a value that cannot be sent to another sandbox, or cannot be judged.
-        OutageError: a sandbox could not be started (`SandboxError`) or prepared.
+        ConfigError: The ground truth holds no tests, or the sandbox does not work on this machine.
+        TimeoutError: All tests together took longer than `total_timeout_s`.
+        TruthError: A test passes the program a value that cannot be sent to another sandbox, or cannot be judged.
+        OutageError: A sandbox could not be started (`SandboxError`) or prepared.
     """
     tests = _read(ground_truth, solution.data_source)
     program = last_block(solution.answer, ("python", "py", "python3"))
@@ -230,7 +230,7 @@ async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: _
     A referee that was stopped, or that has no verdict, has found the program wrong.
 
     Raises:
-        TruthError: the test cannot be judged: it passes the program a value that cannot be sent to another sandbox,
+        TruthError: The test cannot be judged: it passes the program a value that cannot be sent to another sandbox,
             or there is no verdict although nothing of the program is in the test yet.
     """
     cell, verdict, problem = f"judge({code!r}, {_free_names(code)!r}, {results!r})", [], "it is too long"

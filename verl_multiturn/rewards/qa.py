@@ -41,13 +41,13 @@ async def reward(solution: Solution, ground_truth: Any, options: QaOptions) -> S
     """Score an answer by the gold answer that it fits best.
 
     Args:
-        solution: the conversation; the answer may be in any of its turns.
-        ground_truth: a gold answer, a list of gold answers, or Search-R1's `{"target": …}` of either. The list and the
+        solution: The conversation; the answer may be in any of its turns.
+        ground_truth: A gold answer, a list of gold answers, or Search-R1's `{"target": …}` of either. The list and the
             target may be JSON text.
-        options: options of this reward.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth has another form.
+        ConfigError: The ground truth has another form.
     """
     golds = _gold_answers(ground_truth, solution.data_source)
     formatted = has_one(solution.answer, "answer")

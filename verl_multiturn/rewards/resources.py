@@ -25,8 +25,8 @@ def shared(key: Hashable, open_resource: Callable[[], Resource]) -> Resource:
     """Return the running event loop's resource of a key; open it at the first call.
 
     Args:
-        key: names the resource, its options included.
-        open_resource: makes the resource, without waiting for anything.
+        key: Names the resource, its options included.
+        open_resource: Makes the resource, without waiting for anything.
     """
     of_loop = _resources.setdefault(asyncio.get_running_loop(), {})
     if key not in of_loop:

@@ -105,19 +105,19 @@ async def compute_score(
     """Score one row, as verl's reward function; see `docs/write/rewards.md`.
 
     Args:
-        data_source: the row's data source, which decides the reward.
-        solution_str: the decoded response, tool output included. The assistant's own text is taken from it only when
+        data_source: The row's data source, which decides the reward.
+        solution_str: The decoded response, tool output included. The assistant's own text is taken from it only when
             `extra_info` has no `assistant_texts`; our agent loop puts these there. (`tool_n1` also reads calls in it.)
-        ground_truth: the row's ground truth, in the form that the reward needs.
-        extra_info: the row's `extra_info`, with the entries that the agent loop added.
-        reward_kwargs: options, as in `RewardKwargs`.
+        ground_truth: The row's ground truth, in the form that the reward needs.
+        extra_info: The row's `extra_info`, with the entries that the agent loop added.
+        reward_kwargs: Options, as in `RewardKwargs`.
 
     Returns:
         `score`, `acc`, `format`, `answered`, `timed_out`, `failed`, `outage` and `unjudgeable`; every row has
         all these keys.
 
     Raises:
-        ConfigError: the author of the data or the configuration made a mistake: there is no reward for the data source,
+        ConfigError: The author of the data or the configuration made a mistake: there is no reward for the data source,
             an option is unknown, or the ground truth has another form. Nothing that a model wrote raises an error.
     """
     kwargs = read_reward_kwargs(reward_kwargs)
@@ -150,10 +150,10 @@ def read_reward_kwargs(raw: Mapping[str, Any]) -> RewardKwargs:
     """Read and check the options of `compute_score`.
 
     Args:
-        raw: the options, as verl passes them.
+        raw: The options, as verl passes them.
 
     Raises:
-        ConfigError: a key is unknown (the message names the nearest known one), or a value does not fit.
+        ConfigError: A key is unknown (the message names the nearest known one), or a value does not fit.
     """
     return _read(json.dumps({key: plain(value) for key, value in raw.items() if key not in _OF_VERL}, default=str))
 
@@ -176,11 +176,11 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
     """Return the name of the reward for a data source.
 
     Args:
-        data_source: the row's data source.
-        routes: the user's patterns, which are tried before `ROUTES`.
+        data_source: The row's data source.
+        routes: The user's patterns, which are tried before `ROUTES`.
 
     Raises:
-        ConfigError: no pattern matches the data source.
+        ConfigError: No pattern matches the data source.
     """
     for pattern, name in [*routes.items(), *ROUTES.items()]:
         if fnmatchcase(str(data_source).lower(), pattern.lower()):

@@ -23,14 +23,14 @@ class Solution:
     """The conversation that is scored.
 
     Attributes:
-        data_source: the row's data source.
-        texts: the assistant's texts, one for each turn. For a row of another agent loop than ours there is one text,
+        data_source: The row's data source.
+        texts: The assistant's texts, one for each turn. For a row of another agent loop than ours there is one text,
             the decoded response with all tool output.
-        calls: for each turn its calls, as pairs of name and arguments (JSON text). The name is empty when a call could
+        calls: For each turn its calls, as pairs of name and arguments (JSON text). The name is empty when a call could
             not be read. Empty for a row of another agent loop.
-        statuses: for each call its `CallStatus`, as in `tools/calls/results.py`.
-        extra_info: the row's `extra_info`, with the entries that the agent loop added.
-        response: the whole decoded response, with the calls as the model wrote them and the tools' output.
+        statuses: For each call its `CallStatus`, as in `tools/calls/results.py`.
+        extra_info: The row's `extra_info`, with the entries that the agent loop added.
+        response: The whole decoded response, with the calls as the model wrote them and the tools' output.
     """
 
     data_source: str
@@ -77,7 +77,7 @@ class Score:
     """The result of a reward.
 
     Attributes:
-        value: value of the answer, 1.0 when it is right.
+        value: Value of the answer, 1.0 when it is right.
         acc: 1.0 when the answer is right, else 0.0.
         format: 1.0 when the answer is written as asked for, else 0.0.
         answered: 1.0 when there is an answer, else 0.0.
@@ -103,8 +103,8 @@ class Score:
         """Return the score of an answer that exists and is simply right or wrong.
 
         Args:
-            right: whether the answer is right.
-            formatted: whether it is written as asked for.
+            right: Whether the answer is right.
+            formatted: Whether it is written as asked for.
         """
         return cls(value=float(right), acc=float(right), format=float(formatted), answered=1.0)
 
@@ -141,9 +141,9 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
     the score is then 0.
 
     Args:
-        score: the reward's result.
-        solution: the conversation that was scored.
-        options: options of the reward.
+        score: The reward's result.
+        solution: The conversation that was scored.
+        options: Options of the reward.
     """
     total = score.value
     if not (score.failed or score.timed_out):

@@ -78,17 +78,17 @@ async def reward(solution: Solution, ground_truth: Any, options: SqlOptions) -> 
     """Score whether the query of a conversation has the result of the gold query.
 
     Args:
-        solution: the conversation; the query is in its last turn (with `format: skyrl` in any turn).
+        solution: The conversation; the query is in its last turn (with `format: skyrl` in any turn).
         ground_truth: `{"sql": the gold query}` with `db_id` or `db_path`, as in the `sql` tool's `create_kwargs`, or
             JSON text of it.
-        options: options of this reward.
+        options: Options of this reward.
 
     Raises:
         ConfigError: `root` is missing, the ground truth has another form, or there is no such database.
-        TimeoutError: the query took too long.
-        WorkerError: the query ended the process.
-        TruthError: the gold query itself fails or is late.
-        OutageError: the process ends whatever the query is.
+        TimeoutError: The query took too long.
+        WorkerError: The query ended the process.
+        TruthError: The gold query itself fails or is late.
+        OutageError: The process ends whatever the query is.
     """
     gold, database = _read(ground_truth, solution.data_source, options)
     if options.format == "skyrl":
@@ -142,7 +142,7 @@ def skyrl_query(texts: Sequence[str]) -> str | None:
       lacks its `<think>` in the texts, and is accepted.
 
     Args:
-        texts: the assistant's texts, one for each turn.
+        texts: The assistant's texts, one for each turn.
     """
     whole = "".join(texts)
     before, opened, after = whole.partition("<solution>")

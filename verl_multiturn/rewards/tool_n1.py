@@ -34,12 +34,12 @@ async def reward(solution: Solution, ground_truth: Any, options: ToolN1Options) 
     from the text: missing arguments become `{}`, and JSON within a text becomes an object.
 
     Args:
-        solution: the conversation.
+        solution: The conversation.
         ground_truth: `[{"name": …, "arguments": {…}}, …]`, or JSON text of it.
-        options: options of this reward.
+        options: Options of this reward.
 
     Raises:
-        ConfigError: the ground truth has another form.
+        ConfigError: The ground truth has another form.
     """
     gold = _gold_calls(ground_truth, solution.data_source)
     first = solution.texts[0] if solution.texts else ""
@@ -86,7 +86,7 @@ def _counted(calls: Any) -> Counter[str]:
     """Count the calls, each written as JSON with sorted keys, so that 1, 1.0 and true are three different values.
 
     Raises:
-        ValueError: this is not a list of calls.
+        ValueError: This is not a list of calls.
     """
     if not isinstance(calls, list):
         raise ValueError("no list")

@@ -43,16 +43,16 @@ async def verify(
 
     Args:
         package: `math_verify` or `reasoning_gym`.
-        request: the answer and what it is compared with, as `verify_worker.py` reads it.
-        control: the same with the right answer in the answer's place; None: there is none.
-        options: limits of the process.
+        request: The answer and what it is compared with, as `verify_worker.py` reads it.
+        control: The same with the right answer in the answer's place; None: there is none.
+        options: Limits of the process.
 
     Raises:
-        ConfigError: the package is not installed, or does not know the data set in the request.
-        TimeoutError: the verifier took too long.
-        WorkerError: the verifier raised an error or could not judge, or its process ended, with this answer alone.
-        TruthError: it cannot judge the right answer either.
-        OutageError: its process does not live, whatever the answer is.
+        ConfigError: The package is not installed, or does not know the data set in the request.
+        TimeoutError: The verifier took too long.
+        WorkerError: The verifier raised an error or could not judge, or its process ended, with this answer alone.
+        TruthError: It cannot judge the right answer either.
+        OutageError: Its process does not live, whatever the answer is.
     """
     pool = shared((package, options), lambda: _open(package, options))
     return await judge_or_blame(lambda: _ask(pool, request), None if control is None else lambda: _ask(pool, control))
@@ -64,14 +64,14 @@ async def judge_or_blame(judge: Callable[[], Awaitable[T]], control: Callable[[]
     A process that ended is tried once more: it may have been killed from outside.
 
     Args:
-        judge: judges the answer, and may be called twice.
-        control: judges the right answer; None: there is none.
+        judge: Judges the answer, and may be called twice.
+        control: Judges the right answer; None: there is none.
 
     Raises:
-        WorkerError: there is no verdict on this answer alone.
-        TruthError: there is none on the right answer either.
-        OutageError: the process does not live, whatever the answer is.
-        TimeoutError: the verdict is late.
+        WorkerError: There is no verdict on this answer alone.
+        TruthError: There is none on the right answer either.
+        OutageError: The process does not live, whatever the answer is.
+        TimeoutError: The verdict is late.
     """
     try:
         try:

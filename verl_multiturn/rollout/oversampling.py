@@ -34,8 +34,8 @@ def samples_to_start(wanted: int, rate: float) -> int:
     The rate is taken as it is written in decimals. Example: 21 / (1 - 0.3) is 30, and a little more in floats.
 
     Args:
-        wanted: number of samples that stay.
-        rate: share of the started samples that is cut, from 0 to 0.5.
+        wanted: Number of samples that stay.
+        rate: Share of the started samples that is cut, from 0 to 0.5.
     """
     return math.ceil(wanted / (1 - Fraction(str(rate))))
 
@@ -44,8 +44,8 @@ class FirstValid:
     """The samples of one group, of which the first `wanted` valid ones stay.
 
     Args:
-        wanted: number of samples that may stay.
-        started: number of samples that begin; their numbers are 0 to `started - 1`.
+        wanted: Number of samples that may stay.
+        started: Number of samples that begin; their numbers are 0 to `started - 1`.
     """
 
     def __init__(self, wanted: int, started: int) -> None:
@@ -65,12 +65,12 @@ class FirstValid:
         """Run a sample; return when it is over, also when it was cut.
 
         Args:
-            number: number of the sample.
-            sample: the sample's work, which asks `stays` once it has a result.
+            number: Number of the sample.
+            sample: The sample's work, which asks `stays` once it has a result.
 
         Raises:
-            Exception: the sample failed, and was not cut before.
-            CancelledError: the caller cancelled.
+            Exception: The sample failed, and was not cut before.
+            CancelledError: The caller cancelled.
         """
         began = time.monotonic()
         try:
@@ -98,8 +98,8 @@ class FirstValid:
         """Tell whether a sample that has a result stays. An invalid one waits until that is known.
 
         Args:
-            number: number of the sample.
-            valid: whether its result is valid.
+            number: Number of the sample.
+            valid: Whether its result is valid.
         """
         self._ended_at[number] = time.monotonic()
         if number in self._cut:

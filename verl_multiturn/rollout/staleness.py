@@ -34,8 +34,8 @@ class Bound:
         """Return the last step that may train a group whole.
 
         Args:
-            dispatched: step in which the group was given to the engine. Its tokens have at least the version before.
-            oldest: version of the group's oldest token, once that is known.
+            dispatched: Step in which the group was given to the engine. Its tokens have at least the version before.
+            oldest: Version of the group's oldest token, once that is known.
         """
         return (dispatched - 1 if oldest is None else oldest) + 1 + self.max_staleness
 
@@ -48,8 +48,8 @@ def earliest(deadlines: Mapping[str, int], count: int) -> list[str]:
     """Return the names of the groups to train next: those with the earliest deadlines.
 
     Args:
-        deadlines: deadline of each finished group, by its name; equal ones keep their order.
-        count: number of groups to return.
+        deadlines: Deadline of each finished group, by its name; equal ones keep their order.
+        count: Number of groups to return.
     """
     return sorted(deadlines, key=lambda uid: deadlines[uid])[:count]
 
@@ -66,12 +66,12 @@ def may_take(
     When waiting cannot help, the answer is True, so that no trainer waits in vain.
 
     Args:
-        finished: deadlines of the finished groups, at least `count` of them.
-        unfinished: deadlines of the groups that are still running or not yet begun.
-        count: number of groups to take.
-        step: the step that takes them.
-        left: number of groups that this step takes afterwards.
-        batch_size: number of groups that every later step takes.
+        finished: Deadlines of the finished groups, at least `count` of them.
+        unfinished: Deadlines of the groups that are still running or not yet begun.
+        count: Number of groups to take.
+        step: The step that takes them.
+        left: Number of groups that this step takes afterwards.
+        batch_size: Number of groups that every later step takes.
     """
     in_order = sorted(finished)
     taken, stay = in_order[:count], in_order[count:]
@@ -89,10 +89,10 @@ def to_reroll(prompts: Mapping[str, Mapping[str, Any]], step: int, bound: Bound)
     """Return the names of the unfinished groups that are begun anew: their deadline has passed.
 
     Args:
-        prompts: tags of the prompts in TransferQueue, by the prompt's name. `global_steps` is the step in which the
+        prompts: Tags of the prompts in TransferQueue, by the prompt's name. `global_steps` is the step in which the
             group was dispatched, `rerolls` how often it was begun anew.
-        step: the step that begins.
-        bound: the bound of the ages.
+        step: The step that begins.
+        bound: The bound of the ages.
     """
     return [
         uid
@@ -107,9 +107,9 @@ def too_old(versions: NDArray[Any], step: int, bound: Bound) -> NDArray[np.bool_
     """Return for each token whether a step must not train it, by its age; a version of -1 is not known.
 
     Args:
-        versions: versions of tokens, `(T,)`.
-        step: the step that trains.
-        bound: the bound of the ages.
+        versions: Versions of tokens, `(T,)`.
+        step: The step that trains.
+        bound: The bound of the ages.
     """
     found: NDArray[np.bool_] = versions < bound.oldest_trained(step)
     return found

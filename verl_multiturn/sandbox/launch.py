@@ -137,7 +137,7 @@ class Launch:
         Only with bubblewrap, which waits for this call.
 
         Raises:
-            SandboxError: bubblewrap has ended, or we may not map users.
+            SandboxError: Bubblewrap has ended, or we may not map users.
         """
         process_id = self._find_zygote()
         if self._own_users:

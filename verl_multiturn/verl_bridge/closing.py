@@ -59,7 +59,7 @@ def close_at_end(tools: Sequence[Any]) -> None:
     """Remember what is used on the running event loop; it is closed when the process exits or is asked to.
 
     Args:
-        tools: the tools and interactions.
+        tools: The tools and interactions.
     """
     opened = _Opened(tools)
     _opened.append(opened)

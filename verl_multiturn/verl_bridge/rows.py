@@ -25,14 +25,14 @@ def make_request(
     Args:
         row: `raw_prompt` (messages), `tools_kwargs`, `interaction_kwargs`, and `extra_info` with `need_tools_kwargs`,
             `tools_kwargs` and `tool_selection` as verl defines them.
-        tools: all tools of the run, by name; `tools_of_row` chooses those of the request.
-        sampling: sampling parameters in the engine's own names.
-        request_id: the request's unique id.
-        takes_images: whether the model takes images.
-        interactions: all interactions of the run, by name; `interaction_of_row` chooses that of the request.
+        tools: All tools of the run, by name; `tools_of_row` chooses those of the request.
+        sampling: Sampling parameters in the engine's own names.
+        request_id: The request's unique id.
+        takes_images: Whether the model takes images.
+        interactions: All interactions of the run, by name; `interaction_of_row` chooses that of the request.
 
     Raises:
-        ConfigError: the row's tools, `tools_kwargs` or `interaction_kwargs` do not fit the run, or its messages cannot
+        ConfigError: The row's tools, `tools_kwargs` or `interaction_kwargs` do not fit the run, or its messages cannot
             be used.
     """
     where = row_name(row)

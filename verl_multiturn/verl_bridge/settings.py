@@ -96,7 +96,7 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
         rollout: `actor_rollout_ref.rollout`, as OmegaConf's object or as verl's dataclass.
 
     Raises:
-        ConfigError: an unknown key, or a value that does not fit.
+        ConfigError: An unknown key, or a value that does not fit.
     """
     custom = rollout.get("custom")
     if not isinstance(custom, Mapping | None):
@@ -113,7 +113,7 @@ def runs_our_server(rollout: Any) -> bool:
     disaggregated prefill and decoding verl makes its own servers, whatever the name.
 
     Args:
-        rollout: a rollout configuration, as OmegaConf's object or as verl's dataclass.
+        rollout: A rollout configuration, as OmegaConf's object or as verl's dataclass.
     """
     if is_disaggregated(rollout):
         return False
@@ -138,7 +138,7 @@ def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bo
 
     Args:
         config: verl's whole configuration.
-        settings: our settings in it.
+        settings: Our settings in it.
     """
     if settings.context.mode != "append":
         return True
@@ -149,7 +149,7 @@ def wall_clock_s(settings: MultiTurnSettings) -> float:
     """Return the seconds that a session may take.
 
     Raises:
-        ConfigError: there is no limit.
+        ConfigError: There is no limit.
     """
     if settings.request_timeout_s is None:
         raise ConfigError(

@@ -46,7 +46,7 @@ def look(what: str) -> str:
     """Look at something.
 
     Args:
-        what: the thing.
+        what: The thing.
     """
     return f"seen {what}"
 

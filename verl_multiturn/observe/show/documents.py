@@ -34,7 +34,7 @@ class Shown:
     """A run's folders, as `verl-multiturn show` reads them.
 
     Args:
-        records: the folders.
+        records: The folders.
     """
 
     def __init__(self, records: Records) -> None:
@@ -77,7 +77,7 @@ class Shown:
         """Return what is to be said of a step, and of the validation after it.
 
         Raises:
-            ConfigError: nothing is known of the step.
+            ConfigError: Nothing is known of the step.
         """
         lines = [line for line in self._lines if line["step"] == step]
         rows = self._rows({"step": step})
@@ -104,7 +104,7 @@ class Shown:
         """Return what is to be said of a group; the beginning of its uid is enough.
 
         Raises:
-            ConfigError: there is no such group, or several.
+            ConfigError: There is no such group, or several.
         """
         uid = _one("--group", uid, {fate.uid for fate in self.fates.values() if fate.uid}, "group")
         members = sorted(
@@ -128,7 +128,7 @@ class Shown:
         """Return what is to be said of a conversation; the beginning of its request id is enough.
 
         Raises:
-            ConfigError: there is no such conversation, or several.
+            ConfigError: There is no such conversation, or several.
         """
         request_id = _one("REQUEST", request_id, self.fates, "conversation")
         try:
@@ -248,8 +248,8 @@ def _step_part(line: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]
     """Return what is to be said of a step or a validation.
 
     Args:
-        line: its line in `steps.jsonl`; None: there is none.
-        rows: its rows in the join.
+        line: Its line in `steps.jsonl`; None: there is none.
+        rows: Its rows in the join.
     """
     event = line["event"] if line is not None else "validation" if rows[0]["validation"] else "step"
     said = {} if line is None else {name: value for name, value in line.items() if name not in ("event", "rows")}

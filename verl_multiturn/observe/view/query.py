@@ -37,7 +37,7 @@ def parse(text: str) -> list[Term]:
     """Return the terms of a filter.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: It cannot be read.
     """
     terms, at = [], 0
     text = text.strip()
@@ -61,7 +61,7 @@ def mask_of(table: pa.Table, terms: list[Term]) -> pa.ChunkedArray | None:
     """Return which rows of a table hold all terms; None: all do.
 
     Raises:
-        ConfigError: a term names no column, or compares it with a value of another kind.
+        ConfigError: A term names no column, or compares it with a value of another kind.
     """
     mask = None
     for term in terms:

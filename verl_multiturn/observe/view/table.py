@@ -52,7 +52,7 @@ class Table:
         """Return the rows that hold all terms.
 
         Raises:
-            ConfigError: a term does not fit.
+            ConfigError: A term does not fit.
         """
         mask = mask_of(self.whole, terms)
         return self.whole if mask is None else self.whole.filter(mask)
@@ -70,7 +70,7 @@ class Table:
             limit: Most rows of the page.
 
         Raises:
-            ConfigError: a term does not fit, or there is no such column.
+            ConfigError: A term does not fit, or there is no such column.
         """
         whole = self.whole
         if sort not in whole.column_names:

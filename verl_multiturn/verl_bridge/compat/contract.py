@@ -69,7 +69,7 @@ def check(lines: list[Line] | None = None) -> list[str]:
     """Compare the contract with what is installed.
 
     Args:
-        lines: the contract; by default the table of this folder.
+        lines: The contract; by default the table of this folder.
 
     Returns:
         A sentence for each name that is missing or has changed; none where the contract holds.
@@ -81,8 +81,8 @@ def describe(name: str) -> tuple[str, str]:
     """Return kind and parameters of a foreign name as the contract has them.
 
     Raises:
-        LookupError: there is no such name.
-        Exception: what importing the module raises.
+        LookupError: There is no such name.
+        Exception: What importing the module raises.
     """
     owner, value = _find(name)
     last = name.rpartition(".")[2]
@@ -167,7 +167,7 @@ def _find(name: str) -> tuple[Any, Any]:
     """Return the owner of a name, and what it is; `_ATTRIBUTE` for what only instances have.
 
     Raises:
-        LookupError: there is no such name.
+        LookupError: There is no such name.
     """
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
@@ -231,9 +231,9 @@ def _fits(recorded: str, found: str, *, exact: bool) -> bool:
     """Tell whether a callable can be called as before.
 
     Args:
-        recorded: its parameters in the contract.
-        found: its parameters now.
-        exact: whether it may have no new parameter.
+        recorded: Its parameters in the contract.
+        found: Its parameters now.
+        exact: Whether it may have no new parameter.
     """
     (places, names), (new_places, new_names) = _split(recorded), _split(found)
     given, new = {**dict(places), **names}, {**dict(new_places), **new_names}

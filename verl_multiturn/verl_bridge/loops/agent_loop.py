@@ -28,13 +28,13 @@ def shared_runner(
     Args:
         config: verl's whole configuration.
         client: verl's client of the generation servers.
-        tokenizer: the model's tokenizer.
+        tokenizer: The model's tokenizer.
         hf_model_type: `model_type` of the model's config.json.
-        processor: the processor of a model that takes images; None for a text model.
-        kwargs: what else verl gives to agent loops, `dataset_cls` among it.
+        processor: The processor of a model that takes images; None for a text model.
+        kwargs: What else verl gives to agent loops, `dataset_cls` among it.
 
     Raises:
-        ConfigError: a setting, a tool or the call format cannot work.
+        ConfigError: A setting, a tool or the call format cannot work.
     """
     runner = _runners.get(client)
     if runner is None:
@@ -79,7 +79,7 @@ class MultiTurnAgentLoop(AgentLoopBase):
             row: verl's fields of the row, such as `raw_prompt`, `extra_info`, `uid` and `global_steps`.
 
         Raises:
-            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+            ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake. No other error is raised.
         """
         runner = self._runner

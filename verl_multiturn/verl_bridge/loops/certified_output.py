@@ -118,7 +118,7 @@ def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
     """Tell whether an agent loop returned a conversation that can be trained; one of another loop than ours always can.
 
     Args:
-        output: what the agent loop's `run` returned; an empty list is not a conversation.
+        output: What the agent loop's `run` returned; an empty list is not a conversation.
     """
     outputs = output if isinstance(output, list) else [output]
     return bool(outputs) and all(getattr(each, "stats", {}).get("valid", True) for each in outputs)
@@ -149,9 +149,9 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     which verl takes them.
 
     Args:
-        outcome: the finished conversation.
-        settings: what the rows depend on apart from the conversation.
-        step: training step, reported as the weight version where the engine knows none.
+        outcome: The finished conversation.
+        settings: What the rows depend on apart from the conversation.
+        step: Training step, reported as the weight version where the engine knows none.
     """
     rows = outcome.rows
     void = settings.final_answer is not None and has_void_turn(outcome, settings.final_answer)

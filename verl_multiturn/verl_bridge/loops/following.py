@@ -52,10 +52,10 @@ def follow(
 
     Args:
         row: verl's row, with `uid`, `session_id`, `index`, `global_steps` and `agent_name` as far as it has them.
-        listeners: who is told of it.
-        name: its request id; None: a new one.
-        validation: whether it belongs to a validation.
-        rerolled_from: uid of the group in whose place its group was begun.
+        listeners: Who is told of it.
+        name: Its request id; None: a new one.
+        validation: Whether it belongs to a validation.
+        rerolled_from: Uid of the group in whose place its group was begun.
     """
     outer, told = _followed.get(), [listener for listener in listeners if listener is not None]
     if outer is not None or not told:
@@ -113,7 +113,7 @@ def note_score(outputs: AgentLoopOutput | list[AgentLoopOutput]) -> None:
     """Note the reward of the running conversation, once its rows are written.
 
     Args:
-        outputs: what the agent loop's `run` returned.
+        outputs: What the agent loop's `run` returned.
     """
     found, last = _followed.get(), outputs[-1] if isinstance(outputs, list) and outputs else outputs
     if found is not None and isinstance(last, CertifiedOutput):

@@ -385,7 +385,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         """Take the answers that polls have; replace workers that have died.
 
         Raises:
-            RuntimeError: a worker cannot be replaced.
+            RuntimeError: A worker cannot be replaced.
         """
         self._look_at_starts()
         polls = list(self._polls.values())

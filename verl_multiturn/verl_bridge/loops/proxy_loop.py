@@ -58,7 +58,7 @@ class ProxyAgentLoop(AgentLoopBase):
             row: verl's fields of the row, such as `raw_prompt`, `extra_info`, `uid` and `global_steps`.
 
         Raises:
-            ConfigError, AgentContractError: the author of the data, the agent or the configuration made a mistake. No
+            ConfigError, AgentContractError: The author of the data, the agent or the configuration made a mistake. No
                 other error is raised.
         """
         runner = self._runner
@@ -77,14 +77,14 @@ def build_endpoint(
     """Build what the sessions of one process share.
 
     Args:
-        runner: what conversations share, too.
+        runner: What conversations share, too.
         config: verl's whole configuration.
-        tokenizer: the model's tokenizer.
+        tokenizer: The model's tokenizer.
         hf_model_type: `model_type` of the model's config.json.
-        processor: the processor of a model that takes images; None for a text model.
+        processor: The processor of a model that takes images; None for a text model.
 
     Raises:
-        ConfigError: a setting or the agent cannot work.
+        ConfigError: A setting or the agent cannot work.
     """
     settings = settings_of(config.actor_rollout_ref.rollout)
     proxy, run = settings.proxy, build_run(runner, config, tokenizer, hf_model_type, processor)

@@ -56,7 +56,7 @@ class Recorder:
     """The recorder of one process.
 
     Args:
-        writer: writes the records and lines.
+        writer: Writes the records and lines.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -129,7 +129,7 @@ def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
     """Return the recorder of this process; None where a run keeps no records.
 
     Raises:
-        OSError: the folder or a file cannot be created.
+        OSError: The folder or a file cannot be created.
         ConfigError: `record_redact` has what is no regular expression.
     """
     if settings.record_dir is None:

@@ -37,7 +37,7 @@ class Rewards:
     """The rewards of one agent-loop worker.
 
     Args:
-        outages: what this process knows of outages.
+        outages: What this process knows of outages.
     """
 
     def __init__(self, outages: Outages) -> None:
@@ -49,8 +49,8 @@ class Rewards:
         """Compute the reward of a conversation, again after an outage.
 
         Args:
-            outputs: the conversation's rows; the last one gets the reward, unless it has one.
-            compute: computes it, as verl does.
+            outputs: The conversation's rows; the last one gets the reward, unless it has one.
+            compute: Computes it, as verl does.
         """
         if self._watch is None or not outputs or outputs[-1].reward_score is not None:
             await compute()

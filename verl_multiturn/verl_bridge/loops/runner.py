@@ -80,7 +80,7 @@ class Runner:
         """Return the request of a data row, with its images loaded.
 
         Raises:
-            ConfigError: the row does not fit the run (its tools, interaction, messages or images); see `make_request`.
+            ConfigError: The row does not fit the run (its tools, interaction, messages or images); see `make_request`.
         """
         request = make_request(row, self.tools, sampling, request_id, self.vision is not None, self.interactions)
         if self.vision is None:
@@ -91,7 +91,7 @@ class Runner:
         """Roll a request out; return its outcome and the receipts of its generations.
 
         Raises:
-            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+            ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake.
         """
         outcome = Outcome.begun(request.request_id)
@@ -108,13 +108,13 @@ class Runner:
         """Roll a request out, and return its rows in verl's form; one row where ids only append.
 
         Args:
-            request: the request of `row`.
+            request: The request of `row`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
-            step: training step.
-            validation: whether the row belongs to a validation; a worker has said so where it follows the conversation.
+            step: Training step.
+            validation: Whether the row belongs to a validation; a worker has said so where it follows the conversation.
 
         Raises:
-            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+            ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake.
         """
         known = {"agent_name": AGENT_LOOP, "global_steps": step, **row}
@@ -136,12 +136,12 @@ class Runner:
         """Return the rows of a conversation or a session that is over, in verl's form, and note what its record needs.
 
         Args:
-            outcome: what became of it.
-            generations: the receipts of its generations, in the order of `outcome.turns`.
+            outcome: What became of it.
+            generations: The receipts of its generations, in the order of `outcome.turns`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
-            step: training step.
-            sampling: the sampling parameters.
-            request: what the row asked for; None for a session.
+            step: Training step.
+            sampling: The sampling parameters.
+            request: What the row asked for; None for a session.
         """
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
         outputs = to_outputs(outcome, self.output_settings, step)
@@ -217,17 +217,17 @@ def build_runner(
 
     Args:
         rollout_config: `actor_rollout_ref.rollout`.
-        tokenizer: the model's tokenizer.
-        engine: the engine that samples; it is wrapped here to keep receipts.
+        tokenizer: The model's tokenizer.
+        engine: The engine that samples; it is wrapped here to keep receipts.
         hf_model_type: `model_type` of the model's config.json.
         chat_template_kwargs: `data.apply_chat_template_kwargs`.
-        processor: the processor of a model that takes images; None for a text model.
-        read_images: loads and resizes the images of rows and tools.
+        processor: The processor of a model that takes images; None for a text model.
+        read_images: Loads and resizes the images of rows and tools.
         mm_processor_kwargs: `data.mm_processor_kwargs`.
-        staged: what a replay has; nothing of the run is written or shared then, and no clock runs unless it is live.
+        staged: What a replay has; nothing of the run is written or shared then, and no clock runs unless it is live.
 
     Raises:
-        ConfigError: a setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
+        ConfigError: A setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
             text, or the model takes images.
         ValueError: verl has no token builder for the model.
     """

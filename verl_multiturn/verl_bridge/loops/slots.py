@@ -45,11 +45,11 @@ class SlotKeeper:
         """Wait for a slot of a tool and take it.
 
         Args:
-            tool: name of the tool.
-            limit: most slots of the tool that may be taken at once.
-            lease: the caller's unique id for this slot.
-            wait_s: seconds to wait for a free slot.
-            lease_s: seconds after which the slot counts as free again, since its worker must have died.
+            tool: Name of the tool.
+            limit: Most slots of the tool that may be taken at once.
+            lease: The caller's unique id for this slot.
+            wait_s: Seconds to wait for a free slot.
+            lease_s: Seconds after which the slot counts as free again, since its worker must have died.
 
         Returns:
             True when the slot was taken; False when none became free in time, or `release` was called meanwhile.

@@ -92,10 +92,10 @@ class AsyncSGLangRollout(ServerAdapter):
             effect here.
 
         Raises:
-            ConfigError, ToolContractError, InteractionContractError: the author of the data, a tool, an interaction or
+            ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake; raised on every rank.
-            CertificateError: the batch is not what the engine returned; raised on every rank.
-            RuntimeError: called inside a running event loop; call it in a thread there.
+            CertificateError: The batch is not what the engine returned; raised on every rank.
+            RuntimeError: Called inside a running event loop; call it in a thread there.
         """
         try:
             asyncio.get_running_loop()
@@ -169,7 +169,7 @@ class AsyncSGLangRollout(ServerAdapter):
         """Return the engine of this replica, which is its SGLang server.
 
         Raises:
-            EngineError: this rank has no server.
+            EngineError: This rank has no server.
         """
         await self._init_server_adapter()
         if self.server_actor is None:
@@ -252,7 +252,7 @@ def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
     """Compare a batch with what the engine returned.
 
     Raises:
-        CertificateError: the batch differs from what the engine returned.
+        CertificateError: The batch differs from what the engine returned.
     """
     found: list[Violation] = []
     columns = {name: column.numpy() for name, column in batch.items()}

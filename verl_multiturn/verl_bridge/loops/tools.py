@@ -17,11 +17,11 @@ def load_run_tools(tool_config_path: str | None, function_tool_path: str | None)
     """Return the tools of a run by name, the tools of the YAML first.
 
     Args:
-        tool_config_path: the tool YAML; None: no tools from a YAML.
-        function_tool_path: a Python file whose functions are decorated with verl's `@function_tool`; None: no file.
+        tool_config_path: The tool YAML; None: no tools from a YAML.
+        function_tool_path: A Python file whose functions are decorated with verl's `@function_tool`; None: no file.
 
     Raises:
-        ConfigError: a file cannot be loaded, an entry is not a valid tool, or a name is used twice.
+        ConfigError: A file cannot be loaded, an entry is not a valid tool, or a name is used twice.
     """
     tools = load_tools(tool_config_path) if tool_config_path else {}
     if not function_tool_path:

@@ -36,7 +36,7 @@ def check_format(name: str) -> None:
     """Check that a format has a parser, and warn when only a parser registered with verl reads it.
 
     Raises:
-        ConfigError: there is no parser of this name.
+        ConfigError: There is no parser of this name.
     """
     if name not in known_formats():
         raise ConfigError(f"rollout.multi_turn.format: unknown format {name!r}; known are {', '.join(known_formats())}")
@@ -53,11 +53,11 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
 
     Args:
         name: `multi_turn.format`.
-        tokenizer: the model's tokenizer.
-        end_ids: token ids that end a turn.
+        tokenizer: The model's tokenizer.
+        end_ids: Token ids that end a turn.
 
     Raises:
-        ConfigError: there is no parser of this name.
+        ConfigError: There is no parser of this name.
     """
     check_format(name)
     if name == TIR:

@@ -65,17 +65,17 @@ def make_chat(
     """Build the codec of a model, and what belongs to it.
 
     Args:
-        tokenizer: the model's tokenizer.
+        tokenizer: The model's tokenizer.
         model_type: `model_type` in the model's config.json.
         template_kwargs: `data.apply_chat_template_kwargs`.
-        end_ids: token ids that end a turn; None: those that `model_end_ids` finds.
-        ignored: kinds of differences that `check` does not report.
-        processor: the processor of a model that takes images, as verl loads it; None for a text model.
+        end_ids: Token ids that end a turn; None: those that `model_end_ids` finds.
+        ignored: Kinds of differences that `check` does not report.
+        processor: The processor of a model that takes images, as verl loads it; None for a text model.
         mm_processor_kwargs: `data.mm_processor_kwargs`.
-        text_mode: whether the template writes only the prompt, as with `multi_turn.format=tir`.
+        text_mode: Whether the template writes only the prompt, as with `multi_turn.format=tir`.
 
     Raises:
-        ConfigError: in text mode the model takes images, or the processor names no image token.
+        ConfigError: In text mode the model takes images, or the processor names no image token.
         ValueError: verl has no builder for the model, or its builder needs a processor and there is none.
     """
     kwargs = dict(template_kwargs or {})
@@ -117,13 +117,13 @@ def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **se
     """Load the tokenizer and the codec of a model from this machine; nothing is downloaded.
 
     Args:
-        model: folder of the model, or its name in Hugging Face's cache.
+        model: Folder of the model, or its name in Hugging Face's cache.
         template_kwargs: `data.apply_chat_template_kwargs`.
         settings: `custom_chat_template`, `trust_remote_code`, `mm_processor_kwargs`, as in `actor_rollout_ref.model`
             and `data`; `text_mode` as for `make_chat`.
 
     Raises:
-        ConfigError: the model is not on this machine, has no chat template, or verl has no builder for it.
+        ConfigError: The model is not on this machine, has no chat template, or verl has no builder for it.
     """
     path = str(Path(model).expanduser())
     trust = bool(settings.get("trust_remote_code"))
@@ -151,14 +151,14 @@ def examine_model(
     """Examine which rules of multi-turn training a model's template keeps, with `chat.template.examine_template`.
 
     Args:
-        model: folder of the model, or its name in Hugging Face's cache.
+        model: Folder of the model, or its name in Hugging Face's cache.
         tool_format: `multi_turn.format`; in text mode only the rules about prompts are examined.
-        tools: whether the run has tools.
+        tools: Whether the run has tools.
         template_kwargs: `data.apply_chat_template_kwargs`.
-        settings: as for `load_chat`.
+        settings: As for `load_chat`.
 
     Raises:
-        ConfigError: the model cannot be loaded from this machine, or there is no such format.
+        ConfigError: The model cannot be loaded from this machine, or there is no such format.
     """
     text_mode = tool_format == TIR
     tokenizer, chat = load_chat(model, template_kwargs, text_mode=text_mode, **settings)
@@ -179,13 +179,13 @@ def prompt_measure(
     first message of an interaction, which only a conversation shows.
 
     Args:
-        model: folder of the model, or its name in Hugging Face's cache.
-        tools: all tools of the run, by name.
+        model: Folder of the model, or its name in Hugging Face's cache.
+        tools: All tools of the run, by name.
         tool_format: `multi_turn.format`.
-        interactions: all interactions of the run, by name; None: it has none.
+        interactions: All interactions of the run, by name; None: it has none.
 
     Raises:
-        ConfigError: the model cannot be loaded from this machine, or there is no such format. The returned function
+        ConfigError: The model cannot be loaded from this machine, or there is no such format. The returned function
             raises it for a row that cannot be rendered.
     """
     check_format(tool_format)
@@ -213,11 +213,11 @@ def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
     author of the run did not choose their names: a model that calls such a name is told that there is no such tool.
 
     Args:
-        codec: the model's codec, which shows what the template makes of a schema.
-        tools: the tools of the run.
+        codec: The model's codec, which shows what the template makes of a schema.
+        tools: The tools of the run.
 
     Raises:
-        ConfigError: a tool has such a name.
+        ConfigError: A tool has such a name.
     """
     for tool in tools:
         schemas = [schema_of(tool).as_dict()]
@@ -238,10 +238,10 @@ def check_python_names(tool_format: str, tools: Iterable[Any]) -> None:
 
     Args:
         tool_format: `multi_turn.format`; formats whose calls are not Python pass.
-        tools: the tools of the run.
+        tools: The tools of the run.
 
     Raises:
-        ConfigError: a tool has another name.
+        ConfigError: A tool has another name.
     """
     if tool_format not in PYTHON_FORMATS:
         return

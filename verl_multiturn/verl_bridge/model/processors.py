@@ -38,15 +38,15 @@ def load_processor(path: str, model_type: str | None, trust_remote_code: bool = 
     """Load the processor that verl's workers would load for a model on this machine.
 
     Args:
-        path: folder of the model.
+        path: Folder of the model.
         model_type: `model_type` of the model's config.json.
-        trust_remote_code: whether code that lies with the model may run.
+        trust_remote_code: Whether code that lies with the model may run.
 
     Returns:
         The processor; None where verl loads none, as for a text model without a processor's files.
 
     Raises:
-        ConfigError: the model takes images, and verl cannot load a processor for it.
+        ConfigError: The model takes images, and verl cannot load a processor for it.
     """
     needed = takes_images(model_type)
     if not needed and not any((Path(path) / name).is_file() for name in _PROCESSOR_FILES):
@@ -74,7 +74,7 @@ def vision_of(processor: Any) -> Vision:
     """Return the placeholder tokens of a processor.
 
     Raises:
-        ConfigError: the processor does not say which token stands for an image.
+        ConfigError: The processor does not say which token stands for an image.
     """
     ids = {name: get_processor_token_id(processor, name) for name in _MEDIA}
     image_id = ids["image"]
@@ -90,9 +90,9 @@ def image_reader(processor: Any, data_config: Any, dataset_cls: Any = RLHFDatase
     """Return a function that loads and resizes images as the data set class of the run does.
 
     Args:
-        processor: the model's processor, asked for its patch size (14 where it names none).
+        processor: The model's processor, asked for its patch size (14 where it names none).
         data_config: verl's `data` section.
-        dataset_cls: the data set class; a user's own class is used where the run names one.
+        dataset_cls: The data set class; a user's own class is used where the run names one.
     """
     patch_size = getattr(getattr(processor, "image_processor", None), "patch_size", 14)
 
@@ -110,8 +110,8 @@ def row_messages(row: Mapping[str, Any], processor: Any) -> list[Message]:
     """Return the messages of a data file's row as verl's data set builds them, with images in place of `<image>`.
 
     Args:
-        row: the row as it lies in the file, with `prompt` and, where it has images, `images`.
-        processor: the model's processor.
+        row: The row as it lies in the file, with `prompt` and, where it has images, `images`.
+        processor: The model's processor.
 
     Raises:
         ConfigError: verl's data set would refuse the row.

@@ -71,11 +71,11 @@ class Replay:
 
     Args:
         config: verl's whole configuration.
-        model: the model.
-        tools: the run's tools, by name.
-        interactions: the run's interactions, by name.
-        is_live: whether tools and interactions run again. The engine's generations are recorded ones all the same.
-        is_changed: whether the configuration is another than the run's. A conversation then ends at the first turn in
+        model: The model.
+        tools: The run's tools, by name.
+        interactions: The run's interactions, by name.
+        is_live: Whether tools and interactions run again. The engine's generations are recorded ones all the same.
+        is_changed: Whether the configuration is another than the run's. A conversation then ends at the first turn in
             which the model would have seen, or written, something else.
     """
 

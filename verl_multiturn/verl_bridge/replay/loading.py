@@ -54,12 +54,12 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
     """Return the replay of a run's conversations.
 
     Args:
-        run: the run's file (`schema.RunFile`).
-        changes: settings that are changed, with their values as YAML.
-        is_live: whether tools and interactions run again.
+        run: The run's file (`schema.RunFile`).
+        changes: Settings that are changed, with their values as YAML.
+        is_live: Whether tools and interactions run again.
 
     Raises:
-        ConfigError: the tokenizer, the template or the tools' schemas are others than the run's; there is no such
+        ConfigError: The tokenizer, the template or the tools' schemas are others than the run's; there is no such
             setting; or something that the run needs is not here.
     """
     config, changed = changed_settings(run["settings"], changes)
@@ -90,7 +90,7 @@ def changed_settings(settings: Mapping[str, Any], changes: Changes) -> tuple[Dic
     """Return a run's configuration with changes, and the whole names of what was changed.
 
     Raises:
-        ConfigError: there is no such setting, or a value is no YAML.
+        ConfigError: There is no such setting, or a value is no YAML.
     """
     config = OmegaConf.create(dict(settings))
     changed = set()
@@ -167,8 +167,8 @@ def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict
     the tools of an MCP server, is known by its recorded schema and its limits.
 
     Args:
-        yaml_file: content of the tools' YAML; None: there was none.
-        schemas: schemas of all tools of the run, in their order.
+        yaml_file: Content of the tools' YAML; None: there was none.
+        schemas: Schemas of all tools of the run, in their order.
     """
     built: dict[str, Any] = {}
     unbuilt: list[Any] = []
@@ -218,7 +218,7 @@ def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
     """Return the interactions of a recorded run by name; one that cannot be built here is left out, and said.
 
     Args:
-        yaml_file: content of the interactions' YAML; None: there was none.
+        yaml_file: Content of the interactions' YAML; None: there was none.
     """
     found: dict[str, Interaction] = {}
     for index, entry in enumerate((yaml_file or {}).get("interaction", [])):

@@ -32,10 +32,10 @@ class Scores:
 
     Args:
         config: verl's whole configuration.
-        tokenizer: the model's tokenizer.
+        tokenizer: The model's tokenizer.
 
     Raises:
-        ConfigError: the reward function cannot be loaded.
+        ConfigError: The reward function cannot be loaded.
     """
 
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
@@ -62,12 +62,12 @@ class Scores:
         """Return the whole reward of a conversation, as `Line.score` has it.
 
         Args:
-            record: its record, from which the reward function gets what the data set says.
-            outputs: its replayed rows.
+            record: Its record, from which the reward function gets what the data set says.
+            outputs: Its replayed rows.
 
         Raises:
-            UnrepeatableError: the reward is another program's verdict.
-            ConfigError: the reward function raised.
+            UnrepeatableError: The reward is another program's verdict.
+            ConfigError: The reward function raised.
         """
         last = outputs[-1]
         if last.reward_score is None:

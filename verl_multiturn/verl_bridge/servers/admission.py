@@ -53,7 +53,7 @@ class Admission:
         """Let nobody in until `open`.
 
         Args:
-            leaves: whether the server leaves the load balancer, so that nobody should wait for it.
+            leaves: Whether the server leaves the load balancer, so that nobody should wait for it.
         """
         self._is_open = False
         self._leaves = leaves
@@ -69,7 +69,7 @@ class Admission:
         """Wait until the door is open, and return True; return False as soon as the server leaves.
 
         Args:
-            patience_s: seconds for which a server that leaves is given time to come back.
+            patience_s: Seconds for which a server that leaves is given time to come back.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as patience:

@@ -86,16 +86,16 @@ class RolloutClient(FullyAsyncLLMServerClient):
         A request has one generation at a time. A cancellation stops it; see the module's invariants.
 
         Args:
-            request_id: name of the request; its generations go to the same server.
-            prompt_ids: token ids to continue.
-            sampling_params: sampling parameters. `max_tokens` or `max_new_tokens` holds for all attempts together;
+            request_id: Name of the request; its generations go to the same server.
+            prompt_ids: Token ids to continue.
+            sampling_params: Sampling parameters. `max_tokens` or `max_new_tokens` holds for all attempts together;
                 without either of them `rollout.response_length` does.
-            kwargs: images and the like, as for verl's client.
+            kwargs: Images and the like, as for verl's client.
 
         Raises:
-            CancelledError: the generation was cancelled before its first token.
-            RayActorError: three servers died of it.
-            RuntimeError: there has been no server for an hour.
+            CancelledError: The generation was cancelled before its first token.
+            RayActorError: Three servers died of it.
+            RuntimeError: There has been no server for an hour.
         """
         whole = TokenOutput(token_ids=[], log_probs=[], num_preempted=0)
         limit_key = "max_tokens" if "max_tokens" in sampling_params else "max_new_tokens"
@@ -154,7 +154,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
         """Ask a server once.
 
         Raises:
-            _Stopped: the task was cancelled, and the server has stopped sampling.
+            _Stopped: The task was cancelled, and the server has stopped sampling.
         """
         asking = asyncio.ensure_future(super(FullyAsyncLLMServerClient, self).generate(request_id, **asked))
         loop = asyncio.get_running_loop()
@@ -183,7 +183,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
         A server that has left and that the load balancer names again is coming back: it is given a second at a time.
 
         Raises:
-            _Stopped: the task was cancelled.
+            _Stopped: The task was cancelled.
         """
         server_id, server = self._servers[request_id]
         try:
@@ -198,7 +198,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
         """Leave the server of a request, which has died; wait for a while if there is none.
 
         Raises:
-            _Stopped: the task was cancelled.
+            _Stopped: The task was cancelled.
             Exception: `error`, which is neither, or has been so too often.
         """
         server_id, _ = self._servers.pop(request_id, (None, None))
@@ -231,7 +231,7 @@ async def _idle(awaited: Awaitable[Any]) -> Any:
     """Return the result of something for which a generation waits; the conversation's clock stands still.
 
     Raises:
-        _Stopped: the task was cancelled.
+        _Stopped: The task was cancelled.
     """
     with stopped(), during("pause"):
         try:
@@ -244,7 +244,7 @@ class _Stopped(Exception):
     """The caller's task was cancelled.
 
     Attributes:
-        output: what the attempt sampled until then; None where there was no attempt, or it failed.
+        output: What the attempt sampled until then; None where there was no attempt, or it failed.
     """
 
     def __init__(self, output: TokenOutput | None = None) -> None:

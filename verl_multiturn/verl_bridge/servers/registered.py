@@ -50,8 +50,8 @@ def set_rollout_class(ours: str, either: str) -> None:
     """Register the class of the training workers, by its dotted name.
 
     Args:
-        ours: under our name.
-        either: under verl's name, unless another package has registered a class of its own.
+        ours: Under our name.
+        either: Under verl's name, unless another package has registered a class of its own.
     """
     base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = ours
     if base._ROLLOUT_REGISTRY[(SGLANG, "async")].startswith((_VERLS, _OUR_PACKAGE)):

@@ -39,9 +39,9 @@ class AsyncSGLangReplica(SGLangReplica):
     in transfers of weights (`lost_server.py`), so that nothing about these has to be built anew.
 
     Attributes:
-        serves: whether the replica takes part. `restart` does not set it again: whoever calls it does, when the replica
+        serves: Whether the replica takes part. `restart` does not set it again: whoever calls it does, when the replica
             may be paused and the like.
-        heard: when the latest question was asked that all its servers have answered (`time.monotonic`).
+        heard: When the latest question was asked that all its servers have answered (`time.monotonic`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class AsyncSGLangReplica(SGLangReplica):
         """Return whether the replica serves, as far as is known; ask its servers, unless they are being asked.
 
         Args:
-            wait_s: seconds to wait for the answers. What comes later is seen the next time.
+            wait_s: Seconds to wait for the answers. What comes later is seen the next time.
         """
         if self.serves and (self._asked is None or self._answered(0.0)):
             self._asked = time.monotonic(), [server.__ray_ready__.remote() for server in self.servers]
@@ -94,7 +94,7 @@ class AsyncSGLangReplica(SGLangReplica):
         """Start the servers of a replica that serves no more again, on the same devices.
 
         Raises:
-            Exception: a server does not start, or the replica's workers are gone, too.
+            Exception: A server does not start, or the replica's workers are gone, too.
         """
         self.servers = []
         try:
@@ -109,7 +109,7 @@ class AsyncSGLangReplica(SGLangReplica):
         """Stop all generations of this replica, and let none begin until `resume_generation`.
 
         Args:
-            reject_request: whether requests are refused meanwhile instead of waiting.
+            reject_request: Whether requests are refused meanwhile instead of waiting.
         """
         await self._control(self._abort(reject_request))
 

@@ -96,7 +96,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         """Wait until the server samples again, and return True; return False when it leaves the load balancer.
 
         Args:
-            patience_s: seconds for which a server that leaves is given time to come back.
+            patience_s: Seconds for which a server that leaves is given time to come back.
         """
         return await self._admission.opened(patience_s)
 
@@ -108,7 +108,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         """Stop all generations, and let none begin until `resume_generation`.
 
         Args:
-            reject_request: whether the server leaves the load balancer, so that nobody should wait for it.
+            reject_request: Whether the server leaves the load balancer, so that nobody should wait for it.
         """
         if self.node_rank != 0:
             return

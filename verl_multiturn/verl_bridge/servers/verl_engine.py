@@ -37,7 +37,7 @@ class VerlEngine:
 
         Raises:
             EngineError: verl's call failed, or did not return one log-probability for each id.
-            CancelledError: the task was cancelled before the first token.
+            CancelledError: The task was cancelled before the first token.
         """
         params = {**ask.sampling, "logprobs": True, "max_new_tokens": ask.max_new_tokens}
         given = {"image_data": list(ask.images)} if ask.images else {}

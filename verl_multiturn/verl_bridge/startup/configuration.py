@@ -47,7 +47,7 @@ def prepare_config(config: DictConfig) -> None:
         config: verl's whole configuration.
 
     Raises:
-        ConfigError: the run cannot work; the message names the setting, its value and the remedy.
+        ConfigError: The run cannot work; the message names the setting, its value and the remedy.
     """
     check(RunView(config), BEFORE_PLATFORM)
     copy_settings(config)

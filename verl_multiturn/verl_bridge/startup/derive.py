@@ -127,7 +127,7 @@ def make_absolute(config: DictConfig, keys: Iterable[str]) -> None:
 
     Args:
         config: verl's whole configuration.
-        keys: settings that name a model; a name that is not a folder here stays.
+        keys: Settings that name a model; a name that is not a folder here stays.
     """
     for key in keys:
         path = Path(OmegaConf.select(config, key)).expanduser()
@@ -139,7 +139,7 @@ def complete(run: RunView) -> None:
     """Set in place what a run with an agent loop of ours needs; nothing in another run.
 
     Args:
-        run: a view of the configuration, which all checks have accepted.
+        run: A view of the configuration, which all checks have accepted.
     """
     if not run.has_our_loop:
         return

@@ -43,11 +43,11 @@ def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
     """Refuse a file, class or module of the user's own that is not there or, in a process of its own, not imported.
 
     Args:
-        run: the run, after the check of its settings.
+        run: The run, after the check of its settings.
         is_imported: False where the workers have another environment: nothing is imported here then.
 
     Raises:
-        ConfigError: one cannot be imported, or lacks the name that the configuration gives.
+        ConfigError: One cannot be imported, or lacks the name that the configuration gives.
     """
     given = run.value(f"{_ENVIRONMENT}.env_vars") or {}
     variables = {name: str(value) for name, value in given.items()}

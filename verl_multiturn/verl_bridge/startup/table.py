@@ -45,7 +45,7 @@ class Row:
         """Refuse the run, or warn of it, where the row applies.
 
         Raises:
-            ConfigError: the row applies, and is a refusal.
+            ConfigError: The row applies, and is a refusal.
         """
         if (message := self.message(run)) is None:
             return
@@ -81,7 +81,7 @@ def check(run: RunView, sections: Iterable[Section]) -> None:
     """Ask all rows and functions in their order.
 
     Raises:
-        ConfigError: what the first that applies says.
+        ConfigError: What the first that applies says.
     """
     for section in sections:
         if not section.applies(run):

@@ -89,7 +89,7 @@ def defaults(engine: str) -> dict[str, Any]:
     """Return all settings of verl with their defaults, interpolations as they are written.
 
     Args:
-        engine: a value of `model_engine`; one without a flat file of its own has that of `dp`.
+        engine: A value of `model_engine`; one without a flat file of its own has that of `dp`.
     """
     file = verl_root() / "trainer" / "config" / ENGINES.get(engine, ENGINES["dp"])
     return dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
@@ -141,7 +141,7 @@ def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
     """Return where a traced run read other settings than the table says, a sentence each.
 
     Args:
-        reads: setting and reading file, as `tests/support/config_trace.py` notes them; the setting of a dataclass is
+        reads: Setting and reading file, as `tests/support/config_trace.py` notes them; the setting of a dataclass is
             `~CLASS.FIELD`. What the start-up check reads counts as unread.
     """
     readers: dict[str, set[str]] = {}

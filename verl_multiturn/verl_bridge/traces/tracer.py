@@ -39,9 +39,9 @@ class Tracer:
     """The traces of one worker.
 
     Args:
-        sinks: where they are written.
-        tokenizer: the model's tokenizer, for `token2text`; None: traces have ids alone.
-        most: the most data rows of a step that are traced, with all their samples; None: all.
+        sinks: Where they are written.
+        tokenizer: The model's tokenizer, for `token2text`; None: traces have ids alone.
+        most: The most data rows of a step that are traced, with all their samples; None: all.
         experiment_name: `rollout.trace.experiment_name`.
     """
 
@@ -61,7 +61,7 @@ class Tracer:
         """Return the tracer of verl's agent-loop worker; None where neither `rollout.trace` nor RL-Insight is in use.
 
         Args:
-            worker: the worker, of whom the configuration and the tokenizer are read.
+            worker: The worker, of whom the configuration and the tokenizer are read.
         """
         config = worker.config
         trace = config.actor_rollout_ref.rollout.get("trace")

@@ -75,8 +75,8 @@ def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
     """Let our estimators know the rows of a batch, while the context lasts.
 
     Args:
-        rows: those of verl's batch, in the order in which verl will hand it to the estimator.
-        settings: our settings.
+        rows: Those of verl's batch, in the order in which verl will hand it to the estimator.
+        settings: Our settings.
     """
     known = [None if key in rows.padding else _known_row(key, rows.stats.get(key, {})) for key in rows.keys]
     token = _KNOWN.set(_Known(known, settings))
@@ -117,11 +117,11 @@ def _compute(
     """Return the advantages of all tokens, `(B, R)`, twice: verl asks for returns, too.
 
     Args:
-        name: name of the estimator.
-        token_level_rewards: reward of each response token, `(B, R)`.
+        name: Name of the estimator.
+        token_level_rewards: Reward of each response token, `(B, R)`.
         response_mask: 1 for each trained token, `(B, R)`.
         config: verl's section `algorithm`.
-        others: what else verl gives to estimators.
+        others: What else verl gives to estimators.
     """
     known = _KNOWN.get()
     if known is None or len(known.rows) != len(response_mask):

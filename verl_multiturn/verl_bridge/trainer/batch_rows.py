@@ -24,7 +24,7 @@ class BatchRows:
 
     Args:
         batch: verl's batch: `keys`, `tags` and `partition_id`.
-        fetched: statistics that are known already, by key, with None for a row that has none; those of this batch are
+        fetched: Statistics that are known already, by key, with None for a row that has none; those of this batch are
             added.
     """
 
@@ -69,7 +69,7 @@ class BatchRows:
         """Make conversations invalid for the rest of the step, and return the keys of their rows.
 
         Args:
-            causes: the cause of each of them, by the conversation's name.
+            causes: The cause of each of them, by the conversation's name.
         """
         keys = [key for key in self.stats if key.conversation in causes]
         for key in keys:

@@ -29,8 +29,8 @@ def save_last(trainer: Any, step: int | None) -> str:
     """Save a checkpoint of a run that ends, unless there is one, and return how to go on.
 
     Args:
-        trainer: our trainer. No training worker may be at work.
-        step: the step that the trainer's weights have finished; None: they are in the middle of one.
+        trainer: Our trainer. No training worker may be at work.
+        step: The step that the trainer's weights have finished; None: they are in the middle of one.
     """
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     if step is None:

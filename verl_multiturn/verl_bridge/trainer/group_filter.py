@@ -77,14 +77,14 @@ def verdicts(
     """Judge finished groups; see `verdict`.
 
     Args:
-        uids: the groups.
-        partition: the tags of all rows of the partition, by name.
+        uids: The groups.
+        partition: The tags of all rows of the partition, by name.
         partition_id: TransferQueue's partition.
         metric: `algorithm.filter_groups.metric`.
-        left_out: says which conversations count as invalid ones, too.
+        left_out: Says which conversations count as invalid ones, too.
 
     Raises:
-        ConfigError: the reward function does not report the metric.
+        ConfigError: The reward function does not report the metric.
     """
     names = [name for name in partition if RowKey.parse(name).uid in uids]
     tags = [partition[name] for name in names]
@@ -131,8 +131,8 @@ class GroupFilter:
     their conversations are valid. verl's `training/filter_groups/evicted_samples` counts them, too.
 
     Args:
-        batch_size: number of groups that a training step takes in all its samples.
-        arguments: those of verl's class.
+        batch_size: Number of groups that a training step takes in all its samples.
+        arguments: Those of verl's class.
     """
 
     # Attributes of verl's replay buffer.

@@ -52,11 +52,11 @@ def compute_advantages(
 
     Args:
         batch: verl's batch.
-        rows: its rows.
-        metrics: metrics of the step, which `verls` fills.
+        rows: Its rows.
+        metrics: Metrics of the step, which `verls` fills.
         verls: verl's method that computes advantages.
         config: verl's whole configuration.
-        settings: our settings.
+        settings: Our settings.
     """
     if not any(trained_rows(rows.keys, rows.partition_id)):
         _put_zeros(rows.keys, rows.partition_id)
@@ -73,7 +73,7 @@ def leave_out_invalid(rows: BatchRows, config: DictConfig) -> None:
     """Compute the advantages of a batch in TransferQueue again, without its invalid rows; without any, do nothing.
 
     Args:
-        rows: those of verl's batch, whose columns `advantages` and `returns` verl has computed.
+        rows: Those of verl's batch, whose columns `advantages` and `returns` verl has computed.
         config: verl's whole configuration.
     """
     estimator = estimator_of(config)

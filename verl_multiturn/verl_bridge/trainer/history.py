@@ -48,8 +48,8 @@ class History:
         """Note a step that has trained.
 
         Args:
-            step: the step.
-            rows: those of all the step's updates.
+            step: The step.
+            rows: Those of all the step's updates.
         """
         if not self._saves:
             self._trained = {}
@@ -60,9 +60,9 @@ class History:
         """Write the file of a step's checkpoint, before verl writes its own.
 
         Args:
-            step: the step. Its checkpoint may be written again, with what was evicted meanwhile.
-            folder: folder of the checkpoint, which exists.
-            evicted: uids that were evicted since this method was called last.
+            step: The step. Its checkpoint may be written again, with what was evicted meanwhile.
+            folder: Folder of the checkpoint, which exists.
+            evicted: Uids that were evicted since this method was called last.
         """
         if step > self._saved:
             self._trained = {each: uids for each, uids in self._trained.items() if each > self._saved}
@@ -76,10 +76,10 @@ class History:
         """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows.
 
         Args:
-            folder: folder of the checkpoint.
+            folder: Folder of the checkpoint.
 
         Raises:
-            ConfigError: the file of the checkpoint is torn.
+            ConfigError: The file of the checkpoint is torn.
         """
         file = folder / TRAINED
         if not file.is_file():

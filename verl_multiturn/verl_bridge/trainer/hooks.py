@@ -213,7 +213,7 @@ class MultiTurnHooks:
         """Return the client that agent loops ask for generations: ours, where the servers are.
 
         Raises:
-            ConfigError: a server that should be ours is not.
+            ConfigError: A server that should be ours is not.
         """
         verls = super().get_llm_client()  # type: ignore[misc]
         if not runs_our_server(self.config.actor_rollout_ref.rollout):
@@ -245,8 +245,8 @@ class MultiTurnHooks:
         """Look after the servers, and for outages that do not end; the trainer waits.
 
         Raises:
-            ServerDied: a server has died.
-            OutageLasts: an outage lasts for too long.
+            ServerDied: A server has died.
+            OutageLasts: An outage lasts for too long.
         """
         self.look_after_servers()
         try:
@@ -259,7 +259,7 @@ class MultiTurnHooks:
         """Find colocated servers that have died, and list those again that only a client lost; the trainer waits.
 
         Raises:
-            ServerDied: a server has died.
+            ServerDied: A server has died.
         """
         self._require_colocated()
         replicas = [replica for replica in self.llm_server_manager.get_replicas() if hasattr(replica, "look")]
@@ -296,7 +296,7 @@ class MultiTurnHooks:
         """Send new weights, as verl does, if all colocated servers live.
 
         Raises:
-            ServerDied: one of them has died.
+            ServerDied: One of them has died.
         """
         self._whole = self.global_steps
         require_alive(self.llm_server_manager.get_replicas(), ANSWER_S)

@@ -68,9 +68,9 @@ class Joining:
     Its metric of a step is `rollout/records/join_seconds`: time that the trainer itself spent on it.
 
     Args:
-        writer: writes the files.
-        masks_void_rows: whether rows with void turns are kept out of the loss.
-        bound: the bound of the ages; None: there is none.
+        writer: Writes the files.
+        masks_void_rows: Whether rows with void turns are kept out of the loss.
+        bound: The bound of the ages; None: there is none.
     """
 
     def __init__(self, writer: StepWriter, masks_void_rows: bool, bound: Bound | None) -> None:
@@ -93,8 +93,8 @@ class Joining:
 
         Args:
             config: verl's whole configuration.
-            settings: our settings in it.
-            bound: the bound of the ages.
+            settings: Our settings in it.
+            bound: The bound of the ages.
         """
         if settings.record_dir is None:
             return None
@@ -108,8 +108,8 @@ class Joining:
         """Write the run's file; at the end of the context the line of the run's end.
 
         Args:
-            trainer: our trainer, which is set up.
-            manager: the agent-loop manager. Ours tells what is known of its workers.
+            trainer: Our trainer, which is set up.
+            manager: The agent-loop manager. Ours tells what is known of its workers.
         """
         self._manager, began = manager, time.time()
         # It is called later, in a thread, while the trainer's step goes on.
@@ -146,10 +146,10 @@ class Joining:
         """Join the rows of a batch whose columns are final.
 
         Args:
-            rows: those of verl's batch.
-            fetched: the columns that the certificate fetched, of the rows that it verified, with `FURTHER` among them.
-            step: the training step.
-            factors: by what Optimal Tool Calls scaled scores.
+            rows: Those of verl's batch.
+            fetched: The columns that the certificate fetched, of the rows that it verified, with `FURTHER` among them.
+            step: The training step.
+            factors: By what Optimal Tool Calls scaled scores.
         """
         self._guarded(lambda: self._look(rows, fetched, step, factors))
 
@@ -212,7 +212,7 @@ class Joining:
         """Note in which update the actor was trained with each row of a batch.
 
         Args:
-            numbers: the number of the update within the batch, by the row's name; None: the workers draw it.
+            numbers: The number of the update within the batch, by the row's name; None: the workers draw it.
         """
         known = [number for number in numbers.values() if number is not None]
         for name, number in numbers.items():
@@ -238,9 +238,9 @@ class Joining:
         """Write the line of a step that is over.
 
         Args:
-            step: the step.
+            step: The step.
             phases: verl's `timing_raw`.
-            metrics: all metrics of the step.
+            metrics: All metrics of the step.
             groups: `evicted`, `filtered`, `failed`, `discarded` and `rerolled` of `schema.StepLine`.
         """
         self._guarded(self._ask_workers)

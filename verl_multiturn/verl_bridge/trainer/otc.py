@@ -45,7 +45,7 @@ class OtcScores:
         """Scale the scores of a batch's correct answers (column `rm_scores`); with the form `none` do nothing.
 
         Args:
-            rows: those of verl's batch.
+            rows: Those of verl's batch.
         """
         settings, self.factors = self._settings, {}
         if settings.form == "none":

@@ -107,8 +107,8 @@ class Outages:
     - `NAME/open`, `NAME/trips`: whether the breaker of a name was seen open, and how often it opened.
 
     Args:
-        keeper: says what is known of the run's outages.
-        stop_s: seconds for which an outage may last.
+        keeper: Says what is known of the run's outages.
+        stop_s: Seconds for which an outage may last.
     """
 
     def __init__(self, keeper: Keeper, stop_s: float) -> None:
@@ -136,7 +136,7 @@ class Outages:
         """Look at the run's breakers, while the trainer waits and at the end of a step.
 
         Raises:
-            OutageLasts: one has been open for too long. Time in which nobody asks for what is called does not count.
+            OutageLasts: One has been open for too long. Time in which nobody asks for what is called does not count.
         """
         for name, state in self._states().items():
             if not state.is_open:
@@ -158,7 +158,7 @@ class Outages:
         """Leave out what outages have touched: the masks of these rows become 0, their conversations invalid.
 
         Args:
-            rows: those of verl's batch, before anything is computed of it.
+            rows: Those of verl's batch, before anything is computed of it.
         """
         were_valid = {key for key, stats in rows.stats.items() if stats["valid"]}
         keys = rows.leave_out(self.causes(rows))
@@ -230,7 +230,7 @@ class Outages:
         """Sound the alarms of a step's conversations, each once in a run.
 
         Args:
-            stats: those of the step's conversations.
+            stats: Those of the step's conversations.
             group_size: `rollout.n`.
         """
         if not stats:
@@ -259,7 +259,7 @@ class Scored:
     verl scores one sample for each conversation, in the order of their last rows in each batch.
 
     Args:
-        causes: says which conversations of a batch are left out, as `Outages.causes`.
+        causes: Says which conversations of a batch are left out, as `Outages.causes`.
     """
 
     def __init__(self, causes: Callable[[BatchRows], dict[str, str]]) -> None:
@@ -288,11 +288,11 @@ class Scored:
         """Return the arguments of verl's `_val_metrics_update`, without the conversations that are not scored.
 
         Args:
-            sources: the data source of each sample.
-            uids: the uid of each sample.
-            infos: what was reported of each sample, by name.
-            turns: the number of turns of each sample.
-            expected: how many samples each uid of a data source should have; verl counts one that lacks as wrong.
+            sources: The data source of each sample.
+            uids: The uid of each sample.
+            infos: What was reported of each sample, by name.
+            turns: The number of turns of each sample.
+            expected: How many samples each uid of a data source should have; verl counts one that lacks as wrong.
         """
         kept = [i for i in range(len(uids)) if i >= len(self._scored) or self._scored[i]]
         left = None if expected is None else dict(expected)

@@ -34,8 +34,8 @@ def copy_apart(copy: Any, module: Any) -> Any:
     """Return what a function of verl's makes of a module, with clones of the tensors that are still the live ones.
 
     Args:
-        copy: function of a module that returns dictionaries, lists and tuples of tensors and other values.
-        module: the module; with Megatron a list of modules.
+        copy: Function of a module that returns dictionaries, lists and tuples of tensors and other values.
+        module: The module; with Megatron a list of modules.
     """
     modules = module if isinstance(module, list) else [module]
     tensors = (tensor for each in modules for tensor in (*each.parameters(), *each.buffers()))

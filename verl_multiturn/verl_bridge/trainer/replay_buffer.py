@@ -166,9 +166,9 @@ class MultiTurnReplayBufferAsync(GroupFilter, Waking, ReplayBufferAsync):
     untrained, because their group was evicted or failed).
 
     Args:
-        bound: the bound of the ages; None: verl's own rules hold.
-        batch_size: number of groups that a training step takes in all its samples.
-        arguments: those of verl's class.
+        bound: The bound of the ages; None: verl's own rules hold.
+        batch_size: Number of groups that a training step takes in all its samples.
+        arguments: Those of verl's class.
     """
 
     def __init__(self, bound: Bound | None, batch_size: int, **arguments: Any) -> None:
@@ -270,9 +270,9 @@ def replay_buffer_from(verls: Any, bound: Bound | None, batch_size: int) -> Any:
     """Return our replay buffer with the arguments of verl's; one of the user's own class is returned as it is.
 
     Args:
-        verls: the replay buffer that verl's trainer built.
-        bound: the bound of the ages; None: verl's own rules hold.
-        batch_size: number of groups that a training step takes.
+        verls: The replay buffer that verl's trainer built.
+        bound: The bound of the ages; None: verl's own rules hold.
+        batch_size: Number of groups that a training step takes.
     """
     if type(verls) not in (ReplayBuffer, ReplayBufferAsync):
         return verls

@@ -37,8 +37,8 @@ def observe_samples(
 
     Args:
         replay_buffer: verl's replay buffer, whose method `sample` is replaced for the time.
-        stats: the list that is added to.
-        look: is called with the rows of each batch, before.
+        stats: The list that is added to.
+        look: Is called with the rows of each batch, before.
     """
     sample = replay_buffer.sample
 
@@ -83,7 +83,7 @@ def cut_metrics(manager: Any) -> dict[str, float]:
     """Return how many samples over-sampling has cut since the last call, and the seconds that they took.
 
     Args:
-        manager: our agent-loop manager.
+        manager: Our agent-loop manager.
     """
     samples, seconds = manager.take_cut()
     return {f"{ASYNC_PREFIX}cut_samples": samples, f"{ASYNC_PREFIX}cut_seconds": seconds}
@@ -93,6 +93,6 @@ def dropped_metrics(manager: Any) -> dict[str, float]:
     """Return how many records of conversations could not be kept since the last call; empty with another's manager.
 
     Args:
-        manager: the agent-loop manager.
+        manager: The agent-loop manager.
     """
     return {f"{PREFIX}records/dropped": manager.take_dropped()} if hasattr(manager, "take_dropped") else {}

@@ -35,7 +35,7 @@ class Rerolls:
     """The groups of a trainer that are begun anew. Their metric is `rerolled`, their number in a step.
 
     Args:
-        bound: the bound of the ages.
+        bound: The bound of the ages.
     """
 
     def __init__(self, bound: Bound) -> None:
@@ -55,7 +55,7 @@ class Rerolls:
         """Begin the late groups anew.
 
         Args:
-            trainer: our trainer, at the beginning of a step.
+            trainer: Our trainer, at the beginning of a step.
         """
         tags = list_prompts(TRAIN)
         late = to_reroll(tags, trainer.global_steps, self._bound)

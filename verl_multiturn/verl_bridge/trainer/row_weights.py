@@ -25,7 +25,7 @@ def weigh_conversations(rows: BatchRows, loss_agg_mode: str) -> None:
     """Multiply the advantages of a batch's rows (column `advantages`) by the factors of their conversations.
 
     Args:
-        rows: those of verl's batch, with its advantages.
+        rows: Those of verl's batch, with its advantages.
         loss_agg_mode: verl's setting of the actor.
     """
     keys = rows.real

@@ -35,11 +35,11 @@ def run_file(
     """Return the content of the file of a run.
 
     Args:
-        trainer: our trainer, which is set up.
-        start: the start, as file names have it.
-        began: when it began.
-        resumed_from: step of the checkpoint that it began with; None: none.
-        schemas: schemas of all tools, as far as they are known.
+        trainer: Our trainer, which is set up.
+        start: The start, as file names have it.
+        began: When it began.
+        resumed_from: Step of the checkpoint that it began with; None: none.
+        schemas: Schemas of all tools, as far as they are known.
     """
     config: DictConfig = trainer.config
     resolved: Any = OmegaConf.to_container(config, resolve=True)

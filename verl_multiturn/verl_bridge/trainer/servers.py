@@ -55,7 +55,7 @@ def require_ours(replicas: Iterable[Any]) -> None:
     register another class, or make its replicas itself.
 
     Raises:
-        ConfigError: a replica is not an `AsyncSGLangReplica`.
+        ConfigError: A replica is not an `AsyncSGLangReplica`.
     """
     for replica in replicas:
         if not hasattr(replica, "look"):
@@ -71,10 +71,10 @@ def require_alive(replicas: Iterable[Any], wait_s: float = 0.0) -> None:
 
     Args:
         replicas: `AsyncSGLangReplica`s.
-        wait_s: seconds to wait for an answer.
+        wait_s: Seconds to wait for an answer.
 
     Raises:
-        ServerDied: one of them has died.
+        ServerDied: One of them has died.
     """
     for replica in replicas:
         if hasattr(replica, "look") and not replica.look(wait_s):
@@ -102,7 +102,7 @@ class Listing:
         """Add the servers that a client removed, once they have answered since.
 
         Args:
-            serving: the replicas that take part, by their ids in the balancer.
+            serving: The replicas that take part, by their ids in the balancer.
         """
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             listed, now = set(ray.get(self._asked)), time.monotonic()
@@ -147,10 +147,10 @@ class StandaloneServers:
         """Find the replicas that have died, and begin to start them again.
 
         Args:
-            wait_s: seconds to wait for each answer.
+            wait_s: Seconds to wait for each answer.
 
         Raises:
-            ServerDied: no replica is left, and none can be started again.
+            ServerDied: No replica is left, and none can be started again.
         """
         for replica in list(self._replicas):
             if replica in self._starts or replica.look(wait_s):
@@ -184,7 +184,7 @@ class StandaloneServers:
         """Send weights to all replicas, also to those that have started meanwhile, which join the balancer then.
 
         Args:
-            send: sends them, and leaves out what does not serve.
+            send: Sends them, and leaves out what does not serve.
 
         Returns:
             What `send` returns.

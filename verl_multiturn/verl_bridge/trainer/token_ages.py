@@ -31,7 +31,7 @@ class TokenAges:
     not trained because of their age. Tokens that rejection sampling takes out later count as trained.
 
     Args:
-        bound: the bound of the ages; None: they are measured only.
+        bound: The bound of the ages; None: they are measured only.
     """
 
     def __init__(self, bound: Bound | None) -> None:
@@ -57,8 +57,8 @@ class TokenAges:
         """Measure the ages of a batch's tokens, and set the masks of tokens beyond the bound to 0.
 
         Args:
-            rows: those of verl's batch.
-            step: the training step.
+            rows: Those of verl's batch.
+            step: The training step.
         """
         keys = rows.real
         if not keys:

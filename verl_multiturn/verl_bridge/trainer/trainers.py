@@ -66,7 +66,7 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
         """Start servers again that have died; those that have started get the weights, if the others have them, too.
 
         Raises:
-            ServerDied: a server has died that cannot be started again, and the run cannot go on without it.
+            ServerDied: A server has died that cannot be started again, and the run cannot go on without it.
         """
         self._require_colocated()  # verl lists these, while they generate
         self._servers.look()

@@ -60,11 +60,11 @@ class TrainedUpdates:
 
         Args:
             batch: verl's batch.
-            metrics: metrics of the step, which `update` fills.
+            metrics: Metrics of the step, which `update` fills.
             update: verl's method that updates the actor or the critic.
-            settings: the configuration of the actor or the critic.
-            workers: its worker group.
-            mesh: name of the worker group's device mesh, by which verl dispatches the batch.
+            settings: The configuration of the actor or the critic.
+            workers: Its worker group.
+            mesh: Name of the worker group's device mesh, by which verl dispatches the batch.
         """
         trained = trained_rows(batch.keys, batch.partition_id)
         size, ranks = settings.ppo_mini_batch_size * self._group_size, _data_parallel_size(workers, mesh)
@@ -95,8 +95,8 @@ def rows_multiple(prompts: int, ranks: int, config: DictConfig) -> int:
     whole batch, can be divided into micro-batches.
 
     Args:
-        prompts: number of the batch's prompts.
-        ranks: number of data-parallel ranks.
+        prompts: Number of the batch's prompts.
+        ranks: Number of data-parallel ranks.
         config: verl's whole configuration.
     """
     parts = config.actor_rollout_ref
@@ -115,10 +115,10 @@ def mini_batches(rows: int, updates: int, group_size: int, settings: DictConfig)
     """Make verl train this many rows in this many updates, while the context lasts.
 
     Args:
-        rows: number of the batch's rows.
-        updates: number of updates.
+        rows: Number of the batch's rows.
+        updates: Number of updates.
         group_size: `rollout.n`, by which verl multiplies `ppo_mini_batch_size`.
-        settings: the configuration of the actor.
+        settings: The configuration of the actor.
     """
     own = settings.ppo_mini_batch_size
     settings.ppo_mini_batch_size = rows // updates // group_size
@@ -136,10 +136,10 @@ def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool
         rows_to_train([True, False, False, False], 2, 1, False) == [0, 1]
 
     Args:
-        trained: for each row whether it has a trained token.
-        size: number of rows in one update.
-        ranks: number of data-parallel ranks.
-        shuffled: whether the workers draw which rows an update takes. If so, as many untrained rows are left out as
+        trained: For each row whether it has a trained token.
+        size: Number of rows in one update.
+        ranks: Number of data-parallel ranks.
+        shuffled: Whether the workers draw which rows an update takes. If so, as many untrained rows are left out as
             fill whole updates. The untrained rows that stay are too few to fill an update alone.
     """
     everything = list(range(len(trained)))
@@ -163,10 +163,10 @@ def update_numbers(rows: int, size: int, ranks: int, shuffled: bool) -> list[int
     Example: with 8 rows, 4 rows in an update and 2 ranks, `[0, 0, 1, 1, 0, 0, 1, 1]`.
 
     Args:
-        rows: number of rows that are trained.
-        size: number of rows in one update.
-        ranks: number of data-parallel ranks.
-        shuffled: whether the workers draw which rows an update takes.
+        rows: Number of rows that are trained.
+        size: Number of rows in one update.
+        ranks: Number of data-parallel ranks.
+        shuffled: Whether the workers draw which rows an update takes.
     """
     if rows % size or size % ranks or (shuffled and rows > size):
         return [None] * rows

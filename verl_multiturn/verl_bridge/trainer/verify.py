@@ -51,9 +51,9 @@ class BatchVerifier:
 
     Args:
         config: verl's whole configuration.
-        use_critic: whether the run trains a critic.
-        masks_void_rows: whether rows with void turns are kept out of the loss.
-        bound: the bound of the ages, beyond which tokens are kept out of the loss; None: there is none.
+        use_critic: Whether the run trains a critic.
+        masks_void_rows: Whether rows with void turns are kept out of the loss.
+        bound: The bound of the ages, beyond which tokens are kept out of the loss; None: there is none.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class BatchVerifier:
         """Verify the configured share of a batch's conversations, each with all its rows.
 
         Args:
-            rows: those of verl's batch, with its advantages.
-            step: training step; it is told, and with `update` the seed of the draw.
-            update: number of the batch within the step.
-            further: names of columns that are fetched, too, for others who look at the rows; a column for itself costs
+            rows: Those of verl's batch, with its advantages.
+            step: Training step; it is told, and with `update` the seed of the draw.
+            update: Number of the batch within the step.
+            further: Names of columns that are fetched, too, for others who look at the rows; a column for itself costs
                 a fetch of its own.
 
         Returns:
             The columns that were fetched, by row.
 
         Raises:
-            CertificateError: a row is not what the engine returned.
+            CertificateError: A row is not what the engine returned.
         """
         started = time.perf_counter()
         try:
@@ -175,9 +175,9 @@ def fetch(keys: Sequence[RowKey], partition_id: str, loss_inputs: Sequence[str])
     """Return the batch columns of each row, tensors as numpy arrays; a column that a row lacks is left out.
 
     Args:
-        keys: names of the rows in TransferQueue.
+        keys: Names of the rows in TransferQueue.
         partition_id: TransferQueue's partition.
-        loss_inputs: further columns that the loss takes.
+        loss_inputs: Further columns that the loss takes.
     """
     names = list(dict.fromkeys([*_FIELDS, *loss_inputs, *_OURS]))
     rows = fetch_some(keys, partition_id, names)

@@ -53,7 +53,7 @@ class GivenIdsQwenVL(QwenVLImageProcessor):
             SGLang's items, the ids of the prompt, and the result of the processor.
 
         Raises:
-            ValueError: the groups of placeholders in the prompt do not fit the images in number or length.
+            ValueError: The groups of placeholders in the prompt do not fit the images in number or length.
         """
         items, ids, returned = super().process_and_combine_mm_data(base_output, mm_tokens, **settings)
         given_ids = getattr(base_output, "given_ids", None)

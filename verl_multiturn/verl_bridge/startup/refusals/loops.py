@@ -123,9 +123,9 @@ def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSetti
     """Refuse interactions with a chat template in which no user turn can follow a turn of the assistant's.
 
     Args:
-        model: folder of the model, for the message.
-        rules: the rules that its template keeps or breaks.
-        settings: our settings.
+        model: Folder of the model, for the message.
+        rules: The rules that its template keeps or breaks.
+        settings: Our settings.
     """
     found = next((rule.found for rule in rules if rule.found.startswith(NO_USER_TURN)), None)
     if found is not None and settings.interaction_config_path is not None:
@@ -169,7 +169,7 @@ def check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
 
     Args:
         config: verl's whole configuration.
-        tools: the tools of the run, by name.
+        tools: The tools of the run, by name.
     """
     names = [name for tool in tools.values() for name in must_stay(schema_of(tool).as_dict())]
     # Names of letters, digits and the like hold no control token, so the tokenizer need not be loaded.

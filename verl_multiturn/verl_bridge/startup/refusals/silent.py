@@ -366,11 +366,11 @@ def tell_all(run: RunView, rows: Sequence[Check]) -> None:
     """Tell all silent settings of a run in one message.
 
     Args:
-        run: a view of the configuration.
-        rows: the rows of the settings.
+        run: A view of the configuration.
+        rows: The rows of the settings.
 
     Raises:
-        ConfigError: a setting would change what is learnt, and `silent_settings` is `refuse`.
+        ConfigError: A setting would change what is learnt, and `silent_settings` is `refuse`.
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
