@@ -56,6 +56,31 @@ def test_each_worker_s_clock_is_told_once(manager: Any) -> None:
     assert here.asked == 5
 
 
+def test_a_busy_worker_tells_later_what_it_dropped_and_is_never_ended(
+    manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.loops import manager as module
+
+    answers = {"a": 3, "b": 4}
+    come = {"a"}
+    asked: list[str] = []
+
+    class Dropping:
+        def __init__(self, name: str) -> None:
+            self.take_dropped = SimpleNamespace(remote=lambda: asked.append(name) or name)
+
+    manager.agent_loop_workers, manager._asked_dropped = [Dropping("a"), Dropping("b")], {}
+    # A stand-in without `kill`.
+    ray = SimpleNamespace(
+        wait=lambda refs, num_returns, timeout: ([ref for ref in refs if ref in come], []), get=answers.__getitem__
+    )
+    monkeypatch.setattr(module, "ray", ray)
+    assert manager.take_dropped() == 3
+    come.add("b")
+    assert manager.take_dropped() == 7
+    assert asked == ["a", "b", "a"]
+
+
 def test_the_tools_schemas_are_those_of_the_first_worker_that_knows_them(manager: Any) -> None:
     from ray.exceptions import RayActorError
 

@@ -74,7 +74,7 @@ def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
     assert ran.stdout.splitlines() == [
         "True False False __main__",
         f"{['a b', '']} {[str(program), 'a b', '']} {tmp_path} {os.getpriority(os.PRIO_PROCESS, 0) + 5}",
-        str(sorted(environment.items())),
+        str(sorted({**environment, ADDRESS: shlex.split(server.executable)[-1]}.items())),
     ]
     assert ran.stderr == "said\n"
     assert ran.returncode == 7
@@ -158,6 +158,15 @@ def test_a_spawned_process_is_a_new_python_without_a_server(monkeypatch: pytest.
     process, (pid, parent, _) = spawned(server, monkeypatch, spawned_child.tell, 5)
     process.join(550)
     assert (pid, parent, process.exitcode) == (process.pid, os.getpid(), 5)
+
+
+def test_what_cannot_be_run_is_not_there_to_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SPAWNED", "#!/no/such/interpreter\n")  # as on a file system mounted with noexec
+    server = ForkServer([])
+    process, (pid, _, _) = spawned(server, monkeypatch, spawned_child.tell, 5)
+    process.join(550)
+    server.close()
+    assert (pid, process.exitcode) == (process.pid, 5)
 
 
 def test_a_server_refuses_a_descriptor_that_it_has_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,3 +171,12 @@ async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
     assert len(made) == 4
     assert all(before == after for before, after in made)
     assert json.loads(made[0][0])["sample"]["extra_info"] == info
+
+
+async def test_a_worker_that_finds_the_disk_full_rolls_out_without_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").write_text("a file in the place of the folder")
+    worker = make_worker(tmp_path, custom={"record_dir": str(tmp_path / "taken" / "records")})
+    assert worker._recorder is None
+    assert "this process keeps no records: " in caplog.text

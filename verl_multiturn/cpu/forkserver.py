@@ -93,6 +93,8 @@ class ForkServer:
             spawned = executable_of(address)
             spawned.write_text(_SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)))
             spawned.chmod(0o700)
+            if not _runs(spawned):  # on a file system without programs, or with a path that no kernel takes
+                spawned.unlink()
             self._process = _start(address, modules)
         except OSError:
             self._folder.cleanup()
@@ -105,6 +107,13 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
+
+
+def _runs(program: Path) -> bool:
+    try:
+        return subprocess.run([program, "-c", "pass"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def executable_of(address: str) -> Path:

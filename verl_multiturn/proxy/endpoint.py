@@ -243,7 +243,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         end=end.kind,
         problem=end.problem,
         requests=session.journal.requests(),
-        events=session.journal.events,
+        events=tuple(session.journal.events),  # a client may still be told to have left
     )
     return outcome
 

@@ -8,6 +8,7 @@ from tests.agent_sessions import ADD, Agent, answer, call_text, echo, make_run, 
 from tests.proxy_clients import FakeSession, connect, post, serving
 from tests.proxy_clients import answer as read
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.journal import Journal
 from verl_multiturn.rollout.outcome import SessionRequest
 
 
@@ -95,3 +96,14 @@ async def test_a_request_that_cannot_be_read() -> None:
         writer.close()
     (request,) = session.journal.requests()
     assert (request.protocol, request.refused, request.messages) == ("chat", "invalid_request_error", ())
+
+
+def test_an_agent_that_goes_on_asking_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.proxy.sessions.journal._MOST", 2)
+    journal = Journal()
+    request = ChatRequest(messages=[user("1+1?")])
+    for _ in range(3):
+        journal.samples(journal.begin(request, "chat"))
+        journal.refuse("chat", "bad_request")
+    assert [(each.protocol, each.refused) for each in journal.requests()] == [("chat", None), ("chat", "bad_request")]
+    assert journal.events == [("request", 0, 0), ("samples", 0, 0)]

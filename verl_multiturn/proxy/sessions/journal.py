@@ -18,6 +18,8 @@ from verl_multiturn.rollout.outcome import SessionRequest
 
 COUNT = "count_tokens"
 """Protocol of a request that asks for no completion."""
+_MOST = 10_000
+"""So many requests of a session are noted; an agent that goes on asking must not fill the memory."""
 
 
 @dataclass(eq=False)
@@ -57,7 +59,8 @@ class Journal:
     def begin(self, request: ChatRequest, protocol: str) -> Noted:
         """Note a request that came."""
         noted = Noted(time.time(), protocol, request.tools, _wishes(request), number=len(self._noted))
-        self._noted.append(noted)
+        if len(self._noted) < _MOST:
+            self._noted.append(noted)
         self._happened("request", noted)
         return noted
 
@@ -71,11 +74,13 @@ class Journal:
         self._happened("delivered" if got else "left", noted)
 
     def _happened(self, what: str, noted: Noted) -> None:
-        self.events.append((what, noted.number, self._generations()))
+        if noted.number < _MOST:
+            self.events.append((what, noted.number, self._generations()))
 
     def refuse(self, protocol: str, code: str) -> None:
         """Note a request that could not be read."""
-        self._noted.append(Noted(time.time(), protocol, refused=code))
+        if len(self._noted) < _MOST:
+            self._noted.append(Noted(time.time(), protocol, refused=code))
 
     def answer(self, noted: Noted, nodes: Sequence[CompletionNode]) -> None:
         """Note that the completions go to the request's client."""

@@ -281,6 +281,8 @@ class MultiTurnManager(AgentLoopManagerTQ):
         """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}
         self._clocked: set[Any] = set()
+        self._asked_dropped: dict[Any, Any] = {}
+        """A pending call of `take_dropped` for each worker."""
         """Workers whose clock was told."""
 
     def generate_sequences(self, prompts: Any) -> None:
@@ -359,8 +361,22 @@ class MultiTurnManager(AgentLoopManagerTQ):
         return None
 
     def take_dropped(self) -> int:
-        """Return how many records could not be kept since the last call."""
-        return sum(self._ask("take_dropped"))
+        """Return how many records could not be kept since the last call.
+
+        What a busy worker has to say comes with a later call.
+        """
+        for worker in self.agent_loop_workers:
+            if worker not in self._asked_dropped:
+                self._asked_dropped[worker] = worker.take_dropped.remote()
+        asked = list(self._asked_dropped.values())
+        come = ray.wait(asked, num_returns=len(asked), timeout=_CLOCK_S)[0] if asked else []
+        dropped = 0
+        for worker, answer in list(self._asked_dropped.items()):
+            if answer in come:
+                del self._asked_dropped[worker]
+                with contextlib.suppress(RayActorError):
+                    dropped += ray.get(answer)
+        return dropped
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""

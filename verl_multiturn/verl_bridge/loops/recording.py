@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.describe import describe
 from verl_multiturn.observe.traces import Followed
 from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.run_file import new_start
 from verl_multiturn.records.writer import RecordWriter
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds from one look at the conversations that run to the next."""
@@ -126,10 +130,11 @@ def _shown(followed: Followed) -> dict[str, Any]:
 
 
 def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
-    """Return the recorder of this process; None where a run keeps no records.
+    """Return the recorder of this process; None where a run keeps no records, or where its files cannot be created.
+
+    The start-up check has looked at the folder; a worker that starts later may find the disk full.
 
     Raises:
-        OSError: The folder or a file cannot be created.
         ConfigError: `record_redact` has what is no regular expression.
     """
     if settings.record_dir is None:
@@ -144,5 +149,11 @@ def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
 
 
 @functools.cache
-def _recorder(folder: str, start: str | None, share: float, max_gb: float | None, redact: tuple[str, ...]) -> Recorder:
-    return Recorder(RecordWriter(folder, start or new_start(), share=share, max_gb=max_gb, redact=redact))
+def _recorder(
+    folder: str, start: str | None, share: float, max_gb: float | None, redact: tuple[str, ...]
+) -> Recorder | None:
+    try:
+        return Recorder(RecordWriter(folder, start or new_start(), share=share, max_gb=max_gb, redact=redact))
+    except OSError as error:
+        logger.error("this process keeps no records: %s; the run goes on", describe(error))
+        return None

@@ -16,12 +16,14 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,8 +114,9 @@ class Joining:
             manager: The agent-loop manager. Ours tells what is known of its workers.
         """
         self._manager, began = manager, time.time()
-        # It is called later, in a thread, while the trainer's step goes on.
-        self._about = partial(run_file, trainer, self._writer.start, began, trainer.global_steps or None)
+        # It is called later, in a thread, while the trainer's step goes on, which may change its configuration.
+        still = SimpleNamespace(config=copy.deepcopy(trainer.config), tokenizer=getattr(trainer, "tokenizer", None))
+        self._about = partial(run_file, still, self._writer.start, began, trainer.global_steps or None)
         self._writer.run(self._about)
         error = ""
         try:
@@ -244,7 +247,7 @@ class Joining:
             groups: `evicted`, `filtered`, `failed`, `discarded` and `rerolled` of `schema.StepLine`.
         """
         self._guarded(self._ask_workers)
-        self._line("step", step, self.began, phases, metrics, groups)
+        self._guarded(lambda: self._line("step", step, self.began, phases, metrics, groups))
 
     def _ask_workers(self) -> None:
         """Note the clocks of workers that started since the last call, and once the tools' schemas."""
@@ -277,7 +280,8 @@ class Joining:
         """Write the join and the line of a validation that is over; `began` is when it began."""
         rows, self._validated = self._validated, []
         self._writer.join(True, step, lambda: table_of(rows))
-        self._line("validation", step, began, {"testing": time.time() - began}, metrics, {})
+        phases = {"testing": time.time() - began}
+        self._guarded(lambda: self._line("validation", step, began, phases, metrics, {}))
 
     def _line(
         self,
