@@ -143,6 +143,15 @@ def test_a_process_that_multiprocessing_spawns_is_a_fork_that_knows_its_parent(
     assert multiprocessing.spawn.get_executable() in (sys.executable, os.fsencode(sys.executable))
 
 
+def test_a_fork_can_have_a_title(server: ForkServer, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from setproctitle import setproctitle\nsetproctitle('sglang::scheduler')\n"
+        "print(open('/proc/self/cmdline').read().rstrip('\\0'))\n"
+    )
+    assert run(server, program).stdout.strip() == "sglang::scheduler"
+
+
 def test_a_spawned_fork_ends_with_its_client(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     process, pid = spawned(server, monkeypatch, spawned_child.stay)
     fork = psutil.Process(pid)

@@ -180,6 +180,7 @@ def make_trainer(mode: str = "sync", use_critic: bool = False, **changes: Any) -
     base.use_critic = use_critic  # type: ignore[attr-defined]
     trainer = type("Trainer", (ours, base), {"mode": mode})(make_config(mode, **changes))
     assert trainer.config.trainer.v1.trainer_mode == mode  # verl knows no other name
+    trainer.agent_loop_manager = None
     return trainer
 
 

@@ -132,6 +132,7 @@ def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[number],
+            env={**os.environ, "SPT_NOENV": "1"},  # a process's title must not overwrite its environment
             process_group=0,  # Ctrl-C must reach only the driver
         )
 
@@ -161,6 +162,8 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
+    with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
+        importlib.import_module("setproctitle").getproctitle()
     gc.collect()
     gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
     _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import multiprocessing
 import os
 import sys
@@ -18,7 +17,7 @@ class ForkedProcess(SpawnProcess):
 
     def __reduce__(self) -> Any:
         # In the new process it is the base class: to import this room would be to import verl.
-        return copyreg._reconstructor, (SpawnProcess, object, None), self.__dict__  # type: ignore[attr-defined]
+        return SpawnProcess, (), self.__dict__
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
