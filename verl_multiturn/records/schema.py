@@ -27,6 +27,10 @@ SCHEMA = 2
 """Number of the schema. A reader refuses a larger one, by name."""
 
 Number = float | Literal["nan", "inf", "-inf"]
+Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Time = Annotated[float, Field(ge=0.0, lt=1e11, allow_inf_nan=False)]
+"""Seconds since 1970; 0.0: not known. What is beyond has no date, and no reader could show it."""
 Message = dict[str, Any]
 
 
@@ -71,11 +75,11 @@ class Row(_Entry):
 
     prompt_length: int
     """Tokens of the prompt."""
-    ids: list[int]
+    ids: list[Int32]
     """Token ids, the prompt first."""
     logprobs: list[Number]
     """Log-probability of each sampled token (source 1), in order. A token that was not sampled has none."""
-    runs: list[tuple[int, int, int, int, int]]
+    runs: list[tuple[Int64, Int32, Int64, Int32, Int32]]
     """Runs of tokens that have the same values: count, mask, weight version (-1: none), turn, source. Sources are
     0 prompt, 1 sampled, 2 template, 3 observation, 4 injected, 5 earlier (`rollout.trajectory.Source`)."""
     images: list[Image] = []
@@ -103,7 +107,7 @@ class Generation(_Entry):
     """Position of its first token in the row's `ids`."""
     cause: str | None = None
     """Why no row holds it (`certificate.receipts.CAUSES`); null: one does."""
-    ids: list[int] | None = None
+    ids: list[Int32] | None = None
     """Its ids, where no row holds them; else null. So with the next two."""
     logprobs: list[Number] | None = None
     versions: list[tuple[int, int]] | None = None
@@ -124,9 +128,9 @@ class Generation(_Entry):
     """Of an agent's session: number of the lane in which the engine sampled it."""
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
-    asked_at: float = 0.0
+    asked_at: Time = 0.0
     """When the engine was asked."""
-    at: float = 0.0
+    at: Time = 0.0
     """When it had answered."""
 
 
@@ -165,7 +169,7 @@ class Call(_Entry):
     """Seconds that it waited for a slot."""
     seconds: float = 0.0
     """Seconds that it ran, all attempts together."""
-    at: float = 0.0
+    at: Time = 0.0
     """When the answer was there."""
 
 
@@ -188,14 +192,14 @@ class Reply(_Entry):
     """Digest of the state that it leads to."""
     metrics: dict[str, Any] = {}
     """Metrics that it reported."""
-    at: float = 0.0
+    at: Time = 0.0
     """When it was there."""
 
 
 class SessionRequest(_Entry):
     """One request of an agent behind the endpoint, in the order in which they came."""
 
-    at: float
+    at: Time
     """When it came."""
     protocol: str
     """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
@@ -253,9 +257,9 @@ class Span(_Entry):
     """Name of the tool or interaction."""
     turn: int | None = None
     """Number of the generation that it belongs to; null: to none."""
-    start: float
+    start: Time
     """When it began."""
-    end: float
+    end: Time
     """When it ended."""
 
 
@@ -278,9 +282,9 @@ class Record(_Entry):
     """Step of the trainer in which it was begun. In which one it was trained, the join says."""
     loop: str
     """Name of the agent loop."""
-    began: float
+    began: Time
     """When it began."""
-    ended: float
+    ended: Time
     """When it had ended, before its reward was computed."""
     sample: Sample
     """What the data set says."""
@@ -341,7 +345,7 @@ class Line(_Entry):
     validation: bool = False
     step: int = 0
     rerolled_from: str | None = None
-    at: float
+    at: Time
     """When it happened."""
     why: str = ""
     """Why it was cancelled (`cut`: enough siblings had ended; `cancelled`: the trainer no longer wanted it; `killed`),
@@ -392,10 +396,10 @@ class Open(_Entry):
     number: int = 0
     validation: bool = False
     step: int = 0
-    began: float
+    began: Time
     doing: str
     """What it waits for: `generation`, `call NAME`, `wait NAME`, `interaction NAME`, `reward`, and so on."""
-    since: float
+    since: Time
     """Since when."""
     turn: int = 0
     """Turns so far."""
@@ -404,7 +408,7 @@ class Open(_Entry):
 class Snapshot(_Entry):
     """What a worker's open conversations were waiting for."""
 
-    at: float
+    at: Time
     """When this was written."""
     open: list[Open]
     dropped: int = 0
@@ -420,7 +424,7 @@ class RunFile(_Entry):
     """2."""
     start: str
     """The start, as file names have it: `20261126T101500_9f3c2a`, UTC and a random part. It holds no `-`."""
-    began: float
+    began: Time
     """When it began."""
     host: str
     """Host of the trainer's process."""
@@ -463,8 +467,8 @@ class StepLine(_Entry):
     start: str
     """`RunFile.start` of the run."""
     step: int
-    began: float
-    ended: float
+    began: Time
+    ended: Time
     phases: dict[str, float]
     """Seconds of the trainer's phases (verl's `timing_s`)."""
     join: str | None
@@ -489,7 +493,7 @@ class End(_Entry):
     event: Literal["end"]
     start: str
     """`RunFile.start` of the run."""
-    at: float
+    at: Time
     """When it ended."""
     error: str = ""
     """What ended it before its last step; "" otherwise."""
