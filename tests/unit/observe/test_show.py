@@ -220,3 +220,13 @@ def test_the_command(folder: Path) -> None:
         assert refused.exit_code == 2
         assert refused.stdout == ""
     assert CliRunner().invoke(app, ["show", str(folder / "none")]).exit_code == 2
+
+
+def test_a_validation_comes_after_the_step_of_its_number(folder: Path) -> None:
+    path = folder / "records" / "steps.jsonl"
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert [(line["event"], line["step"]) for line in shown(folder).run()["steps"]] == [
+        ("step", 1),
+        ("step", 2),
+        ("validation", 2),
+    ]
