@@ -52,7 +52,7 @@ def convert(
     try:
         if not any(chosen.values()):
             raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
-        records = Records(folder)
+        records = Records(folder).require()
         source = Source(records)
         into = _run_folder(folder) / "converted" if out is None else out
         written: dict[str, str] = {}

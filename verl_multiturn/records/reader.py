@@ -28,6 +28,8 @@ from verl_multiturn.records.schema_1 import lifted
 from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
+_OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
+"""What a folder may hold of a run beside files of records."""
 
 
 class Placed(NamedTuple):
@@ -59,6 +61,17 @@ class Records:
             record_files(folder)
         self._faults: dict[str, None] = {}
         self._places: dict[str, tuple[str, int, int]] = {}
+
+    def require(self) -> Records:
+        """Return these records, if each folder holds something of a run.
+
+        Raises:
+            ConfigError: one holds nothing.
+        """
+        for folder in self.folders:
+            if folder.is_dir() and not record_files(folder) and not any(any(folder.glob(each)) for each in _OF_A_RUN):
+                raise ConfigError(f"{str(folder)!r} holds no records; name a run's folder or its record_dir")
+        return self
 
     @property
     def faults(self) -> list[str]:
