@@ -239,11 +239,15 @@ def _with_row(**changes: Any) -> dict[str, Any]:
             _with_row(runs=[[1, 0, 1 << 63, 0, 0]]),
             "rows.0.runs.0.2 is 9223372036854775808: input should be less than 9223372036854775808",
         ),
+        (
+            sample_record(number=1 << 63),
+            "number is 9223372036854775808: input should be less than 9223372036854775808",
+        ),
         (sample_record(began=1e300), "began is 1e+300: input should be less than 100000000000"),
         (sample_record(ended=-1.0), "ended is -1.0: input should be greater than or equal to 0"),
         (sample_record(ended="nan"), "ended is 'nan': input should be a finite number"),
     ],
-    ids=["logprob", "counts", "id", "version", "late", "early", "nan"],
+    ids=["logprob", "counts", "id", "version", "number", "late", "early", "nan"],
 )
 def test_a_record_that_nobody_could_use_costs_itself(tmp_path: Path, record: dict[str, Any], said: str) -> None:
     path = tmp_path / "a.jsonl"
