@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.explain import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
@@ -18,6 +19,7 @@ from verl_multiturn.observe.convert.perfetto import write_perfetto
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.records.reader import Records
 
+_MOST_FAULTS = 20
 _WRITERS = {
     "parquet": (write_parquet, "transcripts"),
     "atif": (write_atif, "atif"),
@@ -50,9 +52,9 @@ def convert(
     try:
         if not any(chosen.values()):
             raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
-        records = Records(folder)
+        records = Records(folder).require()
         source = Source(records)
-        into = (folder if folder.is_dir() else folder.parent) / "converted" if out is None else out
+        into = _run_folder(folder) / "converted" if out is None else out
         written: dict[str, str] = {}
         count = 0
         for name in (name for name, is_chosen in chosen.items() if is_chosen):
@@ -63,6 +65,14 @@ def convert(
         refuse(error)
     except OSError as error:
         fail(f"cannot write there ({error}); name another folder with --out", status=2)
-    for fault in records.faults:
-        print(f"not read: {fault!r}", file=sys.stderr)
+    for fault in records.faults[:_MOST_FAULTS]:
+        print(f"not read: {printable(fault)}", file=sys.stderr)
+    if (left := len(records.faults) - _MOST_FAULTS) > 0:
+        print(f"not read: {left} more of these", file=sys.stderr)
     print(json.dumps({"conversations": count, "faults": len(records.faults), **written}))
+
+
+def _run_folder(path: Path) -> Path:
+    """Return the folder of the run that has this folder or file of records."""
+    folder = path if path.is_dir() else path.parent
+    return folder.resolve().parent if folder.resolve().name == "records" else folder

@@ -14,7 +14,7 @@ from rich.table import Table
 from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.explain.explanation import explain as explain_run
-from verl_multiturn.observe.explain.finding import Finding
+from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding
 from verl_multiturn.records.reader import Records
 
 _MARKS = {"alarm": "[red]alarm[/]", "note": "[yellow]note[/]", "unknown": "[dim]unknown[/]"}
@@ -32,7 +32,7 @@ def explain(
     not recorded. The last line is a JSON object. With an alarm the exit status is 1.
     """
     try:
-        records = Records(folder)
+        records = Records(folder).require()
         findings = explain_run(records)
     except MultiTurnError as error:
         refuse(error)
@@ -55,7 +55,10 @@ def _show(findings: list[Finding], faults: list[str]) -> None:
         if each.kind != "unknown":
             cells = (each.symptom, each.said, each.remedy, "\n".join(each.requests))
             table.add_row(_MARKS[each.kind], *(escape(printable(cell)) for cell in cells))
-    console.print(table if table.row_count else "no symptom was found in what was recorded")
+    if table.row_count:
+        console.print(table)
+    elif len({each.symptom for each in findings}) < len(SYMPTOMS):  # what is not unknown was looked for
+        console.print("no symptom was found in what was recorded")
     for each in findings:
         if each.kind == "unknown":
             console.print(

@@ -33,7 +33,7 @@ def show(
     try:
         if sum(each is not None for each in (request, step, group)) > 1:
             raise ConfigError("REQUEST, --step and --group name different things; give one of them")
-        shown = Shown(Records(folder))
+        shown = Shown(Records(folder).require())
         if request is not None:
             document = shown.conversation(request)
         elif step is not None:

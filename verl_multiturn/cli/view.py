@@ -41,6 +41,8 @@ def view(
         if where and file is None:
             raise ConfigError(f"--where {where!r} is for --export; in the page, use the table's filter")
         documents = Documents(folders, tokenizer)
+        if not follow:  # a run that is followed may yet begin
+            documents.records.require()
         documents.refresh()
         if file is not None:
             print(json.dumps(export(documents, file, where)))

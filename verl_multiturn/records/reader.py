@@ -23,10 +23,13 @@ from verl_multiturn.records.files import LINES, OPEN, PACKED, STEPS, RecordFile,
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted, read_lines, read_object
 from verl_multiturn.records.members import Member, member_at, read_members
+from verl_multiturn.records.rows import checked
 from verl_multiturn.records.schema_1 import lifted
 from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
+_OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
+"""What a folder may hold of a run beside files of records."""
 
 
 class Placed(NamedTuple):
@@ -58,6 +61,17 @@ class Records:
             record_files(folder)
         self._faults: dict[str, None] = {}
         self._places: dict[str, tuple[str, int, int]] = {}
+
+    def require(self) -> Records:
+        """Return these records, if each folder holds something of a run.
+
+        Raises:
+            ConfigError: one holds nothing.
+        """
+        for folder in self.folders:
+            if folder.is_dir() and not record_files(folder) and not any(any(folder.glob(each)) for each in _OF_A_RUN):
+                raise ConfigError(f"{str(folder)!r} holds no records; name a run's folder or its record_dir")
+        return self
 
     @property
     def faults(self) -> list[str]:
@@ -93,6 +107,7 @@ class Records:
         """Yield the records of a file with their places, and compare each with the summary in its line."""
         ends = ends_of(self._lines_of(file.lines)) if file.lines.exists() else None
         alone: list[int] = []
+        differing: list[Placed] = []
         for placed in self._read(file):
             yield placed
             if ends is None or not file.is_packed:
@@ -104,11 +119,16 @@ class Records:
                 what = f"record {placed.place} is of request {placed.record['request_id']!r}, its line of"
                 self._fault(file.path, placed.offset, f"{what} {line['request_id']!r}; the record is taken")
             elif line["summary"] != summary_of(placed.record):
-                what = f"the summary of request {line['request_id']!r} in {file.lines.name} is not that of its record"
-                self._fault(file.path, placed.offset, what + "; the record is taken")
+                differing.append(placed)
         if alone:
             what = f"{len(alone)} records have no line of their end in {file.lines.name}; they are read all the same"
             self._fault(file.path, alone[0], what)
+        if differing:
+            request = differing[0].record["request_id"]
+            what = f"{len(differing)} summaries in {file.lines.name} are not those of their records"
+            self._fault(
+                file.path, differing[0].offset, f"{what}, that of request {request!r} first; the records are taken"
+            )
         if ends is None and file.is_packed:
             self._fault(file.path, None, f"{file.lines.name} is missing; conversations that left no record are unknown")
 
@@ -332,7 +352,13 @@ class Records:
         if "schema" not in value:
             self._fault(path, None, "it is of schema 1, which has no data row, no times and no limits")
             value = in_form_of_2(value)
-        return fitted(schema.Record, value)
+        record = fitted(schema.Record, value)
+        for number, row in enumerate(record["rows"]):
+            try:
+                checked(row)
+            except ValueError as error:  # whoever makes columns of it would fail
+                raise CertificateError(f"rows.{number}: {error}") from None
+        return record
 
 
 def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:

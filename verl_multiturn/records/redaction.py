@@ -13,41 +13,62 @@ from verl_multiturn.errors import ConfigError
 
 HIDDEN = "***"
 _REGEX = "re:"
-_WHOLE = ("sample", "messages", "calls", "replies", "session", "error", "differences")
-"""Entries of a record that are looked through; of generations, `text` alone."""
+_WHOLE = ("sample", "sampling", "messages", "calls", "replies", "session", "error", "differences", "why")
+"""Entries of a record or a line that are looked through; of generations, `text` alone."""
+_FREE = frozenset(
+    ("index", "ground_truth", "extra_info", "messages", "tools", "tools_kwargs", "interaction_kwargs", "sampling",
+     "arguments", "metrics", "wishes")
+)  # fmt: skip
+"""Entries whose contents have no form of ours: numbers in them are hidden, too."""
+_WORDS = frozenset(("nan", "inf", "-inf"))
+"""Texts that stand for numbers."""
+_LEFT = frozenset(("events",))
+"""Entries of ours that hold words of a fixed list."""
 
 
 def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that hides what the rules name in a record, as `json_text.plain` returns it.
+    """Return the function that hides what the rules name in a record or a line, as `json_text.plain` returns it.
+
+    What is hidden still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
 
     Args:
-        rules: Names of entries, whose texts and numbers become `***` wherever they are in the record's texts; and
-            regular expressions after `re:`, whose matches in texts become `***`.
+        rules: names of entries, whose texts become `***` wherever they are in the record's texts, and whose numbers
+            do where the contents are free; and regular expressions after `re:`, whose matches in texts become `***`.
 
     Raises:
-        ConfigError: A rule is no regular expression.
+        ConfigError: a rule is no regular expression.
     """
     names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
     patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]
 
-    def hide(value: Any, named: bool) -> Any:
+    def hide(value: Any, named: bool, free: bool) -> Any:
         if isinstance(value, dict):
-            return {key: hide(item, named or key in names) for key, item in value.items()}
+            return {key: item if not free and key in _LEFT else below(key, item, named, free)
+                    for key, item in value.items()}  # fmt: skip
         if isinstance(value, list):
-            return [hide(item, named) for item in value]
-        if named and value is not None and not isinstance(value, bool):
+            return [hide(item, named, free) for item in value]
+        if value is None or isinstance(value, bool) or (not free and (value in _WORDS or not isinstance(value, str))):
+            return value
+        if named:
             return HIDDEN
         if isinstance(value, str):
             for pattern in patterns:
                 value = pattern.sub(HIDDEN, value)
         return value
 
-    def redact(record: dict[str, Any]) -> dict[str, Any]:
-        hidden = {key: hide(value, key in names) for key, value in record.items() if key in _WHOLE}
-        turns = [{**turn, "text": hide(turn.get("text"), "text" in names)} for turn in record.get("generations") or []]
-        return {**record, **hidden, "generations": turns}
+    def below(key: str, value: Any, named: bool, free: bool) -> Any:
+        # A session's request may name an earlier one's tools by its number.
+        is_free = free or (key in _FREE and not (key == "tools" and isinstance(value, int)))
+        return hide(value, named or key in names, is_free)
 
-    return redact if rules else lambda record: record
+    def redact(entries: dict[str, Any]) -> dict[str, Any]:
+        hidden = {key: below(key, value, named=False, free=False) for key, value in entries.items() if key in _WHOLE}
+        if "generations" in entries:
+            turns = entries["generations"] or []
+            hidden["generations"] = [{**turn, "text": below("text", turn.get("text"), False, False)} for turn in turns]
+        return {**entries, **hidden}
+
+    return redact if rules else lambda entries: entries
 
 
 def _compiled(rule: str) -> re.Pattern[str]:

@@ -64,16 +64,25 @@ def columns(row: Mapping[str, Any]) -> dict[str, list[Any]]:
     Raises:
         ValueError: The runs, the ids and the log-probabilities have different numbers of tokens.
     """
-    ids, runs = list(row["ids"]), np.array([list(run) for run in row["runs"]], np.int64).reshape(-1, 1 + len(_IN_RUNS))
-    given = [float(number) for number in row["logprobs"]]
-    counts = runs[:, 0]
+    runs = checked(row)
+    found = {name: np.repeat(runs[:, index], runs[:, 0]).tolist() for index, name in enumerate(_IN_RUNS, start=1)}
+    each = iter(row["logprobs"])
+    logprobs = [float(next(each)) if source == SAMPLED else 0.0 for source in found["sources"]]
+    return {"ids": list(row["ids"]), **found, "logprobs": logprobs}
+
+
+def checked(row: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return the runs of a row, of which columns can be made.
+
+    Raises:
+        ValueError: the runs, the ids and the log-probabilities have different numbers of tokens.
+    """
+    runs = np.array([list(run) for run in row["runs"]], np.int64).reshape(-1, 1 + len(_IN_RUNS))
+    counts, ids, given = runs[:, 0], len(row["ids"]), len(row["logprobs"])
     sampled = int(counts[runs[:, _IN_RUNS.index("sources") + 1] == SAMPLED].sum())
-    if (counts < 0).any() or (counts > len(ids)).any() or int(counts.sum()) != len(ids) or sampled != len(given):
+    if (counts < 0).any() or (counts > ids).any() or int(counts.sum()) != ids or sampled != given:
         raise ValueError(
-            f"a row has {len(ids)} ids, runs of {int(counts.sum())} tokens of which {sampled} are sampled, and "
-            f"{len(given)} logprobs; expected one id for each token, and one logprob for each sampled one"
+            f"a row has {ids} ids, runs of {int(counts.sum())} tokens of which {sampled} are sampled, and "
+            f"{given} logprobs; expected one id for each token, and one logprob for each sampled one"
         )
-    found = {name: np.repeat(runs[:, index], counts).tolist() for index, name in enumerate(_IN_RUNS, start=1)}
-    each = iter(given)
-    logprobs = [next(each) if source == SAMPLED else 0.0 for source in found["sources"]]
-    return {"ids": ids, **found, "logprobs": logprobs}
+    return runs

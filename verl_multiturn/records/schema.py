@@ -27,6 +27,10 @@ SCHEMA = 2
 """Number of the schema. A reader refuses a larger one, by name."""
 
 Number = float | Literal["nan", "inf", "-inf"]
+Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Time = Annotated[float, Field(ge=0.0, lt=1e11, allow_inf_nan=False)]
+"""Seconds since 1970; 0.0: not known. What is beyond has no date, and no reader could show it."""
 Message = dict[str, Any]
 
 
@@ -69,13 +73,13 @@ class Sample(_Entry):
 class Row(_Entry):
     """One row of the training batch: a stretch of the conversation in which ids were only appended."""
 
-    prompt_length: int
+    prompt_length: Int32
     """Tokens of the prompt."""
-    ids: list[int]
+    ids: list[Int32]
     """Token ids, the prompt first."""
     logprobs: list[Number]
     """Log-probability of each sampled token (source 1), in order. A token that was not sampled has none."""
-    runs: list[tuple[int, int, int, int, int]]
+    runs: list[tuple[Int64, Int32, Int64, Int32, Int32]]
     """Runs of tokens that have the same values: count, mask, weight version (-1: none), turn, source. Sources are
     0 prompt, 1 sampled, 2 template, 3 observation, 4 injected, 5 earlier (`rollout.trajectory.Source`)."""
     images: list[Image] = []
@@ -85,32 +89,32 @@ class Row(_Entry):
 class Generation(_Entry):
     """What the engine was asked for, and what came back. They are in the order of sampling; so are turns."""
 
-    prompt_tokens: int
+    prompt_tokens: Int32
     """Number of ids that the engine was given."""
     prompt_digest: str
     """Digest (blake2b-128) of those ids as little-endian int32."""
-    max_tokens: int
+    max_tokens: Int64
     """Budget: the most tokens that it was asked for."""
-    tokens: int
+    tokens: Int32
     """Number of tokens that it returned."""
     finish: str
     """Why it ended, in the engine's word: `stop`, `length`, `abort`; "" where it is not known."""
     digest: str
     """Digest (blake2b-128) of the receipt: lengths, budget, ids, logprobs and versions, as the engine returned them."""
-    row: int | None = None
+    row: Int64 | None = None
     """Row that holds it; null: none does."""
-    start: int | None = None
+    start: Int64 | None = None
     """Position of its first token in the row's `ids`."""
     cause: str | None = None
     """Why no row holds it (`certificate.receipts.CAUSES`); null: one does."""
-    ids: list[int] | None = None
+    ids: list[Int32] | None = None
     """Its ids, where no row holds them; else null. So with the next two."""
     logprobs: list[Number] | None = None
-    versions: list[tuple[int, int]] | None = None
+    versions: list[tuple[Int64, Int64]] | None = None
     """Runs: count, weight version."""
-    cached_tokens: int | None = None
+    cached_tokens: Int64 | None = None
     """Tokens of the prompt that the engine had in its cache; null: it does not say."""
-    parent: int | None = None
+    parent: Int64 | None = None
     """Number of the generation that it continues; null: it begins anew."""
     summary: bool = False
     """Whether it is a summary that the model was asked for."""
@@ -120,20 +124,20 @@ class Generation(_Entry):
     """Reward that an agent gave to it alone."""
     text: str | None = None
     """Text of the turn beside its calls; null where it was not read."""
-    lane: int | None = None
+    lane: Int64 | None = None
     """Of an agent's session: number of the lane in which the engine sampled it."""
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
-    asked_at: float = 0.0
+    asked_at: Time = 0.0
     """When the engine was asked."""
-    at: float = 0.0
+    at: Time = 0.0
     """When it had answered."""
 
 
 class Call(_Entry):
     """One tool call of the model, answered or refused."""
 
-    turn: int
+    turn: Int64
     """Number of the generation that holds it."""
     id: str
     """Id of the call."""
@@ -153,7 +157,7 @@ class Call(_Entry):
     """Reward of the call."""
     metrics: dict[str, Any] = {}
     """Metrics that the tool reported."""
-    attempts: int = 0
+    attempts: Int64 = 0
     """How often `execute` was called."""
     cached: bool = False
     """Whether the answer came from the cache."""
@@ -165,14 +169,14 @@ class Call(_Entry):
     """Seconds that it waited for a slot."""
     seconds: float = 0.0
     """Seconds that it ran, all attempts together."""
-    at: float = 0.0
+    at: Time = 0.0
     """When the answer was there."""
 
 
 class Reply(_Entry):
     """An answer of the interaction: to a turn, or its opening."""
 
-    turn: int | None
+    turn: Int64 | None
     """Number of the generation that it answers; null: the opening."""
     text: str
     """Its text."""
@@ -188,20 +192,20 @@ class Reply(_Entry):
     """Digest of the state that it leads to."""
     metrics: dict[str, Any] = {}
     """Metrics that it reported."""
-    at: float = 0.0
+    at: Time = 0.0
     """When it was there."""
 
 
 class SessionRequest(_Entry):
     """One request of an agent behind the endpoint, in the order in which they came."""
 
-    at: float
+    at: Time
     """When it came."""
     protocol: str
     """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
-    parent: int | None = None
+    parent: Int64 | None = None
     """Generation that it continues; null: it begins anew."""
-    shared: int = 0
+    shared: Int64 = 0
     """How many of its messages are those of the parent's whole conversation; `messages` has the others."""
     messages: list[Message] = []
     """Its messages after the shared ones, as the template gets them."""
@@ -213,7 +217,7 @@ class SessionRequest(_Entry):
     """Generations that answered it."""
     delivered: bool = False
     """Whether its client got the whole answer."""
-    order: int | None = None
+    order: Int64 | None = None
     """Place in the order in which answers went to clients; null: none did."""
     refused: str | None = None
     """Code of the error that it got; null: none."""
@@ -228,7 +232,7 @@ class Session(_Entry):
     """What happened in which order: a request came, its samples were begun or taken, its client got the answer, or had
     left before that; the request's place in `requests`; and how many generations there were by then. A request that
     could not be read is in none."""
-    roots: int = 0
+    roots: Int64 = 0
     """Prompts that were rendered whole."""
     unenforced: dict[str, int] = {}
     """Requests that had a field which changes nothing, by the field's name."""
@@ -251,11 +255,11 @@ class Span(_Entry):
     """`wait` is that for a slot or for an outage's end, `pause` that of an engine that stands still."""
     name: str = ""
     """Name of the tool or interaction."""
-    turn: int | None = None
+    turn: Int64 | None = None
     """Number of the generation that it belongs to; null: to none."""
-    start: float
+    start: Time
     """When it began."""
-    end: float
+    end: Time
     """When it ended."""
 
 
@@ -268,19 +272,19 @@ class Record(_Entry):
     """Id of the request: unique, also among conversations of one name that were begun again."""
     uid: str
     """verl's id of the group."""
-    number: int
+    number: Int64
     """Number of the conversation in its group (verl's `session_id`)."""
     rerolled_from: str | None = None
     """uid of the group in whose place this one was begun; null: none."""
     validation: bool
     """Whether it belongs to a validation."""
-    step: int
+    step: Int64
     """Step of the trainer in which it was begun. In which one it was trained, the join says."""
     loop: str
     """Name of the agent loop."""
-    began: float
+    began: Time
     """When it began."""
-    ended: float
+    ended: Time
     """When it had ended, before its reward was computed."""
     sample: Sample
     """What the data set says."""
@@ -306,7 +310,7 @@ class Record(_Entry):
     """Answers of its interaction, in order; the opening first."""
     messages: list[Message] = []
     """The conversation as the model saw it; of several rows, that of the last."""
-    asked: int = 0
+    asked: Int64 = 0
     """How many of `messages` are the row's own."""
     calc_rewards: dict[str, Number] = {}
     """What each tool's `calc_reward` returned."""
@@ -337,18 +341,18 @@ class Line(_Entry):
     request_id: str
     """As in `Record`, and so with the next entries."""
     uid: str = ""
-    number: int = 0
+    number: Int64 = 0
     validation: bool = False
-    step: int = 0
+    step: Int64 = 0
     rerolled_from: str | None = None
-    at: float
+    at: Time
     """When it happened."""
     why: str = ""
     """Why it was cancelled (`cut`: enough siblings had ended; `cancelled`: the trainer no longer wanted it; `killed`),
     what it raised, why its record was dropped."""
-    offset: int | None = None
+    offset: Int64 | None = None
     """Of `end`: position of the gzip member that holds its record; null: there is none (`record_share`)."""
-    place: int | None = None
+    place: Int64 | None = None
     """Of `end`: number of the record in its member."""
     summary: Summary | None = None
     """Of `end`: what a table shows of it."""
@@ -363,19 +367,19 @@ class Summary(_Entry):
     index: Any = None
     stop_reason: str = ""
     valid: bool = True
-    rows: int = 1
+    rows: Int64 = 1
     """Number of rows."""
-    turns: int = 0
+    turns: Int64 = 0
     """Number of generations."""
-    calls: int = 0
+    calls: Int64 = 0
     """Number of calls."""
-    failed_calls: int = 0
+    failed_calls: Int64 = 0
     """Calls whose status is not `ok`."""
-    prompt_tokens: int = 0
+    prompt_tokens: Int64 = 0
     """Tokens of the first row's prompt."""
-    response_tokens: int = 0
+    response_tokens: Int64 = 0
     """Tokens of all rows after their prompts."""
-    sampled_tokens: int = 0
+    sampled_tokens: Int64 = 0
     """Tokens that a row trains."""
     seconds: float = 0.0
     """Seconds from begin to end; the next three are parts of it."""
@@ -389,25 +393,25 @@ class Open(_Entry):
 
     request_id: str
     uid: str = ""
-    number: int = 0
+    number: Int64 = 0
     validation: bool = False
-    step: int = 0
-    began: float
+    step: Int64 = 0
+    began: Time
     doing: str
     """What it waits for: `generation`, `call NAME`, `wait NAME`, `interaction NAME`, `reward`, and so on."""
-    since: float
+    since: Time
     """Since when."""
-    turn: int = 0
+    turn: Int64 = 0
     """Turns so far."""
 
 
 class Snapshot(_Entry):
     """What a worker's open conversations were waiting for."""
 
-    at: float
+    at: Time
     """When this was written."""
     open: list[Open]
-    dropped: int = 0
+    dropped: Int64 = 0
     """Records that could not be kept so far."""
     cpu_s: float = 0.0
     """CPU seconds of the thread that writes the worker's records so far."""
@@ -420,7 +424,7 @@ class RunFile(_Entry):
     """2."""
     start: str
     """The start, as file names have it: `20261126T101500_9f3c2a`, UTC and a random part. It holds no `-`."""
-    began: float
+    began: Time
     """When it began."""
     host: str
     """Host of the trainer's process."""
@@ -440,7 +444,7 @@ class RunFile(_Entry):
     """Digest and text of the chat template."""
     reward_function: dict[str, Any] = {}
     """Path, name and digest of the file; {} for verl's own."""
-    resumed_from: int | None = None
+    resumed_from: Int64 | None = None
     """Step of the checkpoint that it began with; null: none."""
 
 
@@ -462,14 +466,14 @@ class StepLine(_Entry):
     event: Literal["step", "validation"]
     start: str
     """`RunFile.start` of the run."""
-    step: int
-    began: float
-    ended: float
+    step: Int64
+    began: Time
+    ended: Time
     phases: dict[str, float]
     """Seconds of the trainer's phases (verl's `timing_s`)."""
     join: str | None
     """Name of the Parquet file; null: it could not be written."""
-    rows: int
+    rows: Int64
     """Rows in it."""
     metrics: dict[str, Number]
     """All metrics of the step, as loggers get them."""
@@ -489,7 +493,7 @@ class End(_Entry):
     event: Literal["end"]
     start: str
     """`RunFile.start` of the run."""
-    at: float
+    at: Time
     """When it ended."""
     error: str = ""
     """What ended it before its last step; "" otherwise."""

@@ -58,9 +58,11 @@ def _entries() -> str:
 
 
 def _of_model(model: type[BaseModel]) -> Iterator[str]:
-    where = f", in {_FILES[model.__name__]}" if model.__name__ in _FILES else ""
+    first, _, rest = inspect.cleandoc(model.__doc__ or "").partition("\n")
+    place = _FILES.get(model.__name__, "")
+    where = f", in {place}" if place and place not in first else ""
     yield f"\n### {model.__name__}\n"
-    yield f"{(model.__doc__ or '').strip().removesuffix('.')}{where}.\n"
+    yield f"{first.removesuffix('.')}{where}.{rest and f'{chr(10)}{rest}'}\n"
     yield "| entry | form | what it is |"
     yield "|---|---|---|"
     forms = get_type_hints(model)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from verl_multiturn.describe import describe
 from verl_multiturn.records import joins, run_file
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.writer import append
+from verl_multiturn.records.writer import append_lines
 
 _LOG = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class StepWriter:
     def _write_line(self, line: dict[str, Any]) -> None:
         self._lines.append(line_of(line))
         self.folder.mkdir(parents=True, exist_ok=True)
-        append(self.folder / STEPS, b"".join(self._lines))
+        append_lines(self.folder / STEPS, b"".join(self._lines))
         self._lines = []
 
 

@@ -240,13 +240,17 @@ class RecordWriter:
             self._lost = False
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
-        self._unwritten += [line_of(_lean(line)) for line in lines]
+        self._unwritten += [line_of(_lean(self._hidden(line))) for line in lines]
         try:
-            append(self._lines, b"".join(self._unwritten))
+            append_lines(self._lines, b"".join(self._unwritten))
         except OSError:
             del self._unwritten[:-_MOST_LINES]
         else:
             self._unwritten = []
+
+    def _hidden(self, line: Line) -> Line:
+        """Return a line as the rules leave it; the cause of `cancel` is a word of ours."""
+        return line if line["event"] == "cancel" else self._redact(line)
 
     def _snapshot_of(self, shot: list[dict[str, Any]]) -> dict[str, Any]:
         return {"at": time.time(), "open": shot, "dropped": self.dropped, "cpu_s": time.thread_time()}
@@ -263,14 +267,32 @@ class RecordWriter:
                 new.unlink(missing_ok=True)
 
 
-def append(path: Path, data: bytes) -> int:
+def append_lines(path: Path, data: bytes) -> int:
+    """Append lines to a file as `append` does; a line that a kill has torn ends before them.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    return append(path, data, after_torn=b"\n")
+
+
+def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
     """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
+
+    Args:
+        path: the file; it is created where it does not exist.
+        data: what is appended.
+        after_torn: what comes before the data where the file does not end with it; "": nothing.
 
     Raises:
         OSError: It cannot be written.
     """
-    with path.open("ab", buffering=0) as file:
+    with path.open("a+b", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)
+        if data and after_torn and start:
+            file.seek(start - len(after_torn))
+            if file.read() != after_torn:
+                data = after_torn + data
         try:
             while data:
                 data = data[file.write(data) :]

@@ -247,3 +247,16 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, arguments: list[str
     sample_run(tmp_path / "records")
     shown = CliRunner().invoke(app, ["convert", str(tmp_path), *arguments])
     assert (shown.exit_code, said in shown.stderr) == (2, True)
+
+
+def test_the_folder_of_records_is_converted_into_that_of_the_run(tmp_path: Path) -> None:
+    sample_run(tmp_path / "records")
+    with next((tmp_path / "records").glob("*.lines.jsonl")).open("a") as file:
+        file.write("{\n" * 30)
+    shown = CliRunner().invoke(app, ["convert", str(tmp_path / "records"), "--otel"])
+    assert shown.exit_code == 0
+    said = json.loads(shown.stdout.splitlines()[-1])
+    assert (said["otel"], said["faults"]) == (str(tmp_path / "converted" / "traces.jsonl"), 30)
+    assert len(shown.stderr.splitlines()) == 21
+    assert shown.stderr.splitlines()[0].startswith(f"not read: {tmp_path / 'records'}/")
+    assert shown.stderr.splitlines()[-1] == "not read: 10 more of these"

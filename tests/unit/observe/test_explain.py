@@ -185,3 +185,11 @@ def test_hostile_texts_do_not_reach_the_terminal(tmp_path: Path) -> None:
 def test_printable_text_stays_as_it_is() -> None:
     assert printable("ä → 漢\nb") == "ä → 漢\nb"
     assert printable("\x1b\u202e\x00") == "\\x1b\\u202e\\x00"
+
+
+def test_nothing_is_said_to_be_fine_where_all_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").touch()
+    shown = CliRunner().invoke(app, ["explain", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "no symptom was found" not in shown.stdout
+    assert f"unknown: {SYMPTOMS[0]}: no conversation was recorded\n" in shown.stdout

@@ -220,3 +220,33 @@ def test_the_command(folder: Path) -> None:
         assert refused.exit_code == 2
         assert refused.stdout == ""
     assert CliRunner().invoke(app, ["show", str(folder / "none")]).exit_code == 2
+
+
+def test_a_validation_comes_after_the_step_of_its_number(folder: Path) -> None:
+    path = folder / "records" / "steps.jsonl"
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert [(line["event"], line["step"]) for line in shown(folder).run()["steps"]] == [
+        ("step", 1),
+        ("step", 2),
+        ("validation", 2),
+    ]
+
+
+@pytest.mark.parametrize("words", [["show"], ["explain"], ["convert", "--otel"], ["view"]])
+def test_a_folder_without_records_is_refused(tmp_path: Path, words: list[str]) -> None:
+    refused = CliRunner().invoke(app, [words[0], str(tmp_path), *words[1:]])
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        f"verl-multiturn: {str(tmp_path)!r} holds no records; name a run's folder or its record_dir\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.lines.jsonl", "steps.jsonl", "run-a.json", "join/step-000001-a.parquet"]
+)
+def test_a_folder_with_any_part_of_a_run_is_shown(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    assert Records(tmp_path).require().folders == [tmp_path]

@@ -198,7 +198,7 @@ def test_a_wrong_line(folder: Path, name: str, value: Any, said: str) -> None:
     assert Records(folder).summaries().num_rows >= 18
 
 
-def test_a_summary_that_is_not_the_records(folder: Path) -> None:
+def test_summaries_that_are_not_the_records(folder: Path) -> None:
     def change(line: dict[str, Any]) -> dict[str, Any]:
         if line.get("summary") and line.get("number") == 3 and line.get("step") == 1:
             line["summary"]["turns"] = 9
@@ -210,10 +210,51 @@ def test_a_summary_that_is_not_the_records(folder: Path) -> None:
     path = one(folder, "*.jsonl.gz")
     lines = one(folder, "*.lines.jsonl").name
     assert records.faults == [
-        f"{path}, offset 0: the summary of request '{START}-t1-{group}-3' in {lines} is not that of its record; "
-        "the record is taken"
-        for group in (0, 1)
+        f"{path}, offset 0: 2 summaries in {lines} are not those of their records, that of request "
+        f"'{START}-t1-0-3' first; the records are taken"
     ]
+
+
+def _with_row(**changes: Any) -> dict[str, Any]:
+    record = sample_record(request_id="bad")
+    record["rows"][0] |= changes
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            _with_row(logprobs=[-0.1]),
+            "rows.0: a row has 16 ids, runs of 16 tokens of which 7 are sampled, and 1 logprobs; expected one id for "
+            "each token, and one logprob for each sampled one",
+        ),
+        (
+            _with_row(runs=[[-1, 0, -1, 0, 0]]),
+            "rows.0: a row has 16 ids, runs of -1 tokens of which 0 are sampled, and 7 logprobs; expected one id for "
+            "each token, and one logprob for each sampled one",
+        ),
+        (_with_row(ids=[1 << 40]), "rows.0.ids.0 is 1099511627776: input should be less than 2147483648"),
+        (
+            _with_row(runs=[[1, 0, 1 << 63, 0, 0]]),
+            "rows.0.runs.0.2 is 9223372036854775808: input should be less than 9223372036854775808",
+        ),
+        (
+            sample_record(number=1 << 63),
+            "number is 9223372036854775808: input should be less than 9223372036854775808",
+        ),
+        (sample_record(began=1e300), "began is 1e+300: input should be less than 100000000000"),
+        (sample_record(ended=-1.0), "ended is -1.0: input should be greater than or equal to 0"),
+        (sample_record(ended="nan"), "ended is 'nan': input should be a finite number"),
+    ],
+    ids=["logprob", "counts", "id", "version", "number", "late", "early", "nan"],
+)
+def test_a_record_that_nobody_could_use_costs_itself(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (record, sample_record())))
+    records = Records(path)
+    assert [each["request_id"] for each in records.records()] == ["r-0"]
+    assert records.faults == [f"{path}, offset 0: record 0 is left out: {said}"]
 
 
 def test_a_kill_between_a_member_and_its_lines(folder: Path) -> None:

@@ -28,11 +28,15 @@ def test_a_start_orders_by_time_and_holds_no_dash() -> None:
 @pytest.mark.parametrize(
     "key",
     ["api_key", "apiKey", "OPENAI_API_KEY", "hf_token", "HF_TOKEN", "authToken", "password", "db-password", "secret",
-     "client_secret", "aws_secret_access_key", "private_key", "Authorization", "credentials", "tokens", "cookie"],
+     "client_secret", "aws_secret_access_key", "private_key", "Authorization", "credentials", "tokens", "cookie",
+     "PGPASSWORD", "MYSQL_PWD", "DB_PASS", "OPENAI_KEY", "GITHUB_PAT", "AUTH", "api_keys", "openai_key", "mapsKey"],
 )  # fmt: skip
 def test_a_secret_is_hidden_wherever_it_is(key: str) -> None:
     assert without_secrets({"a": [{key: "abc"}]}) == {"a": [{key: "***"}]}
     assert without_secrets({key: ["abc", "def"]}) == {key: ["***", "***"]}
+    assert without_secrets({key: {"openai": "abc", "all": [{"more": "def"}], "count": 3}}) == {
+        key: {"openai": "***", "all": [{"more": "***"}], "count": 3}
+    }
 
 
 def test_what_is_no_secret_stays() -> None:
@@ -46,6 +50,12 @@ def test_what_is_no_secret_stays() -> None:
         "keys": ["a", "b"],
         "url": "https://host:8000/path?step=3#place",
         "monkey": "see",
+        "data": {"prompt_key": "prompt", "reward_fn_key": "data_source", "image_key": "images", "video_key": None},
+        "algorithm": {"gdpo_reward_keys": ["a", "b"]},
+        "compass": "north",
+        "author": "me",
+        "command": ["serve", "--max-tokens", "64", "--token", "--verbose", "lr=1e-5", "max_tokens=64", "a==b"],
+        "override": "data.prompt_key=question",
     }
     assert without_secrets(plain) == plain
 
@@ -59,10 +69,31 @@ def test_what_is_no_secret_stays() -> None:
         ("http://host/?q=1&access_token=abc", "http://host/?q=1&access_token=***"),
         ("curl -H 'Authorization: Bearer abcdef.ghi'", "curl -H 'Authorization: Bearer ***'"),
         ("mail me@host", "mail me@host"),
+        ("serve --api-key abc --port 80", "serve --api-key *** --port 80"),
+        ("serve --token=abc --password 'a b'", "serve --token=*** --password ***"),
+        ("OPENAI_KEY=abc PGPASSWORD=def run", "OPENAI_KEY=*** PGPASSWORD=*** run"),
+        ("++tools.api_key=abc", "++tools.api_key=***"),
+        ("curl -H 'Authorization: abc' -H 'X-Api-Key: def' u", "curl -H 'Authorization: ***' -H 'X-Api-Key: ***' u"),
+        ('{"api_key": "abc", "n": 1}', '{"api_key": ***, "n": 1}'),
+        ("serve --max-tokens 64 --token --verbose", "serve --max-tokens 64 --token --verbose"),
     ],
 )
 def test_a_secret_within_a_text_is_hidden(text: str, hidden: str) -> None:
     assert without_secrets({"command": text}) == {"command": hidden}
+
+
+def test_a_key_names_a_column_below_data_alone() -> None:
+    given = {"data": {"prompt_key": "prompt", "maps_key": "a-1", "api_key": "abc"}, "tool": {"prompt_key": "prompt"}}
+    assert without_secrets(given) == {
+        "data": {"prompt_key": "prompt", "maps_key": "***", "api_key": "***"},
+        "tool": {"prompt_key": "***"},
+    }
+
+
+def test_options_in_a_list_are_hidden() -> None:
+    given = ["serve", "--api-key", "abc", "--token=abc", "OPENAI_KEY=abc", "-H", "X-Api-Key: abc", "--port", "80"]
+    hidden = ["serve", "--api-key", "***", "--token=***", "OPENAI_KEY=***", "-H", "X-Api-Key: ***", "--port", "80"]
+    assert without_secrets({"command": given}) == {"command": hidden}
 
 
 def test_the_digest_of_a_vocabulary_ignores_its_order() -> None:

@@ -17,3 +17,11 @@ def test_each_entry_and_column_is_on_the_page() -> None:
         assert names == [field.alias or name for name, field in model.model_fields.items()], model
     columns = listed.partition("### The join\n")[2]
     assert [line.split("`")[1] for line in columns.splitlines() if line.startswith("| `")] == schema.JOINED.names
+
+
+def test_a_section_begins_with_what_the_model_is_and_where() -> None:
+    listed = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert not [line for line in listed.splitlines() if line.startswith(" ")]  # Markdown would show it as code
+    said = "it began, or what became of it, in `….lines.jsonl`.\n\nAn entry that has its default is left out"
+    assert said in listed
+    assert "A line in `steps.jsonl`: a step of the trainer, or a validation, that is over.\n" in listed

@@ -16,6 +16,7 @@ import pytest
 
 from verl_multiturn.records import joins, schema, step_writer
 from verl_multiturn.records.joins import JoinedRow, figures, parse_name, table_of
+from verl_multiturn.records.reader import Records
 from verl_multiturn.records.step_writer import StepWriter, clock_of
 
 START = "20261126T101500_9f3c2a"
@@ -110,7 +111,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     writer = StepWriter(tmp_path, START)
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
         patched.setattr(joins, "write", full)
-        patched.setattr(step_writer, "append", full)
+        patched.setattr(step_writer, "append_lines", full)
         for step in (1, 2):
             writer.join(False, step, lambda: table_of([row()]))
             writer.line(line(step))
@@ -194,3 +195,11 @@ def settle(writer: StepWriter) -> None:
     done = threading.Event()
     writer._hand(done.set)
     assert done.wait(60)
+
+
+def test_the_first_line_after_a_torn_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(b'{"event": "st')
+    writer = StepWriter(tmp_path, START)
+    writer.line(line(8))
+    writer.close()
+    assert [each["step"] for each in Records(tmp_path).steps()] == [8]

@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import until
-from tests.support.sample_records import sample_record
+from tests.support.sample_records import sample_record, sample_session
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.records import schema
 from verl_multiturn.records import writer as writing
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.redaction import redaction
 from verl_multiturn.records.rows import columns, row_of
+from verl_multiturn.records.schema_page import models
 from verl_multiturn.records.writer import RecordWriter, in_share
 
 START = "20261126T101500-5f3a"
@@ -284,6 +287,45 @@ def test_names_and_patterns_are_hidden(tmp_path: Path) -> None:
     assert record["rows"][0]["ids"] == before["rows"][0]["ids"]
     with pytest.raises(ConfigError, match=r"record_redact has 're:\(', which is no regular expression"):
         RecordWriter(tmp_path, START, redact=["re:("])
+
+
+def test_the_causes_in_lines_are_hidden(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, START, redact=["re:sk-[a-z]+|cut"])
+    writer.raised({"request_id": "a", "why": "ConfigError: sk-abc is no key", "at": 8.0})
+    writer.keep(lambda: 1 // len("sk-abc"[9:]), {"request_id": "b", "why": "sk-abc", "at": 8.0})  # type: ignore[arg-type]
+    writer.cancel({"request_id": "c", "why": "cut", "at": 8.0})
+    writer.close()
+    assert [(line["event"], line["why"]) for line in lines_of(tmp_path)] == [
+        ("raise", "ConfigError: *** is no key"),
+        ("drop", "it could not be made: ZeroDivisionError: integer division or modulo by zero"),
+        ("cancel", "cut"),
+    ]
+
+
+def test_what_is_hidden_still_fits_the_schema() -> None:
+    own = {name for model in models() for name in model.model_fields}
+    record, session = sample_record(), sample_session()
+    record["calls"][0]["reward"] = "nan"
+    record["calls"][0]["metrics"] = {"reward": 0.5, "nan": "nan"}
+    session["session"]["events"] = [["request", 0, 0]]
+    for rule in [*own, "re:.+"]:
+        for each in (record, session):
+            schema.Record.model_validate_json(line_of(redaction([rule])(each)), strict=True)
+    (call,) = redaction(["reward", "turn", "metrics"])(record)["calls"]
+    assert (call["reward"], call["turn"]) == ("nan", 0)
+    assert call["metrics"] == {"reward": "***", "nan": "***"}
+    assert redaction(["temperature"])(record)["sampling"] == {"temperature": "***", "top_p": 1.0}
+
+
+def test_a_torn_line_ends_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    writing.append_lines(path, b"1\n")
+    writing.append_lines(path, b"2\n3\n")
+    writing.append(path, b'{"ev')
+    writing.append_lines(path, b"")
+    assert path.read_bytes() == b'1\n2\n3\n{"ev'
+    writing.append_lines(path, b"4\n")
+    assert path.read_bytes() == b'1\n2\n3\n{"ev\n4\n'
 
 
 async def test_a_snapshot_replaces_the_one_before(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ class Shown:
             "kind": "run",
             "folders": [str(folder) for folder in self._records.folders],
             "starts": runs,
-            "steps": [_step_line(line, rows) for line in [*self._lines, *_unsaid(self._lines, rows)]],
+            "steps": [
+                _step_line(line, rows) for line in sorted([*self._lines, *_unsaid(self._lines, rows)], key=_order)
+            ],
             "fates": {"training": count(fates, validation=False), "validation": count(fates, validation=True)},
             "open": sum(
                 len(snapshot["open"])
@@ -200,6 +202,11 @@ def _unsaid(lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
         **{name: [] for name in _LEFT},
     }
     return [{"event": "validation" if validation else "step", "step": step, **unknown} for step, validation in found]
+
+
+def _order(line: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return the place of a line: a validation comes after the step of its number."""
+    return line["step"], line["event"] == "validation"
 
 
 def _step_line(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
