@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl.utils import hf_tokenizer
 
 from tests.conftest import ROOT
 from tests.support.rollout_config import MODEL, make_config
+from tests.support.sample_records import sample_record
 from verl_multiturn import ScriptedEngine
 from verl_multiturn.cli.main import app
 from verl_multiturn.data import tool_call
@@ -110,6 +112,39 @@ def test_all_is_made_again_with_its_rewards(folder: Path) -> None:
 
 def test_live_tools_answer_the_same(folder: Path) -> None:
     assert last(replay(folder, "--live", "request-1"))["same"] == 1
+
+
+def test_the_beginning_of_an_id_is_enough(folder: Path) -> None:
+    assert last(replay(folder, "request-1"))["conversations"] == 1
+    assert last(replay(folder, "request-1", "request-0"))["conversations"] == 2
+    result = replay(folder, "request-")
+    assert result.exit_code == 2
+    assert "REQUEST 'request-': 2 ids begin so, such as 'request-0', 'request-1'; write more of it" in result.stderr
+
+
+def test_an_unknown_id_is_refused_beside_a_known_one(folder: Path) -> None:
+    result = replay(folder, "request-0", "reqest-1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "REQUEST 'reqest-1': there is no such recorded conversation among 2" in result.stderr
+
+
+def test_control_characters_of_an_id_are_not_printed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / f"run-{START}.json").write_bytes((folder / "records" / f"run-{START}.json").read_bytes())
+    writer = RecordWriter(tmp_path, START)
+    record = sample_record(request_id="a\x1b[2J\nb")
+    line = {"request_id": record["request_id"], "uid": "u", "number": 0, "step": 1}
+    writer.begin(line)
+    writer.keep(lambda: record, line)
+    writer.close()
+    result = replay(tmp_path, "--no-scores")
+    assert result.stdout.startswith("a\\x1b[2J\\nb: ")
+
+
+def test_without_verl_it_cannot_be_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.replay.command", None)
+    result = replay(folder)
+    assert result.exit_code == 2
+    assert "a replay needs verl and transformers" in result.stderr
 
 
 def test_a_changed_setting_names_the_turn(folder: Path) -> None:

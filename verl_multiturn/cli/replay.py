@@ -11,11 +11,18 @@ import typer
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.observe.show.terminal import clean
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of its records.")],
-    requests: Annotated[list[str] | None, typer.Argument(help="Ids of conversations; else all are replayed.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its folder of records.")],
+    requests: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REQUEST]…",
+            help="Replay the conversations with these request ids, or ones that begin so; else all.",
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE: replay with a changed setting; repeatable."),
@@ -32,9 +39,9 @@ def replay(
         try:
             from verl_multiturn.verl_bridge.replay.command import replay_folder
         except ImportError as error:
-            fail(f"a replay needs verl and transformers ({error}); run it in the environment that trains")
+            fail(f"a replay needs verl and transformers ({error}); run it in the environment that trains", status=2)
         replaying = replay_folder(
-            folder, print, requests=requests or (), changes=pairs, is_live=live, with_scores=scores
+            folder, _say, requests=requests or (), changes=pairs, is_live=live, with_scores=scores
         )
         found = asyncio.run(replaying)
     except MultiTurnError as error:
@@ -42,6 +49,10 @@ def replay(
     print(json.dumps(found))
     if found["different"] and not pairs:
         raise typer.Exit(1)
+
+
+def _say(line: str) -> None:
+    print(clean(line).replace("\n", "\\n"))
 
 
 def _pair(change: str) -> tuple[str, str]:

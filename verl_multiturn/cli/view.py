@@ -13,7 +13,7 @@ import typer
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.view.documents import Documents
-from verl_multiturn.observe.view.export import export
+from verl_multiturn.observe.view.export import check_target, export
 from verl_multiturn.observe.view.server import ViewServer
 
 
@@ -40,6 +40,8 @@ def view(
     try:
         if where and file is None:
             raise ConfigError(f"--where {where!r} is for --export; in the page, use the table's filter")
+        if file is not None:
+            check_target(file)
         documents = Documents(folders, tokenizer)
         if not follow:  # a run that is followed may yet begin
             documents.records.require()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -10,8 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.view_samples import HOSTILE, START, TOKENIZER, write_samples
+from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.server import ViewServer
@@ -123,6 +126,42 @@ async def test_meta_and_table(address: str) -> None:
     assert [row["number"] for row in found["rows"]] == [2, 1]
 
 
+@pytest.mark.parametrize("number", [-1, 1, 99])
+async def test_a_folder_that_is_not_there_is_told(address: str, number: int) -> None:
+    status, found, _ = await get(address, f"api/step?dir={number}&step=1")
+    assert (status, found["error"]) == (400, f"dir={number}: there is no such folder; expected 0 to 0")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("OPTIONS *", 403), ("GET /" + "a" * 10_000, 400), ("GET /%ff", 403), ("GET", 400)]
+)
+async def test_strange_requests_are_refused_quietly(
+    address: str, line: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = address.split("/")[2]
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    writer.write(f"{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert (await reader.readline()).split()[1] == str(status).encode()
+    writer.close()
+    await writer.wait_closed()
+    assert [each.getMessage() for each in caplog.records if each.name != "asyncio"] == []
+
+
+async def test_what_fails_is_said_and_logged_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = Documents([folder])
+    documents.refresh()
+    server = ViewServer(documents, follow=False)
+    address = await server.start(0)
+    monkeypatch.setattr(documents, "open", lambda: {}["missing"])
+    status, found, headers = await get(address, "api/open")
+    assert (status, headers["Cache-Control"]) == (500, "no-store")
+    assert found["error"] == "the viewer failed at this; what it failed at stands in its terminal"
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == ["the viewer failed at open"]
+    await server.aclose()
+
+
 @pytest.mark.parametrize(
     ("query", "said"),
     [
@@ -225,3 +264,29 @@ def test_a_wrong_folder_or_tokenizer_is_named(tmp_path: Path) -> None:
         Documents([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match=r"--tokenizer '.*' cannot be read .*; name a folder with a tokenizer.json"):
         Documents([tmp_path], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("/", "it is a folder"),
+        ("", "it is a folder"),
+        (".", "it is a folder"),
+        ("nowhere/run.html", "there is no folder 'nowhere'"),
+    ],
+)
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["view", "no-folder-of-records", "--export", target])
+    assert done.exit_code == 2
+    assert f"cannot be written ({why}); name a file in a folder that is there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_export_tells_what_could_not_be_read(folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(folder), "--where", "uid=sib", "--export", str(tmp_path / "a.html")])
+    told = json.loads(done.stdout)
+    size = (tmp_path / "a.html").stat().st_size
+    assert told == {"file": str(tmp_path / "a.html"), "conversations": 4, "bytes": size, "faults": 0}

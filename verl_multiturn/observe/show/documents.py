@@ -108,7 +108,7 @@ class Shown:
         Raises:
             ConfigError: There is no such group, or several.
         """
-        uid = _one("--group", uid, {fate.uid for fate in self.fates.values() if fate.uid}, "group")
+        uid = one_of("--group", uid, {fate.uid for fate in self.fates.values() if fate.uid}, "group")
         members = sorted(
             (fate for fate in self.fates.values() if fate.uid == uid), key=lambda fate: (fate.number, fate.request_id)
         )
@@ -132,7 +132,7 @@ class Shown:
         Raises:
             ConfigError: There is no such conversation, or several.
         """
-        request_id = _one("REQUEST", request_id, self.fates, "conversation")
+        request_id = one_of("REQUEST", request_id, self.fates, "conversation")
         try:
             record = self._records.record(request_id)
         except ConfigError:  # it was cut, it raised, or its record was not kept
@@ -172,7 +172,7 @@ _OF_SUMMARY = ["request_id", "uid", "stop_reason", "valid", "rows", "turns", "ca
                "prompt_tokens", "response_tokens", "sampled_tokens", "seconds", "score"]  # fmt: skip
 
 
-def _one(where: str, given: str, known: Iterable[str], what: str) -> str:
+def one_of(where: str, given: str, known: Iterable[str], what: str) -> str:
     """Return the one name that is this one, or begins with it."""
     names = set(known)
     if given in names:

@@ -182,7 +182,12 @@ class Documents:
             step: Number of the step.
             validation: Whether the validation after it is meant.
             where: Filter that its conversations must hold, too.
+
+        Raises:
+            ConfigError: There is no such folder, or the filter cannot be read.
         """
+        if not 0 <= number < len(self.folders):
+            raise ConfigError(f"dir={number}: there is no such folder; expected 0 to {len(self.folders) - 1}")
         term = f"dir={number} validation={str(validation).lower()} {where}"
         rows = self.table.select(parse(f"{term} trained_step={step}")).to_pylist()
         basis = "trained"

@@ -16,17 +16,35 @@ BLOCK = 64
 """Conversations that are packed together: siblings share their prompt, and the page unpacks only what it shows."""
 
 
+def check_target(file: Path) -> None:
+    """Refuse a file that cannot be written, before the work.
+
+    Raises:
+        ConfigError: It is a folder, or its folder is not there or cannot be written to.
+    """
+    if file.is_dir():
+        why = "it is a folder"
+    elif not file.parent.is_dir():
+        why = f"there is no folder {str(file.parent)!r}"
+    elif not os.access(file.parent, os.W_OK | os.X_OK):
+        why = f"the folder {str(file.parent)!r} is not yours to write to"
+    else:
+        return
+    raise ConfigError(f"--export {str(file)!r} cannot be written ({why}); name a file in a folder that is there")
+
+
 def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
-    """Write the page, and return what is in it: its conversations and its size.
+    """Write the page, and return what is in it: its conversations, its size, and how much could not be read.
 
     Args:
         documents: What is shown.
-        file: The file, which is replaced.
+        file: The file, which is replaced; `check_target` tells before the work whether it can be.
         where: Filter; "": all conversations.
 
     Raises:
         ConfigError: The filter cannot be read, it leaves nothing, or the file cannot be written.
     """
+    check_target(file)
     data: dict[str, bytes] = {}
     rows: list[dict[str, Any]] = []
     order: list[int] = []
@@ -75,7 +93,8 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
         raise ConfigError(
             f"--export {str(file)!r} cannot be written ({error}); name a file in a folder that is there"
         ) from None
-    return {"file": str(file), "conversations": len(rows), "bytes": file.stat().st_size}
+    faults = len(documents.faults())
+    return {"file": str(file), "conversations": len(rows), "bytes": file.stat().st_size, "faults": faults}
 
 
 def _step_of(row: dict[str, Any]) -> tuple[int, int, bool]:

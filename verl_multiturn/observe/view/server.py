@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,10 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+logger = logging.getLogger(__name__)
+_STRANGE = logging.getLogger(f"{__name__}.strange")
+"""Of requests that aiohttp cannot read, as with an endless address: it refuses them, and nothing here is broken."""
+_STRANGE.setLevel(logging.CRITICAL)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,7 +78,7 @@ class ViewServer:
         app.router.add_get(prefix + r"/static/{name:[\w./-]+}", self._static)
         for name in ("meta", "table", "record", "run", "step", "open", "findings", "changes"):
             app.router.add_get(f"{prefix}/api/{name}", self._answering(getattr(self, f"_{name}")))
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=_STRANGE)
         await self._runner.setup()
         site = web.TCPSite(self._runner, HOST, port)
         await site.start()
@@ -102,13 +107,16 @@ class ViewServer:
             response: web.StreamResponse = _refusal(403, "this server answers under its own address alone")
         elif origin not in own or request.headers.get("Sec-Fetch-Site") not in (None, "none", "same-origin"):
             response = _refusal(403, "this server answers its own page alone")
-        elif not secrets.compare_digest(request.path.split("/")[1].encode(), self._token.encode()):
+        elif not secrets.compare_digest([*request.path.split("/"), ""][1].encode(), self._token.encode()):
             response = _refusal(403, "the address lacks the token; take the one that `verl-multiturn view` printed")
         else:
             try:
                 response = await handler(request)
             except web.HTTPException as error:
                 response = _refusal(error.status, error.reason)
+            except Exception:  # whatever stands in a folder, the page is told
+                logger.exception("the viewer failed at %s", request.path.rpartition("/")[2])
+                response = _refusal(500, "the viewer failed at this; what it failed at stands in its terminal")
         response.headers.update(_HEADERS)
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'")
         return response

@@ -14,6 +14,7 @@ from verl_multiturn.calls.closing import close_all
 from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.show.documents import one_of
 from verl_multiturn.records.reader import Records
 from verl_multiturn.verl_bridge.replay.conversations import Played
 from verl_multiturn.verl_bridge.replay.loading import Changes, load_replay
@@ -67,18 +68,18 @@ async def replay_folder(
     """Replay the conversations of a run.
 
     Args:
-        folder: The folder of the run, or of its records.
-        say: Prints a line.
-        requests: Ids of the conversations; empty: all.
-        changes: Settings that are changed, with their values as YAML.
-        is_live: Whether tools and interactions run again.
-        with_scores: Whether rewards are computed again.
+        folder: the folder of the run, or of its records.
+        say: prints a line.
+        requests: ids of the conversations, or how they begin; empty: all.
+        changes: settings that are changed, with their values as YAML.
+        is_live: whether tools and interactions run again.
+        with_scores: whether rewards are computed again.
 
     Returns:
         The last line.
 
     Raises:
-        ConfigError: There is nothing to replay, or it cannot be replayed here.
+        ConfigError: there is nothing to replay, a conversation is not there, or it cannot be replayed here.
     """
     records, tally = Records(folder), Tally()
     if not records.runs:
@@ -86,12 +87,13 @@ async def replay_folder(
             f"{folder}: there is no file run-….json, which says how the run was made; name the folder of a run of "
             "schema 2"
         )
+    wanted = _wanted(records, requests)
     for run in records.runs:
         replay = load_replay(run, changes, is_live)
         scores = Scores(replay.config, replay.model.tokenizer) if with_scores else None
         earned = {line["request_id"]: line["score"] for line in records.lines() if line["event"] == "score"}
         try:
-            for record in _records_of(records, str(run["start"]), requests):
+            for record in _records_of(records, str(run["start"]), wanted):
                 began = time.process_time()
                 played = await replay.play(record)
                 played = await _scored(played, record, scores, earned, tally)
@@ -102,8 +104,22 @@ async def replay_folder(
     for fault in records.faults:
         say(fault)
     if not tally.conversations:
-        raise ConfigError(f"{folder}: there is no record of {', '.join(requests) or 'any conversation'}; name others")
+        which = ", ".join(map(show, requests)) or "any conversation"
+        raise ConfigError(f"{folder}: there is no record of {which} of a run whose file is there; name others")
     return tally.as_line(bool(changes))
+
+
+def _wanted(records: Records, requests: Collection[str]) -> set[str]:
+    """Return the ids of the conversations that are named, each of which has a record.
+
+    Raises:
+        ConfigError: one names no such conversation, or several.
+    """
+    if not requests:
+        return set()
+    table = records.summaries()
+    known = table.filter(table["offset"].is_valid())["request_id"].to_pylist()
+    return {one_of("REQUEST", request, known, "recorded conversation") for request in requests}
 
 
 def _records_of(records: Records, start: str, requests: Collection[str]) -> Iterator[dict[str, Any]]:
