@@ -30,10 +30,10 @@ from tests.support.families import family
 from tests.support.rollout_config import make_config
 from tests.support.template_play import ONE_CALL, calling_turn, template_of
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
-from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.rows import columns
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -345,18 +345,24 @@ def kinds(rolled: Sequence[Rolled]) -> Counter[str]:
     found: Counter[str] = Counter(str(each.record["stop_reason"]) for each in rolled)
     for each in rolled:
         record = each.record
-        generations = record["receipts"]["generations"]
-        receipts = Receipts.from_json(record["receipts"]).generations
-        known = [{version for version in g["versions"] if version >= 0} for g in generations]
+        (row,), generations = record["rows"], record["generations"]
+        full = columns(row)
+        versions = [
+            set(full["versions"][g["start"] : g["start"] + g["tokens"]])
+            if g["row"] is not None
+            else {version for _, version in g["versions"]}
+            for g in generations
+        ]
+        known = [own - {-1} for own in versions]
         found["invalid: nothing is trained"] += not record["valid"]
-        found["invalid after sampled turns"] += any(record["mask"]) and not record["valid"]
-        found["no response at all"] += len(record["ids"]) == record["prompt_length"]
-        found["context after the last generation"] += any(record["mask"]) and not record["mask"][-1]
+        found["invalid after sampled turns"] += any(full["mask"]) and not record["valid"]
+        found["no response at all"] += len(row["ids"]) == row["prompt_length"]
+        found["context after the last generation"] += any(full["mask"]) and not full["mask"][-1]
         found["several weight versions"] += len(set().union(*known)) > 1
-        found["several weight versions within a turn"] += any(len(versions) > 1 for versions in known)
-        found["unknown weight versions"] += any(-1 in g["versions"] for g in generations)
+        found["several weight versions within a turn"] += any(len(own) > 1 for own in known)
+        found["unknown weight versions"] += any(-1 in own for own in versions)
         found["cut off by the engine"] += record["error"] == "cut off by the engine"
-        found["a generation that is none"] += not all(r.is_generation for r in receipts)
+        found["a generation that is none"] += any(g["row"] is None for g in generations)
         found["empty observation"] += any(call["text"] == "" for call in record["calls"])
         found["a tool out of time"] += any(call["status"] == "timeout" for call in record["calls"])
     return found
