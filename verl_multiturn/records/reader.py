@@ -66,7 +66,7 @@ class Records:
         """Return these records, if each folder holds something of a run.
 
         Raises:
-            ConfigError: one holds nothing.
+            ConfigError: One holds nothing.
         """
         for folder in self.folders:
             if folder.is_dir() and not record_files(folder) and not any(any(folder.glob(each)) for each in _OF_A_RUN):

@@ -32,11 +32,11 @@ def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]
     What is hidden still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
 
     Args:
-        rules: names of entries, whose texts become `***` wherever they are in the record's texts, and whose numbers
+        rules: Names of entries, whose texts become `***` wherever they are in the record's texts, and whose numbers
             do where the contents are free; and regular expressions after `re:`, whose matches in texts become `***`.
 
     Raises:
-        ConfigError: a rule is no regular expression.
+        ConfigError: A rule is no regular expression.
     """
     names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
     patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]

@@ -75,7 +75,7 @@ def checked(row: Mapping[str, Any]) -> NDArray[np.int64]:
     """Return the runs of a row, of which columns can be made.
 
     Raises:
-        ValueError: the runs, the ids and the log-probabilities have different numbers of tokens.
+        ValueError: The runs, the ids and the log-probabilities have different numbers of tokens.
     """
     runs = np.array([list(run) for run in row["runs"]], np.int64).reshape(-1, 1 + len(_IN_RUNS))
     counts, ids, given = runs[:, 0], len(row["ids"]), len(row["logprobs"])

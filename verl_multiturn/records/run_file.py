@@ -62,8 +62,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
     key: `max_tokens` is a limit. A key that ends in `_key` names a secret, except below `data` where it names a column.
 
     Args:
-        value: mappings, lists and plain values.
-        key: the key that leads to it, after a dot each.
+        value: Mappings, lists and plain values.
+        key: The key that leads to it, after a dot each.
     """
     return _without(value, key, is_secret=False)
 
@@ -132,7 +132,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file under another name, and rename it into place.
 
     Raises:
-        OSError: it cannot be written. What was there under the name stays.
+        OSError: It cannot be written. What was there under the name stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")

@@ -271,7 +271,7 @@ def append_lines(path: Path, data: bytes) -> int:
     """Append lines to a file as `append` does; a line that a kill has torn ends before them.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: They cannot be written.
     """
     return append(path, data, after_torn=b"\n")
 
@@ -280,9 +280,9 @@ def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
     """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
 
     Args:
-        path: the file; it is created where it does not exist.
-        data: what is appended.
-        after_torn: what comes before the data where the file does not end with it; "": nothing.
+        path: The file; it is created where it does not exist.
+        data: What is appended.
+        after_torn: What comes before the data where the file does not end with it; "": nothing.
 
     Raises:
         OSError: It cannot be written.

@@ -68,18 +68,18 @@ async def replay_folder(
     """Replay the conversations of a run.
 
     Args:
-        folder: the folder of the run, or of its records.
-        say: prints a line.
-        requests: ids of the conversations, or how they begin; empty: all.
-        changes: settings that are changed, with their values as YAML.
-        is_live: whether tools and interactions run again.
-        with_scores: whether rewards are computed again.
+        folder: The folder of the run, or of its records.
+        say: Prints a line.
+        requests: Ids of the conversations, or how they begin; empty: all.
+        changes: Settings that are changed, with their values as YAML.
+        is_live: Whether tools and interactions run again.
+        with_scores: Whether rewards are computed again.
 
     Returns:
         The last line.
 
     Raises:
-        ConfigError: there is nothing to replay, a conversation is not there, or it cannot be replayed here.
+        ConfigError: There is nothing to replay, a conversation is not there, or it cannot be replayed here.
     """
     records, tally = Records(folder), Tally()
     if not records.runs:
@@ -113,7 +113,7 @@ def _wanted(records: Records, requests: Collection[str]) -> set[str]:
     """Return the ids of the conversations that are named, each of which has a record.
 
     Raises:
-        ConfigError: one names no such conversation, or several.
+        ConfigError: One names no such conversation, or several.
     """
     if not requests:
         return set()
