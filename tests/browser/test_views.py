@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from tests.browser.conftest import Watched
+from tests.support.sample_records import sample_record, sample_run
 from tests.support.view_samples import HOSTILE, LONG, START
 from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.export import export
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import columns
 
 FILTERS = [
@@ -293,3 +295,71 @@ def test_two_runs_side_by_side(watched: Watched, folder: Path, tmp_path: Path) -
     watched.page.goto((tmp_path / "both.html").as_uri() + "#run")
     watched.page.locator("h2", has_text="other").wait_for()
     watched.page.locator("summary", has_text="settings that differ").wait_for()
+    assert f"in {folder.parent.name}/records" in watched.page.locator(".finding header").first.inner_text()
+
+
+def test_nothing_of_a_validation_was_trained(watched: Watched, exported: str, documents: Documents) -> None:
+    page = watched.page
+    found = documents.record(f"{START}-v3-0-0")
+    assert found is not None
+    token = columns(found["record"]["rows"][0])["sources"].index(1)
+    page.goto(f"{exported}#talk?id={START}-v3-0-0&tab=row0&colour=trained&token={token}")
+    page.locator(".token-facts", has_text="in the loss no (validation)").wait_for()
+    _, ranges = page.locator(".tokens").evaluate(PAINTED)
+    assert {name for name, _, _ in ranges} == {"cat0"}
+    page.goto(f"{exported}#talk?id={START}-v3-0-0&tab=row0&colour=age")
+    page.locator(".legend", has_text="step s begins").wait_for()
+    assert page.locator(".tokens").evaluate(PAINTED)[1] == []
+    page.goto(f"{exported}#talk?id=sib-0&tab=row0&token=4")
+    page.locator(".token-facts", has_text="in the loss yes").wait_for()
+    page.goto(f"{exported}#talk?id=sib-0&tab=row0&token=5")
+    page.locator(".token-facts", has_text="in the loss no (too_old)").wait_for()
+    page.goto(f"{exported}#talk?id=long&tab=row0&token=3")
+    page.locator(".token-facts", has_text="in the loss unknown (no join)").wait_for()
+
+
+def test_steps_open_with_the_first_that_is_there(watched: Watched, documents: Documents, tmp_path: Path) -> None:
+    export(documents, tmp_path / "part.html", "uid=sib")
+    page = watched.page
+    page.goto((tmp_path / "part.html").as_uri() + "#run")
+    page.click("nav >> text=steps")
+    page.locator("h2", has_text="step 4").wait_for()
+    assert page.url.endswith("#step?dir=0&step=4")
+
+
+def test_a_curve_leads_to_its_own_run(watched: Watched, tmp_path: Path) -> None:
+    folders = [tmp_path / "low", tmp_path / "high"]
+    for number, folder in enumerate(folders):
+        sample_run(folder, start=START)
+        line = {"event": "step", "start": START, "began": 1.0, "ended": 2.0, "phases": {}, "join": None, "rows": 0}
+        with (folder / "steps.jsonl").open("a") as file:
+            for step in (1, 2):
+                file.write(json.dumps({**line, "step": step, "metrics": {"m": float(number)}}) + "\n")
+    both = Documents(folders)
+    both.refresh()
+    export(both, tmp_path / "both.html")
+    page = watched.page
+    for height, number in ((0.1, 1), (0.9, 0)):
+        page.goto("about:blank")
+        page.goto((tmp_path / "both.html").as_uri() + "#run?metrics=m")
+        chart = page.locator(".chart", has=page.locator("figcaption", has_text=re.compile("^m$"))).locator(".u-over")
+        chart.wait_for()
+        box = chart.bounding_box()
+        chart.click(position={"x": 0.9 * box["width"], "y": height * box["height"]})
+        page.locator("h2", has_text="step 2").wait_for()
+        assert page.url.endswith(f"#step?dir={number}&step=2")
+
+
+def test_a_group_whose_uid_has_quotes(watched: Watched, tmp_path: Path) -> None:
+    record = sample_record(request_id="q", uid='a "b" c')
+    (tmp_path / "records.jsonl").write_bytes(line_of(record))
+    documents = Documents([tmp_path])
+    documents.refresh()
+    export(documents, tmp_path / "page.html")
+    page = watched.page
+    page.goto((tmp_path / "page.html").as_uri() + "#talk?id=q")
+    page.click("text=siblings")
+    page.locator("#total", has_text="1 conversations").wait_for()
+    page.go_back()
+    page.locator(".facts a", has_text='a "b" c').click()
+    page.locator(".sibling").wait_for()

@@ -24,6 +24,7 @@ def test_terms() -> None:
         Term("why", "=", ("a, b",)),
         Term("", "", ("word",)),
     ]
+    assert parse('uid="a ""b""" uid=""') == [Term("uid", "=", ('a "b"',)), Term("uid", "=", ("",))]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
 
 Terms are parted by spaces, and all of them must hold. `NAME OP VALUE` compares a column: `=` and `!=` take several
 values, parted by commas; `~` asks whether a text holds another, whatever the case. `none` is a column without a value.
-A term without an operator is looked for in the texts of a row (`SEARCHED`). A value with spaces stands between `"`.
-`static/query.js` reads the same for exported pages; a test compares both.
+A term without an operator is looked for in the texts of a row (`SEARCHED`). A value with spaces stands between `"`;
+a `"` in it is written twice. `static/query.js` reads the same for exported pages; a test compares both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_multiturn.errors import ConfigError
 
 SEARCHED = ("request_id", "uid", "data_source", "index", "stop_reason", "fate", "why")
 """Columns in which a term without an operator is looked for."""
-_TERM = re.compile(r'\s*(?:([a-z_]+)(!=|>=|<=|=|>|<|~))?("[^"]*"|[^\s"]+)')
+_TERM = re.compile(r'\s*(?:([a-z_]+)(!=|>=|<=|=|>|<|~))?("(?:[^"]|"")*"|[^\s"]+)')
 _COMPARED = {">": pc.greater, ">=": pc.greater_equal, "<": pc.less, "<=": pc.less_equal}
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -51,7 +51,7 @@ def parse(text: str) -> list[Term]:
         at = found.end()
         name, operator, value = found[1] or "", found[2] or "", found[3]
         quoted = value.startswith('"')
-        value = value.strip('"') if quoted else value
+        value = value[1:-1].replace('""', '"') if quoted else value
         several = operator in ("=", "!=") and not quoted
         terms.append(Term(name, operator, tuple(value.split(",")) if several else (value,)))
     return terms

@@ -27,7 +27,14 @@ export function Chart({ title, series, onPick, range, height = 170 }) {
     }, [steps, ...columns], box.current);
     const resized = () => chart.setSize({ width: box.current.clientWidth, height });
     addEventListener("resize", resized);
-    const picked = () => onPick && chart.cursor.idx !== null && onPick(steps[chart.cursor.idx]);
+    const picked = (event) => {
+      const at = chart.cursor.idx;
+      if (!onPick || at === null || at === undefined) return;
+      const height = event.clientY - chart.over.getBoundingClientRect().top;
+      const far = (which) => Math.abs(chart.valToPos(columns[which][at], "y") - height);
+      const there = series.map((_, which) => which).filter((which) => columns[which][at] !== null && chart.series[which + 1].show);
+      if (there.length) onPick(steps[at], series[there.reduce((best, which) => (far(which) < far(best) ? which : best))]);
+    };
     chart.over.addEventListener("click", picked);
     return () => { removeEventListener("resize", resized); chart.destroy(); };
   }, [key]);

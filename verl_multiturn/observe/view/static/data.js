@@ -1,6 +1,11 @@
 // Where the data come from: the server of this page's address, or the page itself where it was exported.
 import { matcher, compare } from "./query.js";
 
+// Returns the first of some steps: of the first folder, and no validation where there is something else.
+function first(steps) {
+  return steps.sort((a, b) => a.validation - b.validation || a.dir - b.dir || a.step - b.step)[0];
+}
+
 class LiveSource {
   async ask(what, params = {}) {
     const kept = Object.entries(params).filter(([, value]) => value !== undefined);
@@ -13,6 +18,10 @@ class LiveSource {
   table(params) { return this.ask("table", params); }
   record(id) { return this.ask("record", { id }); }
   run() { return this.ask("run"); }
+  async firstStep() {
+    const { dirs } = await this.run();
+    return first(dirs.flatMap(({ steps }, dir) => steps.filter((each) => each.count).map(({ step, validation }) => ({ dir, step, validation: Number(validation) }))));
+  }
   findings() { return this.ask("findings"); }
   step(params) { return this.ask("step", params); }
   open() { return this.ask("open"); }
@@ -43,6 +52,10 @@ class FileSource {
   base() { return (this.loaded ??= unpack("data-base")); }
   async meta() { return (await this.base()).meta; }
   async run() { return (await this.base()).run; }
+  async firstStep() { // of those that the page holds
+    const held = [...document.querySelectorAll("[id^='step-']")].map(({ id }) => id.split("-").slice(1).map(Number));
+    return first(held.map(([dir, step, validation]) => ({ dir, step, validation })));
+  }
   async findings() { return (await this.base()).findings; }
   async open() { return (await this.base()).open; }
   async rows() {

@@ -1,12 +1,13 @@
 // A group: what its siblings have in common, and each from the first differing token on.
 import { html, addressOf, go, shortNumber, useLoaded, useMemo, visible, number, Badge, Fact, Waiting } from "./lib.js";
 import { source } from "./data.js";
+import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens, textOf } from "./tokens.js";
 
 const MOST = 64;
 
 async function load(uid, dir) {
-  const { rows, total } = await source.table({ where: `uid="${uid}" dir=${dir}`, sort: "number", limit: MOST });
+  const { rows, total } = await source.table({ where: `uid=${quoted(uid)} dir=${dir}`, sort: "number", limit: MOST });
   const talks = [];
   for (const row of rows) talks.push(await source.record(row.request_id));
   return { total, talks };

@@ -29,7 +29,7 @@ function Page() {
     const keys = (event) => {
       if (event.target.closest?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
       const tab = TABS.find(([, , key]) => key === event.key);
-      if (tab) go(tab[0], tab[0] === "step" ? { step: 1 } : {});
+      if (tab) go(tab[0]);
       else if (event.key === "/") { event.preventDefault(); go("table", address.view === "table" ? address.params : {}); setTimeout(() => document.getElementById("filter")?.focus(), 50); }
       else if (event.key === "?") setHelp((shown) => !shown);
       else if (event.key === "Escape") setHelp(false);
@@ -39,7 +39,7 @@ function Page() {
   }, [address]);
   const View = VIEWS[address.view] || RunView;
   return html`<div><nav><b>verl-multiturn</b>
-      ${TABS.map(([name, title, key]) => html`<a href=${addressOf(name, name === "step" ? { step: 1 } : {})} title=${`key ${key}`}
+      ${TABS.map(([name, title, key]) => html`<a href=${addressOf(name)} title=${`key ${key}`}
         aria-current=${address.view === name ? "page" : undefined}>${title}</a>`)}
       <span class="grow"></span><span class="quiet" id="about">${meta?.dirs ? `${visible(meta.dirs.join(", "))}: ${shortNumber(meta.count)} conversations` : ""}${live ? ", live" : ""}</span>
       <button title="key ?" onClick=${() => setHelp(!help)}>keys</button></nav>

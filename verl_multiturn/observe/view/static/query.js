@@ -1,10 +1,15 @@
 // The filter of exported pages, as `query.py` has it for the server; a test compares both.
 export const SEARCHED = ["request_id", "uid", "data_source", "index", "stop_reason", "fate", "why"];
-const TERM = /\s*(?:([a-z_]+)(!=|>=|<=|=|>|<|~))?("[^"]*"|[^\s"]+)/y;
+const TERM = /\s*(?:([a-z_]+)(!=|>=|<=|=|>|<|~))?("(?:[^"]|"")*"|[^\s"]+)/y;
 const WORDS = { true: true, yes: true, false: false, no: false };
 const COMPARED = {
   ">": (a, b) => a > b, ">=": (a, b) => a >= b, "<": (a, b) => a < b, "<=": (a, b) => a <= b,
 };
+
+// Returns a text as a filter's value.
+export function quoted(text) {
+  return `"${text.replaceAll('"', '""')}"`;
+}
 
 export function parse(text) {
   const given = text.trim();
@@ -18,9 +23,9 @@ export function parse(text) {
         'score<1, stop_reason=length or a word; put a value with spaces between "');
     }
     const [, name = "", operator = "", value] = found;
-    const quoted = value.startsWith('"');
-    const plain = quoted ? value.slice(1, -1) : value;
-    const several = (operator === "=" || operator === "!=") && !quoted;
+    const isQuoted = value.startsWith('"');
+    const plain = isQuoted ? value.slice(1, -1).replaceAll('""', '"') : value;
+    const several = (operator === "=" || operator === "!=") && !isQuoted;
     terms.push({ name, operator, values: several ? plain.split(",") : [plain] });
   }
   return terms;

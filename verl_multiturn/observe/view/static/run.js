@@ -15,7 +15,7 @@ function points(steps, validation, value) {
 function series(found, meta, value, validations = true) {
   const several = found.dirs.length > 1;
   return found.dirs.flatMap((dir, at) => [false, true].slice(0, validations ? 2 : 1).map((validation) => ({
-    name: `${several ? `${meta.dirs[at]} ` : ""}${validation ? "validation" : "training"}`, dashed: validation,
+    name: `${several ? `${meta.dirs[at]} ` : ""}${validation ? "validation" : "training"}`, dashed: validation, dir: at,
     points: points(dir.steps, validation, value),
   }))).filter((each) => each.points.length);
 }
@@ -29,8 +29,7 @@ function Run({ found, params, meta, version }) {
   const names = useMemo(() => [...new Set(found.dirs.flatMap((dir) => dir.steps.flatMap((step) => Object.keys(step.metrics || {}))))].sort(), [found]);
   const chosen = params.metrics === undefined ? OFTEN.filter((name) => names.includes(name)) : params.metrics.split(",").filter((name) => names.includes(name));
   const [word, setWord] = useState("");
-  const dirOf = (step) => Math.max(0, found.dirs.findIndex((dir) => dir.steps.some((each) => each.step === step)));
-  const pick = (step) => go("step", { dir: dirOf(step), step });
+  const pick = (step, { dir, dashed }) => go("step", { dir, step, validation: dashed ? 1 : undefined });
   const toggle = (name) => go("run", { ...params, metrics: (chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]).join(",") });
   const share = (step) => (step.groups ? step.equal_groups / step.groups : NaN);
   const charts = [...OWN.map(([title, name]) => [title, series(found, meta, (step) => number(step[name]))]),
@@ -46,7 +45,7 @@ function Run({ found, params, meta, version }) {
     <div class="columns">${found.dirs.map((dir, at) => html`<div>
       ${found.dirs.length > 1 && html`<h2>${visible(meta.dirs[at])}</h2>`}
       <${Fates} dir=${dir} at=${at} /><${Steps} dir=${dir} at=${at} /></div>`)}</div>
-    <${Findings} version=${version} />
+    <${Findings} meta=${meta} version=${version} />
     ${found.dirs.length > 1 ? html`<${Differences} found=${found} meta=${meta} />` : html`<${Settings} dir=${found.dirs[0]} />`}
   </section>`;
 }
@@ -85,12 +84,13 @@ function Steps({ dir, at }) {
       <td><a href=${addressOf("table", { where: `trained_step=${step.step} validation=${step.validation} dir=${at}` })}>conversations</a></td></tr>`)}</table></div></details>`;
 }
 
-function Findings({ version }) {
+function Findings({ meta, version }) {
   const found = useLoaded(() => source.findings(), [version]);
   if (!found?.findings) return found?.said ? html`<p class="quiet">${visible(found.said)}</p>` : null;
   return html`<section><h3>findings</h3>${found.findings.length === 0 && html`<p class="quiet">nothing was found</p>`}
     ${found.findings.map((each) => html`<article class=${`finding ${each.kind}`}><header><span class=${`badge ${each.kind === "alarm" ? "bad" : ""}`}>${each.kind}</span>
-      ${" "}<b>${visible(each.symptom.replaceAll("_", " "))}</b></header><p>${visible(each.said)} ${visible(each.remedy)}</p>
+      ${" "}<b>${visible(each.symptom.replaceAll("_", " "))}</b>
+      ${meta.dirs.length > 1 && html` <span class="quiet">in ${visible(meta.dirs[each.dir])}</span>`}</header><p>${visible(each.said)} ${visible(each.remedy)}</p>
       ${each.requests.length > 0 && html`<p>${each.requests.map((id) => html`<a href=${addressOf("talk", { id })}>${visible(id)}</a> `)}</p>`}</article>`)}</section>`;
 }
 

@@ -1,9 +1,22 @@
 // A step's timeline, and who made it late.
-import { html, addressOf, go, seconds, shortId, shortNumber, useLoaded, useMemo, visible, Badge, Fact, Waiting } from "./lib.js";
+import { html, addressOf, go, seconds, shortId, shortNumber, useEffect, useLoaded, useMemo, visible, Badge, Fact, Waiting } from "./lib.js";
 import { source } from "./data.js";
 import { Gantt } from "./gantt.js";
 
 export function StepView({ params, version }) {
+  return params.step === undefined ? html`<${FirstStep} version=${version} />` : html`<${OneStep} params=${params} version=${version} />`;
+}
+
+// Where the address names no step: goes to the first that is there.
+function FirstStep({ version }) {
+  const found = useLoaded(async () => (await source.firstStep()) ?? null, [version]);
+  useEffect(() => {
+    if (found?.step !== undefined) go("step", { ...found, validation: found.validation || undefined }, true);
+  }, [found]);
+  return html`<${Waiting} value=${found}>${found === null && html`<p class="quiet">no conversation of any step is recorded</p>`}</${Waiting}>`;
+}
+
+function OneStep({ params, version }) {
   const asked = { dir: params.dir || 0, step: params.step || 0, validation: params.validation || 0 };
   const found = useLoaded(() => source.step(asked), [asked, version]);
   return html`<${Waiting} value=${found}>${found?.conversations && html`<${Step} found=${found} params=${params} />`}</${Waiting}>`;

@@ -1,6 +1,7 @@
 // A conversation: messages, tokens row by row, tree, reward, timeline, and the record as it is.
 import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useEffect, useLoaded, useMemo, visible, Badge, Fact, Fragment, Text, Waiting } from "./lib.js";
 import { source } from "./data.js";
+import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens } from "./tokens.js";
 import { Messages } from "./messages.js";
 import { Tree } from "./tree.js";
@@ -42,7 +43,7 @@ function RowTokens({ found, at, params, to }) {
     <div class="bar"><${ColourChoice} colour=${colour} joined=${joined} onChange=${(name) => to({ colour: name })} />
       <${Legend} colour=${colour} />
       <span class="quiet">${shortNumber(row.ids.length)} tokens, ${shortNumber(row.logprobs.length)} sampled${
-        joined ? `, ${shortNumber(joined.trained)} trained${joined.untrained ? ` (${joined.untrained})` : ""}` : ", no join"}${
+        joined ? `, ${joined.validation ? "none" : shortNumber(joined.trained)} trained${joined.untrained ? ` (${joined.untrained})` : ""}` : ", no join"}${
         found.pieces ? "" : "; the tokenizer is not here, so ids stand for texts (--tokenizer DIR)"}</span></div>
     <${Tokens} columns=${columns} pieces=${found.pieces} colour=${colour} selected=${selected}
       onSelect=${(token) => go("talk", { ...params, token }, true)} />
@@ -70,7 +71,7 @@ function Talk({ found, params }) {
     addEventListener("keydown", keys);
     return () => removeEventListener("keydown", keys);
   });
-  const siblings = { where: `uid="${row.uid}" dir=${row.dir}`, sort: "number" };
+  const siblings = { where: `uid=${quoted(row.uid)} dir=${row.dir}`, sort: "number" };
   return html`<article class="talk">
     <header><h2><code>${visible(row.request_id)}</code></h2>
       <p class="facts"><${Badge} text=${row.fate} />${row.why && html`<span class="quiet">${visible(row.why)}</span>`}

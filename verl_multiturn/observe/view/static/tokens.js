@@ -63,18 +63,27 @@ export const COLOURS = {
   },
   age: {
     title: "age (weight versions)", kind: "seq", needs: "step", scale: "0 to 8; step s begins with version s − 1",
-    values: (c) => Float64Array.from(c.versions, (version, at) => (c.sampled[at] < 0 ? NaN : c.joined.step - 1 - version)),
+    values: (c) => Float64Array.from(c.versions, (version, at) => (c.sampled[at] < 0 || c.joined.validation ? NaN : c.joined.step - 1 - version)),
     level: steps([1, 2, 3, 4, 5, 6, 7, 8]),
   },
   trained: {
     title: "trained", kind: "cat", needs: "trained", level: (value) => value,
     values: (c) => {
       const left = new Set(c.joined?.untrained_tokens || []);
-      const whole = !c.joined || (c.joined.untrained && !c.joined.untrained_tokens);
+      const whole = !c.joined || c.joined.validation || (c.joined.untrained && !c.joined.untrained_tokens);
       return Float64Array.from(c.sampled, (place) => (place < 0 ? NaN : whole || left.has(place) ? 0 : 1));
     },
   },
 };
+
+// Returns whether the loss counted a sampled token: the mask says it of none, for a validation has one, too.
+function inLoss(columns, place) {
+  const { joined } = columns;
+  if (!joined) return "unknown (no join)";
+  if (joined.validation) return "no (validation)";
+  if (!joined.untrained) return "yes";
+  return joined.untrained_tokens && !joined.untrained_tokens.includes(place) ? "yes" : `no (${joined.untrained})`;
+}
 
 // Returns the text of tokens, and where each begins. Bytes that are no whole letter belong to the token that ends it.
 export function textOf(ids, pieces) {
@@ -153,7 +162,7 @@ function describe(columns, at, text, starts, pieces) {
   const place = columns.sampled[at];
   const facts = [["token", at], ["id", columns.ids[at]], ["source", SOURCES[columns.sources[at]]], ["turn", columns.turns[at]]];
   if (place >= 0) {
-    facts.push(["version", columns.versions[at]], ["in the loss", columns.mask[at] ? "yes" : "no"]);
+    facts.push(["version", columns.versions[at]], ["in the loss", inLoss(columns, place)]);
     facts.push(["logprob", shortNumber(columns.logprobs[at], 5)]);
     for (const [name, list] of [["trainer", "old_log_probs"], ["reference", "ref_log_probs"], ["entropy", "entropy"],
       ["advantage", "advantages"], ["weight", "importance_weights"]]) {
