@@ -56,6 +56,7 @@ def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], dra
 
 def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int = 1) -> tuple[list[Any], list[Any]]:
     """Run the recipe's agent for each row; return the records, and `(uid, session, outputs)` of each session."""
+    from verl_multiturn.verl_bridge.loops.following import follow
     from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
     from verl_multiturn.verl_bridge.loops.runner import build_runner
 
@@ -66,18 +67,22 @@ def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int
     async def run() -> list[Any]:
         runner = build_runner(config.actor_rollout_ref.rollout, own, engine, "qwen2", {})
         endpoint = build_endpoint(runner, config, own, "qwen2")
+        assert runner.records is not None
 
         async def one(number: int, session: int) -> Any:
-            row = rows[number] | {"raw_prompt": rows[number]["prompt"]}
-            outcome, receipts = await endpoint.run(f"{number} {session}", row, {"temperature": 1.0})
-            assert (outcome.error, outcome.stop_reason) == ("", "finished")
-            keys = {"uid": f"row{number}", "session_id": session}
-            return f"row{number}", session, runner.finish(outcome, receipts, keys, 4, {"temperature": 1.0})
+            told = {"raw_prompt": rows[number]["prompt"], "agent_name": "proxy_agent", "global_steps": 4}
+            row = {**rows[number], **told, "uid": f"row{number}", "session_id": session}
+            name, sampling = f"{number} {session}", {"temperature": 1.0}
+            with follow(row, runner.records, name=name):
+                outcome, receipts = await endpoint.run(name, row, sampling)
+                assert (outcome.error, outcome.stop_reason) == ("", "finished")
+                return f"row{number}", session, runner.finish(outcome, receipts, row, 4, sampling)
 
         try:
             return await asyncio.gather(*(one(i, j) for i in range(len(rows)) for j in range(sessions)))
         finally:
             await endpoint.aclose()
+            await runner.records.aclose()
 
     played = asyncio.run(run())
     records = list(read_records(folder / "records"))
@@ -167,6 +172,7 @@ def test_a_run_of_a_command_is_reported(proxy: dict[str, Any], tmp_path: Path) -
 
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}}\n')
     (tmp_path / "start_up.json").write_text('{"seed": 3}')
+    (tmp_path / "records").mkdir()
     settings = {"actor_rollout_ref": {"rollout": {"custom": {"multiturn": {"proxy": proxy}}}}}
     (tmp_path / "hydra" / ".hydra").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(settings), tmp_path / "hydra" / ".hydra" / "config.yaml")
