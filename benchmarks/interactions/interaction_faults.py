@@ -11,8 +11,9 @@ Groups of eight conversations are played on a scripted engine, 48 conversations 
 - `sound_marked`: a conversation without a fault that is invalid.
 - `leaks`: tasks, threads, processes and file descriptors left, `start` without exactly one `close`, calls after it.
 - `over_budget`: conversations that took longer than their wall clock plus the stated grace and 2 s.
-- `groups_incomplete`: groups in which a conversation did not end, has gaps in its rows, or a record that the
-  independent verifier refuses. A wrong type raises (`InteractionContractError`); these are in groups of their own.
+- `groups_incomplete`: groups in which a conversation did not end, has gaps in its rows, no record, or one
+  that the independent verifier refuses. A wrong type raises (`InteractionContractError`); these are in groups of their
+  own.
 - `sibling_advantages_changed`: tokens of valid conversations whose advantage, as our trainer computes it, is another
   one than without the invalid conversations, by every estimator that takes such rows.
 - `control_unmarked`, `control_advantages_changed`: the same with the marking taken away, for a part of the groups.
@@ -43,6 +44,7 @@ from benchmarks.interaction_plans import MODES, Plan, interactions_file, make_de
 from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.errors import InteractionContractError
+from verl_multiturn.records.files import PACKED
 from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
@@ -103,6 +105,8 @@ class Suite(FaultSuite):
         self.runners: dict[str, Runner] = {}
         self.rows: dict[str, dict[str, Any]] = {mode: {} for mode in MODES}
         """Outputs of each mode by the names of their rows."""
+        self.ended_with_rows: set[int] = set()
+        """Numbers of the conversations that ended with rows, so that each has a record."""
         self.unmarked: list[str] = []
         self.sound_marked: list[str] = []
 
@@ -127,12 +131,14 @@ class Suite(FaultSuite):
             self.runners[mode] = build_runner(rollout, tokenizer, self.engine, "qwen2", {})
 
     async def run(self) -> None:
-        """Run all conversations, and close all interactions."""
+        """Run all conversations, and close all interactions and the files of the records."""
         await super().run()
         for runner in self.runners.values():
             for interaction in runner.interactions.values():
                 if (closing := interaction.aclose()) is not None:
                     await closing
+            if runner.records is not None:
+                await runner.records.aclose()
 
     async def conversation(self, index: int) -> None:
         """Play a conversation, and look whether its rows say what met it."""
@@ -167,6 +173,7 @@ class Suite(FaultSuite):
             self.unmarked.append(said)
         if not broken and not valid:
             self.sound_marked.append(said)
+        self.ended_with_rows.add(index)
         for number, output in enumerate(outputs):
             self.rows[plan.mode][f"g{index // GROUP}_{index % GROUP}_{number}"] = output
         whole = [each["conversation"] for each in stats] == [
@@ -181,13 +188,17 @@ class Suite(FaultSuite):
         super().is_wrong(index, f"{text} ({self.plans[index].kwargs})")
 
     def verify_records(self) -> int:
-        """Verify every record that was written; return how many there are."""
-        verdicts = list(verify_files(sorted({path.parent for path in self.folder.rglob("*.jsonl*")})))
+        """Verify every record that was written, and look whether one is missing; return how many there are."""
+        # A mode without a conversation has a file of lines, and none of records.
+        verdicts = list(verify_files(sorted(self.folder.rglob(f"*{PACKED}"))))
         for verdict in verdicts:
             if verdict.verified is None or verdict.verified.violations:
                 index = int(verdict.request_id[1:])
                 self.complete[index // GROUP] -= 1
                 self.is_wrong(index, f"its record: {verdict.verified and verdict.verified.violations[0]}")
+        for index in self.ended_with_rows - {int(verdict.request_id[1:]) for verdict in verdicts}:
+            self.complete[index // GROUP] -= 1
+            self.is_wrong(index, "it has no record")
         return len(verdicts)
 
     def advantages_changed(self) -> tuple[int, int]:
