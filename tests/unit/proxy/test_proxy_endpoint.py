@@ -63,7 +63,9 @@ async def test_an_agent_and_its_rewards() -> None:
     outcome = await play("chat", "a", "b")
     assert (outcome.stop_reason, outcome.valid, outcome.error) == (StopReason.FINISHED, True, "")
     assert outcome.session is not None
-    assert replace(outcome.session, requests=()) == SessionReport(1, {"temperature": 2}, 1.0, False, "returned")
+    assert replace(outcome.session, requests=(), events=()) == SessionReport(
+        1, {"temperature": 2}, 1.0, False, "returned"
+    )
     assert (outcome.places, [turn.parent for turn in outcome.turns]) == ([0, 0], [None, 0])
     assert [turn.reward for turn in outcome.turns] == [0.25, 0.5]
     assert [turn.said.content for turn in outcome.turns if turn.said] == ["a", "b"]
@@ -76,6 +78,8 @@ async def test_the_record_of_a_session() -> None:
     assert verify_record(record).violations == []
     session = record["session"]
     first, second = session.pop("requests")
+    asked = [[what, number, number] for number in (0, 1) for what in ("request", "samples")]
+    assert session.pop("events") == [*asked[:2], ["delivered", 0, 1], *asked[2:], ["delivered", 1, 2]]
     assert session == {
         "roots": 1,
         "unenforced": {"temperature": 2},
@@ -99,7 +103,7 @@ async def test_the_record_of_a_session() -> None:
 async def test_an_agent_that_leaves_the_score_to_others() -> None:
     outcome = await play("undecided", "a")
     assert outcome.session is not None
-    assert replace(outcome.session, requests=()) == SessionReport(1, {}, None, False, "returned")
+    assert replace(outcome.session, requests=(), events=()) == SessionReport(1, {}, None, False, "returned")
     assert outcome.valid
 
 

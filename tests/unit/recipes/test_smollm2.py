@@ -130,14 +130,14 @@ def test_what_the_warm_start_learns() -> None:
 
 
 def test_report(tmp_path: Path) -> None:
-    def validation(step: int, legs: float, sums: float) -> dict[str, Any]:
+    def validated(step: int, legs: float, sums: float) -> dict[str, Any]:
         kinds = {"leg_counting": legs, "chain_sum": sums}
         return {"step": step, "data": {f"val-core/reasoning_gym/{kind}/acc/mean@1": kinds[kind] for kind in kinds}}
 
-    def record(step: int, temperature: float, said: str, *calls: str) -> dict[str, Any]:
+    def record(step: int, validation: bool, said: str, *calls: str) -> dict[str, Any]:
         messages = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "1 + 1 ="))]
         messages.append({"role": "assistant", "content": said})
-        return {"step": step, "temperature": temperature, "messages": messages, "calls": list(calls)}
+        return {"step": step, "validation": validation, "messages": messages, "calls": list(calls)}
 
     step = {
         "critic/score/mean": 0.25,
@@ -148,16 +148,16 @@ def test_report(tmp_path: Path) -> None:
         "rollout/certificate/violations": 0,
         "timing_s/step": 60.0,
     }
-    last = validation(1, 0.5, 1.0)
+    last = validated(1, 0.5, 1.0)
     last["data"] |= step
     records = [
-        record(0, 0, "Answer: 3"),
-        record(1, 1.0, "Answer: 2", "call"),
-        record(1, 1.0, "Answer: 3", "call"),
-        record(1, 0, "Answer: 2", "call"),
-        record(1, 0, "2"),
+        record(0, True, "Answer: 3"),
+        record(1, False, "Answer: 2", "call"),
+        record(1, False, "Answer: 3", "call"),
+        record(1, True, "Answer: 2", "call"),
+        record(1, True, "2"),
     ]
-    run = report.Run("calculator", 0, [validation(0, 0.0, 0.1), last], records, {"1 + 1 =": ("chain_sum", "2")})
+    run = report.Run("calculator", 0, [validated(0, 0.0, 0.1), last], records, {"1 + 1 =": ("chain_sum", "2")})
     found = run.summary()
     assert (found["steps"], found["accuracy_before"], found["accuracy_after"]) == (1, 0.05, 0.75)
     assert found["accuracy_by_kind"] == {"leg_counting": [0.0, 0.5], "chain_sum": [0.1, 1.0]}

@@ -183,7 +183,7 @@ async def session(seed: int) -> tuple[Outcome, list[Receipts]]:
     limit = draw.choice([None, 1, 2])
     engine = Moody(say, draw.choice(["well", "well", "abort", "nothing", "lie"]), draw.randint(0, 4))
     agent = Agent(make_run(engine, max_rows=limit, select=draw.choice([None, select])), f"s{seed}")
-    agent.session._sampler._call_ids._random = random.Random(seed)
+    agent.session._sampler.call_ids._random = random.Random(seed)
     said: list[tuple[list[dict[str, Any]], Any]] = []
     for number in range(draw.randint(1, 8)):
         if said and draw.random() < 0.8:
