@@ -59,7 +59,7 @@ HOSTILE = (
 DUCKDB = """
 import duckdb, json, sys
 row = duckdb.sql(f'''select {", ".join(f"sum(list_sum(flatten({name})))" for name in sys.argv[2:])},
-    sum(len(flatten(ids))), count(*) from read_parquet('{sys.argv[1]}')''').fetchone()
+    sum(len(flatten(ids))), count(*) from read_parquet('{sys.argv[1]}')''').fetchall()[0]
 print(json.dumps(dict(zip([*sys.argv[2:], "tokens", "conversations"], row))))
 """
 PANDAS = """

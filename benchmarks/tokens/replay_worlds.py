@@ -44,8 +44,8 @@ MORE: dict[str, dict[str, Any]] = {
     "window": {f"{OURS}.context": {"mode": "window", "turns": 1}},
     "overflow": {"response_length": 160, f"{OURS}.context": {"mode": "overflow", "turns": 1}},
     "overflow with a summary": {
-        "response_length": 240,
-        f"{OURS}.context": {"mode": "overflow", "turns": 1, "summary_prompt": "Sum up.", "summary_length": 12},
+        "response_length": 300,  # an answer fits that leaves no room for a whole summary
+        f"{OURS}.context": {"mode": "overflow", "turns": 1, "summary_prompt": "Sum up.", "summary_length": 100},
     },
     "turns are counted": {f"{OURS}.turns_reminder": True, "multi_turn.max_assistant_turns": 4},
     "a user who is cut": {f"{OURS}.user_turn_length": 6},

@@ -169,10 +169,10 @@ class RecordedTurns:
         record, number = self._record, self.asked
         is_late = record.get("time_up") == "generate"
         if number == len(self._generations):
+            if record["stop_reason"] == StopReason.ENGINE_ERROR:  # the time may have been up later, while it ended
+                raise EngineError(record["error"])
             if record.get("time_up") is not None:
                 await run_out()
-            if record["stop_reason"] == StopReason.ENGINE_ERROR:
-                raise EngineError(record["error"])
             raise DivergedError(Difference(number, "generations", None, f"{number} turns", "one more is asked for"))
         recorded = self._generations[number]
         difference = recorded.difference(ask)

@@ -17,12 +17,14 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.recorded import RecordedTurns, Stage
@@ -183,6 +185,12 @@ async def test_the_clock_runs_out_where_it_did(turns: list[str], user: bool, tim
     recorded = await record(turns, limits, user)
     assert (recorded["time_up"], recorded["stop_reason"]) == (time_up, reason)
     assert differences(recorded, await replay(recorded, Limits(4096, 4096), user)) == []
+
+
+async def test_an_engine_that_failed_before_the_time_was_up_fails_again() -> None:
+    recorded = {"rows": [], "generations": [], "stop_reason": "engine_error", "error": "gone", "time_up": "score"}
+    with pytest.raises(EngineError, match="gone"):
+        await RecordedTurns(recorded).answer(Ask("r", [1], {}, 10))
 
 
 async def test_another_prompt_is_named_with_its_turn_and_token() -> None:
