@@ -14,9 +14,9 @@ class Counting(CharTokenizer):
 
     all_special_tokens = ("<end>",)
     unk_token = None
-    added_tokens_decoder: Any = {}
 
     def __init__(self) -> None:
+        self.added_tokens_decoder: dict[int, Any] = {}
         self.encoded: list[str] = []
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:

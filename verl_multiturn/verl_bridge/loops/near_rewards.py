@@ -83,12 +83,12 @@ class NearRewards:
             workers: Handles of the reward workers; None: rewards are not asked for here.
         """
         mode = settings_of(config.actor_rollout_ref.rollout).near_rewards
+        if workers is None or mode == "off":
+            return workers
         manager = config.reward.reward_manager
         is_stateless = manager.source == "register" and manager.name in STATELESS_MANAGERS
         has_model = OmegaConf.select(config, "reward.reward_model.enable")
-        if workers is None or mode == "off" or has_model or not is_stateless:
-            return workers
-        if mode == "quick" and not is_ours(config):
+        if has_model or not is_stateless or (mode == "quick" and not is_ours(config)):
             return workers
         return [cls(config, tokenizer, workers)]
 
