@@ -39,7 +39,8 @@ def is_ours(config: DictConfig) -> bool:
         config: verl's whole configuration.
     """
     path = str(OmegaConf.select(config, f"{_FUNCTION}.path") or "")
-    return "verl_multiturn" in path and OmegaConf.select(config, f"{_FUNCTION}.name") == "compute_score"
+    is_here = path.startswith("pkg://verl_multiturn.") or "/verl_multiturn/rewards/" in path
+    return is_here and OmegaConf.select(config, f"{_FUNCTION}.name") == "compute_score"
 
 
 def reward_of(config: DictConfig, data_source: str) -> str:
