@@ -96,7 +96,8 @@ def test_a_mistake_of_the_author_is_raised_as_by_a_reward_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"mode": "off"}, {"manager": "limited"}, {"mode": "all", "manager": "limited"}, {"path": "own.py"}]
+    "changes",
+    [{"mode": "off"}, {"manager": "rate_limited"}, {"mode": "all", "manager": "rate_limited"}, {"path": "own.py"}],
 )
 def test_reward_workers_stay(changes: dict[str, str]) -> None:
     far = Far(make_config())

@@ -30,4 +30,4 @@ ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
 
 STATELESS_MANAGERS = ("naive", "dapo")
-"""verl's reward managers that keep nothing from one row to the next; `limited` counts its calls in each process."""
+"""verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""
