@@ -34,10 +34,10 @@ class Queue:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
-    from verl_multiturn.verl_bridge.compat import gathered_rows
+    from verl_multiturn.verl_bridge.compat import stored_rows
 
     queue = Queue()
-    monkeypatch.setattr(gathered_rows, "transfer_queue", queue)
+    monkeypatch.setattr(stored_rows, "transfer_queue", queue)
     return queue
 
 

@@ -18,15 +18,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-import transfer_queue
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
 from verl_multiturn.tasks import keep
+from verl_multiturn.verl_bridge.compat.stored_rows import put_rows
+
+_MOST = 64
+"""Most conversations whose rows are written together: what prepares them holds up the event loop."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +39,9 @@ class _Write:
     """The columns of each row."""
     tags: Sequence[Mapping[str, Any]]
     partition_id: str
+    kind: Hashable
+    """What rows that are written together have in common."""
     written: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    @property
-    def kind(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
-        """Return what rows that are written together have in common."""
-        return self.partition_id, tuple(dict.fromkeys(tuple(sorted(each)) for each in self.fields))
 
 
 class GatheredRows:
@@ -61,7 +59,8 @@ class GatheredRows:
         tags: Sequence[Mapping[str, Any]],
     ) -> None:
         """Write the rows of a conversation, as TransferQueue's function does; `fields` has the columns of each row."""
-        own = _Write(keys, fields, tags, partition_id)
+        columns = dict.fromkeys(tuple(sorted(each)) for each in fields)
+        own = _Write(keys, fields, tags, partition_id, (partition_id, *columns))
         self._waiting.append(own)
         if not self._writing:
             self._writing = True
@@ -71,8 +70,8 @@ class GatheredRows:
     async def _write(self) -> None:
         try:
             while self._waiting:
-                taken, self._waiting = self._waiting, []
-                kinds: dict[Any, list[_Write]] = defaultdict(list)
+                taken, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                kinds: dict[Hashable, list[_Write]] = defaultdict(list)
                 for each in taken:
                     kinds[each.kind].append(each)
                 for together in kinds.values():
@@ -83,11 +82,11 @@ class GatheredRows:
 
 async def _put(writes: Sequence[_Write]) -> None:
     try:
-        await transfer_queue.async_kv_batch_put(
-            keys=[key for each in writes for key in each.keys],
-            fields=list_of_dict_to_tensordict([dict(row) for each in writes for row in each.fields]),
-            tags=[dict(tag) for each in writes for tag in each.tags],
-            partition_id=writes[0].partition_id,
+        await put_rows(
+            [key for each in writes for key in each.keys],
+            writes[0].partition_id,
+            [row for each in writes for row in each.fields],
+            [tag for each in writes for tag in each.tags],
         )
     except Exception as error:  # whatever it is, it goes to the conversation whose rows it is about
         if len(writes) > 1:
