@@ -265,6 +265,17 @@ class MultiTurnSettings(BaseModel):
     context: ContextSettings = ContextSettings()
     """Settings for conversations that grow beyond a prompt: which part of them the model is shown."""
 
+    near_rewards: Literal["quick", "all", "off"] = "quick"
+    """Which rewards the agent-loop worker judges itself, where a reward worker would cost a call of Ray for each row.
+
+    Both ask the same reward manager and reward function, and have the same results.
+
+    - `quick`: the rewards `gsm8k`, `qa` and `tool_n1` of `verl_multiturn.rewards`, which only compare texts.
+    - `all`: every reward. Right for a function of your own that takes well below a millisecond and waits for nothing.
+      One that waits for others should be `async def`; what one computes holds up all conversations of the worker.
+    - `off`: none.
+    """
+
     otc: OtcSettings = OtcSettings()
     """Optimal Tool Calls: fewer tool calls for the same answer earn more.
 
@@ -338,6 +349,16 @@ class MultiTurnSettings(BaseModel):
     - `truncated`: the weight is at most `algorithm.rollout_correction.rollout_is_threshold`, and verl's dual clip
       (`actor.clip_ratio_c`) is on.
     - `verl`: verl's settings stay as they are. Its defaults have no weight.
+    """
+
+    old_log_prob_bound: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """Nats by which the engine's log-probs may differ from the trainer's, to be taken for the old ones; null: verl's
+    pass over the whole batch computes them.
+
+    In a batch of tokens of age 0, the pass then computes a sixteenth of the rows, drawn anew in each step. If each of
+    their tokens agrees with the engine's within this bound, the other rows take the engine's; if not, all are computed.
+    `rollout/old_log_prob/error_max` says by how much they differ: look at it with a bound of 0 before you set one.
+    `actor/entropy` and `training/rollout_probs_diff_*` are those of the rows that were computed.
     """
 
     silent_settings: Literal["refuse", "warn"] = "refuse"

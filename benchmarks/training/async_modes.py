@@ -11,6 +11,9 @@ is a JSON object, with an object by mode in each field:
   over the steps in which the trainer waited; null when it never did;
 - `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are verl's
   rewards and rows of all the conversations that ended at about the same time;
+- `wake_parts_ms`: of `sync`, where it goes, the mean of the steps: to the last reward, from there to the last row in
+  TransferQueue, and from there to the trainer's going on; then how many conversations ended together with the last
+  one, and what one of them waited for its reward and for its row (medians). A table on standard error has each step;
 - `listings`: listings of TransferQueue in the whole run, and `allowed`: one for each trained group and one for every
   two seconds that the trainer waited;
 - `max_age`: the largest age of a trained token;
@@ -21,15 +24,21 @@ is a JSON object, with an object by mode in each field:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.quickstart_runs import arguments, folder, start
+from benchmarks.wake_parts import Ended, ends_of, parts_of
+from verl_multiturn.records.reader import Records
 
 _PREFIX = "rollout/async/"
 _GROUPS = 16  # of a step
+_PARTS = ("wake", "reward", "rows", "told", "together", "reward_each", "rows_each")
 _POLL_S = 2.0  # verl's poll
 
 
@@ -51,7 +60,32 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
             raise SystemExit(f"the run in the mode {mode} failed with exit status {running.returncode}")
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    return {**measure([record["data"] for record in records]), "violations": summary["certificate_violations"]}
+    steps_data = [record["data"] for record in records]
+    parts = wake_parts(steps_data, ends_of(Records(out / "records").records())) if mode == "sync" else None
+    return {**measure(steps_data), "wake_parts_ms": parts, "violations": summary["certificate_violations"]}
+
+
+def wake_parts(steps: Sequence[Mapping[str, float]], ends: Mapping[int, Sequence[Ended]]) -> dict[str, float] | None:
+    """Print where `wake_ms` goes, step by step, and return the means; None where the trainer never waited.
+
+    Args:
+        steps: The metrics of the steps.
+        ends: The ends of the conversations of each step.
+    """
+    table = Table("step", *_PARTS, title="milliseconds from the end of a batch's last conversation")
+    found = []
+    for metrics in steps:
+        step = int(metrics.get("training/global_step", -1))
+        if f"{_PREFIX}wake_ms" not in metrics or step not in ends:
+            continue
+        wake, rows = metrics[f"{_PREFIX}wake_ms"], metrics[f"{_PREFIX}rows_ms"]
+        parts = parts_of(ends[step])
+        found.append((wake, parts.reward, parts.rows, wake - rows, *parts[2:]))
+        table.add_row(str(step), *(f"{value:.1f}" for value in found[-1]))
+    if not found:
+        return None
+    Console(stderr=True).print(table)
+    return dict(zip(_PARTS, np.mean(found, axis=0).round(1).tolist(), strict=True))
 
 
 def measure(steps: list[dict[str, float]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.rollout_config import make_config
 from verl_multiturn import BaseTool, ToolResponse
+from verl_multiturn.verl_bridge.compat import stored_rows
 from verl_multiturn.verl_bridge.loops import agent_loop
 from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker, _VerlWorker
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
@@ -116,15 +117,14 @@ class ScriptedWorker(MultiTurnWorker):
 
     def __init__(self, script: Script, tokenizer: Any, folder: Path, **settings: Any) -> None:
         config = make_config(20_000)
+        self.config, self.tokenizer, self.reward_loop_worker_handles = config, tokenizer, None
         with mock.patch.object(_VerlWorker, "__init__", return_value=None):
             super().__init__(config)
-        self.config = config
         custom = {"multiturn": {"tool_config_path": str(write_tool_yaml(folder))}}
         settings = {"val_kwargs": {"n": 1}, "custom": custom, **settings}
         OmegaConf.update(self.config, "actor_rollout_ref.rollout", settings)
         self.llm_client = ScriptedClient(script, tokenizer)
-        self.tokenizer, self.processor, self.hf_model_type = tokenizer, None, "qwen2"
-        self.dataset_cls, self.tools, self.reward_loop_worker_handles = None, [], None
+        self.processor, self.hf_model_type, self.dataset_cls, self.tools = None, "qwen2", None, []
         self.distillation_enabled = False
         self.rows: dict[str, dict[str, Any]] = {}
         """Columns of the rows that were put into TransferQueue, by key."""
@@ -141,7 +141,11 @@ class ScriptedWorker(MultiTurnWorker):
     def connected(self) -> Iterator[None]:
         """Give the tool its script, and the worker its TransferQueue, while the context lasts."""
         queue = SimpleNamespace(async_kv_put=self._put_status, async_kv_batch_put=self._put_rows)
-        with mock.patch.object(agent_loop_tq, "tq", queue), mock.patch.object(WaitTool, "script", self._script):
+        with (
+            mock.patch.object(agent_loop_tq, "tq", queue),
+            mock.patch.object(stored_rows, "transfer_queue", queue),
+            mock.patch.object(WaitTool, "script", self._script),
+        ):
             yield
 
     async def run_group(self, row: int, *, validate: bool = False, **prompt: Any) -> None:

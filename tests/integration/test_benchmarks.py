@@ -36,6 +36,27 @@ async def test_the_proxy_benchmark_plays_sessions() -> None:
         assert played.milliseconds(range(1, 4)) > 0
 
 
+async def test_the_scale_benchmark_runs_conversations_and_sessions(tmp_path: Path) -> None:
+    import gc
+
+    from benchmarks.scale import World, growth, per_cpu_second
+    from verl_multiturn.records.reader import Records
+
+    threshold = gc.get_threshold()
+    world = World(tmp_path)
+    try:
+        speed, share = await per_cpu_second(world, 3, 3)
+        assert speed > 0
+        assert 0 <= share < 1
+        assert set(await growth(world.serve, 3, 1, 2)) == {"mb", "grown_mb"}
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+        await world.endpoint.aclose()
+        await world.runner.records.aclose()  # type: ignore[union-attr]
+    assert len(list(Records(tmp_path).records())) == 6
+
+
 def test_over_sampling_runs_the_real_worker() -> None:
     from transformers import AutoTokenizer
 

@@ -309,6 +309,18 @@ def test_bypass_mode_takes_the_engines_logprobs(store: Store) -> None:
         step(make_verifier(bypass_mode=True), store.batch())
 
 
+def test_rows_that_took_the_engines_log_probs_have_them_to_the_bit(store: Store) -> None:
+    from verl_multiturn import CertificateError
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+
+    verifier, rows = make_verifier(), BatchRows(store.batch())
+    store.rows["u_1_0"]["old_log_probs"][0] -= 1e-6
+    others = [key for key in rows.keys if str(key) != "u_1_0"]
+    verifier.verify(rows, 4, 0, (), others)
+    with pytest.raises(CertificateError, match=r"row u_1_0.*old_log_probs is"):
+        verifier.verify(rows, 4, 0, (), rows.keys)
+
+
 def test_a_share_of_the_rows(store: Store) -> None:
     assert step(make_verifier(share=0.5), store.batch())["rows"] == 2
     assert step(make_verifier(share=0.0), store.batch())["rows"] == 0

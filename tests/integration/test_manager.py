@@ -22,6 +22,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             self._groups, self._conversation_ends, self._row_ends, self._ended, self._forgotten = {}, {}, {}, [], 0
             self._changed = asyncio.Event()
             self._oversampled, self._writing, self._raised, self._rerolled_from = {}, set(), {}, {}
+            self.processor = None
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
             self.let_go = asyncio.Event()

@@ -98,6 +98,19 @@ def composed(**changes: str) -> Any:
             None,
             "trainer.v1.trainer_mode='colocate_asink': no trainer has this name; did you mean 'colocate_async'?",
         ),
+        (
+            {f"+{ROLLOUT}.custom.multiturn.near_rewards": "all", "reward.reward_manager.name": "rate_limited"},
+            None,
+            "only naive and dapo keep nothing from one row to the next; set one of them",
+        ),
+        (
+            {
+                f"+{ROLLOUT}.custom.multiturn.old_log_prob_bound": "0.01",
+                "algorithm.rollout_correction.bypass_mode": "True",
+            },
+            None,
+            "verl then takes the engine's log-probs for all tokens",
+        ),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
     ids=[
@@ -113,6 +126,8 @@ def composed(**changes: str) -> Any:
         "no_turns",
         "no_divisor",
         "unknown_trainer",
+        "manager_that_keeps",
+        "no_pass",
         "few_cpus",
     ],
 )

@@ -7,6 +7,7 @@ rendered. Text without a control token stays exactly as it is.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +17,10 @@ from verl_multiturn.errors import ConfigError
 
 _BREAK = "\u200b"
 _NO_ID = -1
-
+# The cleaned forms of texts of at most so many characters are remembered, and so many of them: names of tools and ids
+# of calls come again in every conversation, and each would be tokenized to see whether it forges a control token.
+_SHORT = 64
+_MOST_SHORT = 4096
 
 # Tokens of this form begin and end DeepSeek's turns, though its tokenizer does not call them special.
 _STRUCTURAL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
@@ -122,6 +126,7 @@ class Firewall:
         self._special = _Tokens(special)
         self._all = _Tokens({**tags_ids, **_marks(tokenizer, special), **special})
         self._tokenizer = tokenizer
+        self._clean_short = functools.lru_cache(_MOST_SHORT)(self._clean)
 
     def count(self, ids: Sequence[int], role: str = "tool") -> int:
         """Count the ids that are control tokens for a role."""
@@ -140,6 +145,9 @@ class Firewall:
         Raises:
             ConfigError: The tokenizer makes a control token of the text in a way that the firewall cannot prevent.
         """
+        return self._clean_short(text, role) if len(text) <= _SHORT else self._clean(text, role)
+
+    def _clean(self, text: str, role: str) -> str:
         tokens = self._tokens(role)
         broken = text if text.isascii() else text.encode("utf-8", "replace").decode()
         # Breaking a control token may leave another one that was hidden inside it. Repeat until none is left.

@@ -28,3 +28,6 @@ takes it out of the rows."""
 
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
+
+STATELESS_MANAGERS = ("naive", "dapo")
+"""verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""

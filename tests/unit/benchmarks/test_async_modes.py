@@ -1,6 +1,9 @@
 """The figures of `benchmarks.async_modes`, from the metrics of a run's steps."""
 
-from benchmarks.async_modes import measure
+from typing import Any
+
+from benchmarks.async_modes import measure, wake_parts
+from benchmarks.wake_parts import ends_of, parts_of
 
 
 def test_the_figures_of_a_run() -> None:
@@ -27,3 +30,35 @@ def test_the_figures_of_a_run() -> None:
 def test_a_run_that_never_waits_and_never_gets_there() -> None:
     found = measure([{"rollout/async/listings": 1.0, "timing_s/gen": 0.0, "val-core/sums/acc/mean@1": 0.5}])
     assert (found["wake_ms"], found["told_ms"], found["seconds_to_0.9"]) == (None, None, None)
+
+
+def test_where_the_wait_for_a_batch_goes() -> None:
+    def record(step: int, end: float, reward: float, store: float, validation: bool = False) -> dict[str, Any]:
+        spans = [("generation", 0.0, end), ("reward", end, reward), ("store", reward, store)]
+        timeline = [{"kind": kind, "start": start, "end": stop} for kind, start, stop in spans]
+        return {"step": step, "validation": validation, "timeline": timeline}
+
+    records = [
+        record(1, 10.0, 10.001, 10.002),  # long before
+        record(1, 10.9, 11.0, 11.1),
+        record(1, 11.0, 11.02, 11.15),
+        record(1, 12.0, 12.5, 13.0, validation=True),
+        {"step": 1, "validation": False, "timeline": []},
+    ]
+    ends = ends_of(records)
+    assert {step: len(own) for step, own in ends.items()} == {1: 3}
+    assert parts_of(ends[1]) == (20.0, 130.0, 2, 60.0, 115.0)
+    steps = [
+        {"training/global_step": 1, "rollout/async/wake_ms": 170.0, "rollout/async/rows_ms": 150.0},
+        {"training/global_step": 2},
+    ]
+    assert wake_parts(steps, ends) == {
+        "wake": 170.0,
+        "reward": 20.0,
+        "rows": 130.0,
+        "told": 20.0,
+        "together": 2.0,
+        "reward_each": 60.0,
+        "rows_each": 115.0,
+    }
+    assert wake_parts(steps[1:], ends) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, ClassVar
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
@@ -17,7 +16,7 @@ from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner
+from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner, spare_loaded
 from verl_multiturn.verl_bridge.loops.following import follow, note, note_score, request_id
 from verl_multiturn.verl_bridge.loops.runner import Runner
 from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
@@ -46,8 +45,7 @@ class ProxyAgentLoop(AgentLoopBase):
             endpoint = build_endpoint(self._runner, trainer_config.config, tokenizer, hf_model_type, **kwargs)
             self._endpoints[server_manager] = endpoint
             close_at_end([endpoint])
-            # What is loaded stays. A full garbage collection would go through all of it, and stop the loop for 0.2 s.
-            gc.freeze()
+            spare_loaded()  # the endpoint's modules, too
         self._endpoint = endpoint
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:

@@ -14,11 +14,9 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
-from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.loops.near_rewards import is_ours, reward_of
 
-_OURS = "verl_multiturn"
 _ASKING = ("judge",)
 """Rewards in the box whose verdict is another program's, and not the same each time."""
 
@@ -40,7 +38,7 @@ class Scores:
 
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
         self._config = config
-        self._own = self._function_is_ours()
+        self._own = is_ours(config)
         self._why = ""
         if OmegaConf.select(config, "reward.reward_model.enable"):
             self._why = "a reward model judges"
@@ -52,11 +50,6 @@ class Scores:
                 f"the run's reward function cannot be loaded ({describe(error)}); say where it is with --set "
                 "reward.custom_reward_function.path=FILE, or leave scores out with --no-scores"
             ) from None
-
-    def _function_is_ours(self) -> bool:
-        path = str(OmegaConf.select(self._config, "reward.custom_reward_function.path") or "")
-        name = OmegaConf.select(self._config, "reward.custom_reward_function.name")
-        return _OURS in path and name == "compute_score"
 
     async def of(self, record: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> float:
         """Return the whole reward of a conversation, as `Line.score` has it.
@@ -76,11 +69,8 @@ class Scores:
 
     async def _computed(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> Any:
         source = sample["data_source"]
-        if not self._why and self._own:
-            kwargs = OmegaConf.select(self._config, "reward.custom_reward_function.reward_kwargs")
-            options = read_reward_kwargs(plain_dict(kwargs))
-            if (name := find_reward(source, options.routes)) in _ASKING:
-                raise UnrepeatableError(f"the reward {name!r} asks a model")
+        if not self._why and self._own and (name := reward_of(self._config, source)) in _ASKING:
+            raise UnrepeatableError(f"the reward {name!r} asks a model")
         if self._why:
             raise UnrepeatableError(self._why)
         try:

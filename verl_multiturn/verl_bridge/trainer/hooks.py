@@ -2,6 +2,8 @@
 
 For each sampled batch, before verl updates critic and actor with it:
 
+    old log-probs   with a bound, rows of the newest weights keep the engine's  engine_log_probs.py
+      ↓
     outages         conversations that an outage has touched become invalid     outages.py
       ↓
     scores          Optimal Tool Calls scale the scores of correct answers      otc.py
@@ -55,6 +57,7 @@ from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
+from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
@@ -135,6 +138,7 @@ class MultiTurnHooks:
         self._scored = Scored(self._outages.causes)
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
+        self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
@@ -308,8 +312,8 @@ class MultiTurnHooks:
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
         buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
-        parts: list[Any] = [self._outages, self._otc, self._verifier, self._updates, self._ages, self._rerolls, buffer]
-        counted = [part for part in [*parts, self._joining] if part is not None]
+        parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
+        counted = [part for part in [*parts, self._rerolls, buffer, self._joining] if part is not None]
         for each in [self._rows, *counted]:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
@@ -331,6 +335,11 @@ class MultiTurnHooks:
             metrics.update(dropped_metrics(self.agent_loop_manager))
         return batch
 
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verls, workers = super()._compute_old_log_prob, self.actor_rollout_wg  # type: ignore[misc]
+        rows, update = self._rows.of(batch), self.local_trigger_step
+        return self._engines.compute(batch, metrics, rows, self.global_steps, update, verls, workers)
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls = super()._compute_advantage  # type: ignore[misc]
         rows = self._rows.of(batch)
@@ -345,7 +354,8 @@ class MultiTurnHooks:
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
         further = () if self._joining is None else FURTHER
-        fetched = self._verifier.verify(rows, self.global_steps, self.local_trigger_step, further)
+        update, engines = self.local_trigger_step, self._engines.taken
+        fetched = self._verifier.verify(rows, self.global_steps, update, further, engines)
         if self._joining is not None:
             self._joining.look(rows, fetched, self.global_steps, self._otc.factors)
         return batch

@@ -65,7 +65,7 @@ class TokenAges:
             return
         masks = get_rows(keys, rows.partition_id, "response_mask")
         changed: dict[RowKey, torch.Tensor] = {}
-        for key, mask, row in zip(keys, masks, _versions(rows, masks), strict=True):
+        for key, mask, row in zip(keys, masks, versions_of(rows, masks), strict=True):
             trained = mask.numpy() != 0
             self._tokens += int(trained.sum())
             if self._bound is not None:
@@ -80,7 +80,7 @@ class TokenAges:
             put_columns(list(changed), rows.partition_id, response_mask=column, loss_mask=column)
 
 
-def _versions(rows: BatchRows, masks: list[torch.Tensor]) -> list[NDArray[Any]]:
+def versions_of(rows: BatchRows, masks: list[torch.Tensor]) -> list[NDArray[Any]]:
     """Return the version of each response token of each row that is not padding; `masks` are those of these rows.
 
     A row of another agent loop has no column of versions; all its tokens then have the oldest version that its tag

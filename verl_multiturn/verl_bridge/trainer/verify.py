@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,12 @@ class BatchVerifier:
         return {PREFIX + name: value for name, value in self._tally.items()}
 
     def verify(
-        self, rows: BatchRows, step: int, update: int, further: Sequence[str] = ()
+        self,
+        rows: BatchRows,
+        step: int,
+        update: int,
+        further: Sequence[str] = (),
+        engines: Collection[RowKey] = (),
     ) -> dict[RowKey, dict[str, Any]]:
         """Verify the configured share of a batch's conversations, each with all its rows.
 
@@ -90,6 +95,7 @@ class BatchVerifier:
             update: Number of the batch within the step.
             further: Names of columns that are fetched, too, for others who look at the rows; a column for itself costs
                 a fetch of its own.
+            engines: Rows whose old log-probs have to be the engine's, to the bit.
 
         Returns:
             The columns that were fetched, by row.
@@ -99,11 +105,13 @@ class BatchVerifier:
         """
         started = time.perf_counter()
         try:
-            return self._verify(rows, step, update, further)
+            return self._verify(rows, step, update, further, engines)
         finally:
             self._tally["seconds"] += time.perf_counter() - started
 
-    def _verify(self, rows: BatchRows, step: int, update: int, further: Sequence[str]) -> dict[RowKey, dict[str, Any]]:
+    def _verify(
+        self, rows: BatchRows, step: int, update: int, further: Sequence[str], engines: Collection[RowKey]
+    ) -> dict[RowKey, dict[str, Any]]:
         chosen = _draw(rows.keys, self._share, f"{step} {update}")
         fetched: dict[RowKey, dict[str, Any]] = {}
         if not chosen:
@@ -116,7 +124,7 @@ class BatchVerifier:
             columns = fetch(chosen, rows.partition_id, [*self._loss_inputs, *further])
             fetched = dict(zip(chosen, columns, strict=True))
             for key, fields in fetched.items():
-                found += self._verify_row(rows, key, fields, receipts, causes, step)
+                found += self._verify_row(rows, key, fields, receipts, causes, step, key in engines)
             found += shared({key: each.request_id for key, each in receipts.items()})
             found += uncaused(receipts, causes)
             found += [] if found else unjoined(receipts)  # a row whose receipts cannot be read joins no others
@@ -138,8 +146,9 @@ class BatchVerifier:
         known: dict[RowKey, Receipts],
         causes: Mapping[str, str],
         step: int,
+        has_engines: bool,
     ) -> list[Violation]:
-        """Verify one row, and enter its receipts into `known`."""
+        """Verify one row, and enter its receipts into `known`; `has_engines`: its old log-probs are the engine's."""
         receipts = Receipts("", [])
         if key not in rows.padding:
             if not (self._only_ours or _is_ours(fields)):
@@ -159,7 +168,7 @@ class BatchVerifier:
         left_out = receipts.unrewarded or key.conversation in causes
         filtered = receipts.invalid or left_out or (receipts.void and self._masks_void_rows)
         oldest = None if self._max_staleness is None else step - 1 - self._max_staleness
-        return verify(row, receipts, self._mask_may_shrink, self._bypass, filtered, oldest)
+        return verify(row, receipts, self._mask_may_shrink, self._bypass or has_engines, filtered, oldest)
 
 
 def _draw(keys: Sequence[RowKey], share: float, seed: str) -> list[RowKey]:

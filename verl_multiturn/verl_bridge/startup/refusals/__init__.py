@@ -47,6 +47,7 @@ SETTINGS = [
     Section("Estimators and filters", rows.ESTIMATOR, _ours),
     Section("Batch sizes", trainer.BATCH_SIZES, lambda run: run.has_our_loop and run.our_trainer is not None),
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
+    Section("Old log-probs", trainer.OLD_LOG_PROBS, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
     Section("Traces", traces.TRACES, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
 from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _REWARDS = ("tool_reward", "interaction_reward")
 _OTC = f"{PATH}.otc.form"
+_NEAR = f"{PATH}.near_rewards"
+_MANAGER = "reward.reward_manager.name"
 
 
 def _rows_of(name: str) -> list[Row]:
@@ -49,7 +54,39 @@ def _row_of_replaced(name: str) -> Row:
     )
 
 
+def _judges_all_near(run: RunView) -> bool:
+    return run.settings.near_rewards == "all"
+
+
+def _manager_that_keeps(run: RunView) -> Any:
+    """Return the reward manager, if `near_rewards=all` cannot have it; None otherwise."""
+    if not _judges_all_near(run):
+        return None
+    # Where verl's older settings are set, verl takes them.
+    name = run.value("reward_model.reward_manager") or run.value(_MANAGER)
+    source = run.value("reward_model.reward_loop_source") or run.value("reward.reward_manager.source")
+    return None if source == "register" and name in STATELESS_MANAGERS else name
+
+
+NEAR = [
+    Row(
+        (_NEAR, _MANAGER),
+        when=_manager_that_keeps,
+        why=f"only {' and '.join(STATELESS_MANAGERS)} keep nothing from one row to the next",
+        remedy="set one of them, or leave near_rewards out",
+    ),
+    Row(
+        _NEAR,
+        when=lambda run: (
+            _judges_all_near(run) and (run.value("reward.reward_model.enable") or run.value("reward_model.enable"))
+        ),
+        why="only reward workers know the router of the reward model",
+        remedy="leave near_rewards out",
+    ),
+]
+
 REWARDS = [
+    *NEAR,
     *(row for name in _REWARDS for row in _rows_of(name)),
     needs_our_trainer(_OTC, _scales, "set the form to none"),
     *map(_row_of_replaced, _REWARDS),

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -159,6 +160,24 @@ def _warning_of_unverified(key: str, is_v1: bool) -> Row:
         is_refusal=False,
     )
 
+
+_BOUND = f"{PATH}.old_log_prob_bound"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+
+def _takes_engines(run: RunView) -> bool:
+    return run.settings.old_log_prob_bound is not None
+
+
+OLD_LOG_PROBS = [
+    needs_our_trainer(_BOUND, _takes_engines, "leave it out"),
+    Row(
+        (_BOUND, _BYPASS),
+        when=lambda run: _takes_engines(run) and run.value(_BYPASS),
+        why="verl then takes the engine's log-probs for all tokens, compared or not",
+        remedy="leave out one of the two",
+    ),
+]
 
 CERTIFICATE = [
     Row(
