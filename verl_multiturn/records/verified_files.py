@@ -93,9 +93,9 @@ def verify_file(path: Path, beside: Beside | None = None) -> Iterator[Verdict]:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
     if not found:
         raise CertificateError(f"{str(path)!r} holds no record; expected one a line, as JSON")
-    for (offset, place), line in ends.items():
+    for (offset, number), line in ends.items():
         what = f"there is no record; by a line one of request {line['request_id']!r} is here"
-        yield Verdict(path, f"offset {offset}:{place + 1}", None, what, line["request_id"])
+        yield Verdict(path, f"offset {offset}:{number + 1}", None, what, line["request_id"])
 
 
 def _lines_of(path: Path) -> tuple[dict[tuple[int, int], Mapping[str, Any]], dict[str, float]]:
