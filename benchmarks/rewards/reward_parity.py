@@ -87,6 +87,9 @@ def main() -> int:
     """Compare the chosen rewards, print the differences and the figures, and return the exit status."""
     docs = DOCS.read_text(encoding="utf-8")
     names = sys.argv[1:] or list(REWARDS)
+    if unknown := [name for name in names if name not in REWARDS]:
+        print(f"{unknown[0]!r} is no reward with an original; name some of {', '.join(REWARDS)}", file=sys.stderr)
+        return 2
     compared = asyncio.run(compare_all(names))
     for name in names:
         of_reward = [case for case in compared if case.reward == name]

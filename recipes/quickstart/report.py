@@ -41,9 +41,10 @@ def merge_records(out: Path) -> list[dict[str, Any]]:
     """Write the records of all conversations to `trajectories.jsonl`, in order of their steps, and return them.
 
     Args:
-        out: Folder of the run.
+        out: Folder of the run. A run without `record_dir` has none.
     """
-    records = sorted(read_records(out / "records"), key=lambda record: record["step"])
+    folder = out / "records"
+    records = sorted(read_records(folder) if folder.is_dir() else [], key=lambda record: record["step"])
     with (out / "trajectories.jsonl").open("wb") as file:
         file.writelines(map(line_of, records))
     return records
@@ -88,14 +89,14 @@ def summarize(
         "reward_last_10": _mean(rewards[-10:]),
         "prob_diff_mean": _mean(over_steps(PROB_DIFF_MEAN)),
         "prob_diff_max": max(over_steps(PROB_DIFF_MAX), default=None),
-        "tool_calls_per_trajectory": len(calls) / max(1, len(trained)),
+        "tool_calls_per_trajectory": len(calls) / len(trained) if trained else None,
         "tool_calls_per_trajectory_last_10": _calls_of_last(trained, 10),
-        "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)),
+        "tool_error_rate": sum(call["status"] != "ok" for call in calls) / max(1, len(calls)) if trained else None,
         "calls_not_ok": dict(Counter(call["status"] for call in calls if call["status"] != "ok").most_common()),
         "certificate_rows": int(sum(over_steps(f"{CERTIFICATE}rows"))),
         "certificate_violations": int(sum(over_steps(f"{CERTIFICATE}violations"))),
         "certificate_step_share": sum(over_steps(f"{CERTIFICATE}seconds")) / step_seconds if step_seconds else None,
-        **_of_records(out / "records", steps),
+        **(_of_records(out / "records", steps) if (out / "records").is_dir() else {}),
         "steps": len(steps),
         "start_up_seconds": start_up_seconds,
         "train_seconds": round(step_seconds, 1),
@@ -168,7 +169,7 @@ def _mean(values: list[float]) -> float | None:
     return mean(values) if values else None
 
 
-def _calls_of_last(records: list[dict[str, Any]], steps: int) -> float:
+def _calls_of_last(records: list[dict[str, Any]], steps: int) -> float | None:
     last = max((record["step"] for record in records), default=0)
     counts = [len(record["calls"]) for record in records if record["step"] > last - steps]
     return mean(counts) if counts else 0.0

@@ -82,10 +82,32 @@ def test_what_costs_only_speed_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert "ref.use_torch_compile" not in told  # it follows the actor's, and is no setting of the user's
 
 
+CORRECTION = "algorithm.rollout_correction"
+MODEL = "actor_rollout_ref.model"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm.gamma": "0.9"}, "algorithm.gamma=0.9 has no effect without algorithm.adv_estimator=gae or rein"),
+        ({"algorithm.lam": "0.9"}, "algorithm.lam=0.9 has no effect without algorithm.adv_estimator=gae; leave it out"),
+        ({f"{CORRECTION}.rollout_is_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_is"),
+        ({f"{CORRECTION}.rollout_rs_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_rs"),
+        ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64 has no effect without {MODEL}.lora_rank"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_part_that_is_off_is_told(changes: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(**changes)
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        {"algorithm.gamma": "0.9", "algorithm.adv_estimator": "reinforce_plus_plus"},
+        {f"{CORRECTION}.rollout_is_threshold": "3.0", f"{CORRECTION}.rollout_is": "token"},
         {f"{ACTOR}.clip_ratio": "0.3", f"{ACTOR}.clip_ratio_low": "0.3", f"{ACTOR}.clip_ratio_high": "0.3"},
         {f"{ACTOR}.clip_ratio": "0.3", f"{ACTOR}.clip_ratio_high": "0.3"},
         {f"{ROLLOUT}.val_kwargs.do_sample": "True", f"{ROLLOUT}.val_kwargs.temperature": "0.6"},
@@ -95,7 +117,19 @@ def test_what_costs_only_speed_is_told(capsys: pytest.CaptureFixture[str]) -> No
         {f"{ACTOR}.grad_clip": "0.5", "trainer.use_v1": "False"},
         {f"{ACTOR}.grad_clip": "0.5", f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"},
     ],
-    ids=["none", "clip_agrees", "clip_used", "sampled", "follows", "as_the_actors", "default", "old_trainer", "verls"],
+    ids=[
+        "none",
+        "discount",
+        "weight",
+        "clip_agrees",
+        "clip_used",
+        "sampled",
+        "follows",
+        "as_the_actors",
+        "default",
+        "old_trainer",
+        "verls",
+    ],
 )
 def test_what_is_not_told(capsys: pytest.CaptureFixture[str], changes: dict[str, str]) -> None:
     prepare(**changes)

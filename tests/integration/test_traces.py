@@ -228,6 +228,16 @@ def test_the_first_groups_of_a_step_are_traced() -> None:
     assert "u0" not in tracer._groups
 
 
+def test_steps_that_run_side_by_side_are_counted_apart() -> None:
+    from verl_multiturn.verl_bridge.traces.tracer import Tracer
+
+    tracer = Tracer([Kept()], None, 2, None)
+    for number in range(8):
+        prompt = {"uid": f"u{number}", "agent_name": "multiturn_agent", "global_steps": number % 2}
+        tracer.choose(prompt, validate=False)
+    assert tracer._groups == {"u0", "u1", "u2", "u3"}
+
+
 def test_verl_does_not_open_the_backend() -> None:
     from omegaconf import OmegaConf
     from verl.utils.rollout_trace import RolloutTraceConfig

@@ -125,8 +125,11 @@ def write_samples(folder: Path) -> None:
         writer.scored({**line, "at": record["ended"] + 101, "score": float("nan") if record is hostile else 0.5})
     writer.begin({"request_id": "running", "uid": "running", "number": 0, "step": 3, "at": BEGAN + 200})
     opened = {"request_id": "running", "uid": "running", "number": 0, "validation": False, "step": 3, "began": BEGAN}
-    writer.snapshot([{**opened, "doing": f"call {HOSTILE}", "since": BEGAN + 1, "turn": 2}])
     writer.close()
+    doing = [
+        {**opened, "doing": f"call {HOSTILE}", "since": BEGAN + 1, "turn": 2}
+    ]  # as a worker leaves it that is killed
+    (folder / f"{writer.stem}.open.json").write_bytes(line_of({"at": BEGAN + 202, "open": doing}))
     rows = [joined_sibling(record, 4) for record in group]
     name = f"step-4-{START}.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema.JOINED), folder / "join" / name)

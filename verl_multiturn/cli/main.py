@@ -372,7 +372,10 @@ def copy(
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` wrote; a folder: all in it.")],
 ) -> None:
-    """Verify recorded conversations against what the engine returned. Print one line for each violation."""
+    """Verify recorded conversations against what the engine returned. Print one line for each violation.
+
+    The last line is a JSON object.
+    """
     records = tokens = violations = torn = damaged = 0
     try:
         for path, place, verified, problem, _, is_torn in verify_files(files):
@@ -392,6 +395,8 @@ def verify(
     summary += f", {damaged} damaged stretches" if damaged else ""
     bad = violations or damaged
     console.print(f"[red]no[/] {summary}" if bad else f"[green]ok[/] {summary}", highlight=False)
+    told = {"records": records, "sampled_tokens": tokens, "violations": violations, "torn": torn, "damaged": damaged}
+    print(json.dumps(told))
     if bad:
         raise typer.Exit(1)
 

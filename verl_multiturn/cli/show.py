@@ -10,7 +10,7 @@ from rich.console import Console
 
 from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, print_document
 from verl_multiturn.records.reader import Records
 
@@ -19,7 +19,7 @@ _WIDTH = 160
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its folder of records.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, its folder of records, or a file.")],
     request: Annotated[
         str | None, typer.Argument(help="Show the conversation with this request id, or one that begins so.")
     ] = None,
@@ -29,7 +29,10 @@ def show(
         bool, typer.Option("--json", help="Print one JSON object, with everything that is known.")
     ] = False,
 ) -> None:
-    """Show a run by its records: its steps and what became of each conversation; or one step, group or conversation."""
+    """Show a run by its records: its steps and what became of each conversation; or one step, group or conversation.
+
+    The last line is a JSON object.
+    """
     try:
         if sum(each is not None for each in (request, step, group)) > 1:
             raise ConfigError("REQUEST, --step and --group name different things; give one of them")
@@ -47,3 +50,4 @@ def show(
     else:
         console = Console()
         print_document(document, console if console.is_terminal else Console(width=_WIDTH))
+        print(as_json(summed(document)))

@@ -19,7 +19,8 @@ from verl_multiturn.observe.view.server import ViewServer
 
 def view(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="A run's folder, or its folder of records; two are compared.")
+        list[Path],
+        typer.Argument(metavar="DIR…", help="A run's folder, its folder of records, or a file; two are compared."),
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Show what is written while the page is open, too.")] = False,
     file: Annotated[

@@ -67,6 +67,7 @@ class TraceWriter:
         self._queue: queue.Queue[Followed | Callable[[], object]] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lost = 0
+        self._is_closed = False
 
     @property
     def waiting(self) -> int:
@@ -74,7 +75,9 @@ class TraceWriter:
         return self._queue.qsize()
 
     def put(self, traced: Followed) -> None:
-        """Take a conversation that is over and whose outcome nobody changes any more."""
+        """Take a conversation that is over and whose outcome nobody changes any more; none after `aclose`."""
+        if self._is_closed:
+            return
         if self.waiting >= _MOST:
             self._lost += 1
             if self._lost == 1:
@@ -91,8 +94,9 @@ class TraceWriter:
 
     async def aclose(self) -> None:
         """Write what is waiting, and what the backends hold back. Whoever calls this bounds its time."""
-        if self._thread is None:
+        if self._thread is None or self._is_closed:
             return
+        self._is_closed = True
         ended = asyncio.Event()
         self._queue.put(partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set))
         try:

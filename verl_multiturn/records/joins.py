@@ -28,6 +28,8 @@ FOLDER = "join"
 _NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
 _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
 """Columns whose values repeat, as the advantages of a row mostly do."""
+_TOGETHER = 512
+"""Rows of a group, all of which are unpacked for one of them."""
 Floats = NDArray[np.float32]
 
 
@@ -114,7 +116,7 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
     place.mkdir(parents=True, exist_ok=True)
     half = place / f".{name}.{os.getpid()}"
     try:
-        pq.write_table(table, half, compression="zstd", use_dictionary=_REPEATED)
+        pq.write_table(table, half, compression="zstd", use_dictionary=_REPEATED, row_group_size=_TOGETHER)
         half.replace(place / name)
     finally:
         half.unlink(missing_ok=True)

@@ -49,7 +49,8 @@ class Records:
     Files are read as they are when a method is called, so that a run may still be writing them.
 
     Args:
-        folders: Folders of records, run folders that have one called `records`, or single files.
+        folders: Folders of records, run folders that have one called `records`, or single files, with what lies beside
+            them: their lines and the file of their run. The trainer's side is that of a folder alone.
 
     Raises:
         ConfigError: One of them does not exist.
@@ -165,9 +166,14 @@ class Records:
                 return found[0].record if found else None
         return None
 
+    @property
+    def line_files(self) -> list[Path]:
+        """The files of lines, in the order of their names."""
+        return self._files(f"*{LINES}")
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of all files, dictionaries as `schema.Line`; each has `file`, the stem of its files, too."""
-        for path in self._files(f"*{LINES}"):
+        for path in self.line_files:
             stem = path.name.removesuffix(LINES)
             for line in self._lines_of(path):
                 yield {**line, "file": stem}
@@ -175,7 +181,7 @@ class Records:
     def summaries(self) -> pa.Table:
         """Return the table of all conversations that began (`summaries.SUMMARIES`)."""
         table = SummaryTable()
-        for path in self._files(f"*{LINES}"):
+        for path in self.line_files:
             table.begin_file(path.name.removesuffix(LINES))
             packed = RecordFile(path.with_name(path.name.removesuffix(LINES) + PACKED))
             last: tuple[int, int] = (0, -1)
@@ -248,7 +254,13 @@ class Records:
         self._faults[f"{path}: {what}" if offset is None else f"{path}, offset {offset}: {what}"] = None
 
     def _files(self, pattern: str) -> list[Path]:
-        return [path for folder in self.folders if folder.is_dir() for path in sorted(folder.glob(pattern))]
+        found: list[Path] = []
+        for folder in self.folders:
+            if folder.is_dir():
+                found += sorted(folder.glob(pattern))
+            else:
+                found += [path for path in _beside(RecordFile(folder)) if path.match(pattern)]
+        return found
 
     def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
         try:
@@ -381,6 +393,12 @@ def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:
         RecursionError,
     ) as error:
         raise CertificateError(f"no record of a conversation: {error}") from None
+
+
+def _beside(file: RecordFile) -> list[Path]:
+    """Return what belongs to a single file of records: its lines, and the file of its run."""
+    runs = [path for path in file.path.parent.glob("run-*.json") if file.stem.startswith(f"{path.stem[4:]}-")]
+    return [*runs, *([file.lines] if file.lines.exists() else [])]
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

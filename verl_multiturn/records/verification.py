@@ -28,11 +28,16 @@ from verl_multiturn.records.json_text import dumps, plain
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.schema_1 import rows_of
+from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.row_keys import RowKey
+from verl_multiturn.tools.calls.results import CallStatus
 
 _COLUMNS = ("ids", "mask", "versions", "turn_ids", "sources")
 _OF_ROWS = (*_COLUMNS, "logprobs", "prompt_length", "receipts")
 _SOURCES = range(6)
+_REASONS, _STATUSES = [str(each) for each in StopReason], [str(each) for each in CallStatus]
+_AFTER_A_CUT = {StopReason.TURN_LENGTH, StopReason.RESPONSE_LENGTH, StopReason.WALL_CLOCK, *INVALID}
+"""Reasons for the end of a conversation whose last turn was cut; time may be up, or the engine gone, at any moment."""
 _MOST_TOKENS, _TOO_MANY = 1 << 24, 1 << 31
 
 
@@ -102,11 +107,10 @@ class _Verification:
             self._found += verify(row, own)
         self._found += unjoined({RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts})
         self._links()
+        self._ends()
         if not self._rows:
             self._add(None, "it has no row")
         sampled = sum(len(receipt.ids) for own in self.receipts for receipt in own.generations)
-        if self._record["valid"] and not sampled:
-            self._add(None, "it is marked as valid, and nothing in it was sampled")
         return VerifiedRecord(sampled, self._found)
 
     def _add(self, turn: int | None, what: str) -> None:
@@ -244,6 +248,39 @@ class _Verification:
                 self._add(None, f"{what} is of generation {turn}; there are {turns}")
         if not 0 <= record["asked"] <= len(record["messages"]):
             self._add(None, f"{record['asked']} of its {len(record['messages'])} messages are the row's own")
+
+    def _ends(self) -> None:
+        """Check that why it ended, how its last turn ended and whether it is valid fit each other."""
+        record, reason = self._record, self._record["stop_reason"]
+        if reason not in _REASONS:
+            self._add(None, f"its stop_reason is {show(reason, 40)}, expected one of {_REASONS}")
+            return
+        sampled = any(bool(row.mask.any()) for row in self._rows)
+        if record["valid"] != (reason not in INVALID and sampled):
+            given = "it is marked as valid" if record["valid"] else "it is marked as invalid"
+            self._add(None, f"{given}, and ended with {reason}, with {'' if sampled else 'no '}sampled tokens to train")
+        for index, call in enumerate(record["calls"]):
+            if call["status"] not in _STATUSES:
+                self._add(None, f"call {index} has the status {show(call['status'], 40)}, expected one of {_STATUSES}")
+        last = record["replies"][-1] if record["replies"] else {"done": False, "truncated": False}
+        if reason == StopReason.ENVIRONMENT_TRUNCATED and not last["truncated"]:
+            self._add(None, "it ended with environment_truncated, and no last reply says so")
+        if reason == StopReason.ENVIRONMENT_DONE and (last["truncated"] or not last["done"]):
+            self._add(None, "it ended with environment_done, and no last reply says so")
+        if record["session"] is None:
+            self._cuts(reason)
+
+    def _cuts(self, reason: str) -> None:
+        """Check that a turn which its budget cut was the last one, and the reason for the end."""
+        turns = [each for each in enumerate(self._record["generations"]) if not each[1]["summary"]]
+        for number, generation in turns[:-1]:
+            if generation["finish"] == "length":
+                self._add(number, f"generation {number} was cut by its budget, and the conversation went on")
+        is_cut = bool(turns) and turns[-1][1]["finish"] == "length"
+        if reason == StopReason.TURN_LENGTH and not is_cut:
+            self._add(None, "it ended with turn_length, and the budget cut no last turn")
+        if is_cut and reason not in _AFTER_A_CUT:
+            self._add(turns[-1][0], f"it ended with {reason}, though its last turn was cut by the budget")
 
 
 def _verify_1(record: Mapping[str, Any]) -> VerifiedRecord:

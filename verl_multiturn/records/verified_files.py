@@ -1,16 +1,23 @@
-"""Verification of files and folders of records, as `verl-multiturn verify` does it."""
+"""Verification of files and folders of records, as `verl-multiturn verify` does it.
+
+Each record is verified by itself, and compared with what lies beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records import schema
 from verl_multiturn.records.files import PACKED, PLAIN, RecordFile, folder_of, record_files
-from verl_multiturn.records.lines import parse_line, read_lines
+from verl_multiturn.records.lines import fitted, parse_line, read_lines
 from verl_multiturn.records.members import Member, read_members
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.summaries import ends_of
 from verl_multiturn.records.verification import VerifiedRecord, verify_record
+from verl_multiturn.records.verified_beside import Beside
 
 _TORN = "a torn line, as a process leaves that is killed or finds the disk full"
 _EXPECTED = "expected a file of records, or a folder of them"
@@ -43,23 +50,33 @@ def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
         ConfigError: A path does not exist.
     """
     for path in paths:
-        files = record_files(folder_of(path))
+        folder = folder_of(path)
+        files = record_files(folder)
         if not files:
             raise CertificateError(f"{str(path)!r} holds no *{PACKED} and no *{PLAIN}; {_EXPECTED}")
+        beside = Beside(folder)
         for file in files:
-            yield from verify_file(file)
+            yield from verify_file(file, beside)
 
 
-def verify_file(path: Path) -> Iterator[Verdict]:
-    """Verify a file of records; see `verify_files`."""
+def verify_file(path: Path, beside: Beside | None = None) -> Iterator[Verdict]:
+    """Verify a file of records; see `verify_files`.
+
+    Args:
+        path: The file.
+        beside: The joins of its folder; None: they are not looked at.
+    """
     found = False
+    beside = beside or Beside(path)
     try:
         if path.exists() and not path.is_file():  # a pipe or a device may have no end
             raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
-        for place, text in _texts(path):
+        ends, scores = _lines_of(path)
+        for place, at, text in _texts(path):
             if isinstance(text, Member):
                 what = f"a gzip member of {text.end - text.offset} bytes: {text.problem}"
                 yield Verdict(path, place, None, what, is_torn=text.end == path.stat().st_size)
+                ends = {key: line for key, line in ends.items() if not text.offset <= key[0] < text.end}
                 continue
             try:
                 record = parse_line(text)
@@ -68,22 +85,43 @@ def verify_file(path: Path) -> Iterator[Verdict]:
             except CertificateError as error:
                 raise CertificateError(f"{path}:{place}: {error}") from error
             name = "" if record is None else str(record.get("request_id", ""))
+            line = ends.pop(at, None)
+            if verified is not None and record is not None and "schema" in record:
+                verified.violations.extend(beside.violations(fitted(schema.Record, record), line, scores.get(name)))
             yield Verdict(path, place, verified, "" if verified else _TORN, name, verified is None)
     except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
     if not found:
         raise CertificateError(f"{str(path)!r} holds no record; expected one a line, as JSON")
+    for (offset, number), line in ends.items():
+        what = f"there is no record; by a line one of request {line['request_id']!r} is here"
+        yield Verdict(path, f"offset {offset}:{number + 1}", None, what, line["request_id"])
 
 
-def _texts(path: Path) -> Iterator[tuple[str, bytes | Member]]:
-    """Yield the place and the text of each record of a file; a member that cannot be read as it is."""
+def _lines_of(path: Path) -> tuple[dict[tuple[int, int], Mapping[str, Any]], dict[str, float]]:
+    """Return the lines of the ends of a file's records by their places, and the scores by request id."""
+    if not RecordFile(path).is_packed:
+        return {}, {}
+    lines = list(Records(path).lines())
+    return ends_of(lines), {line["request_id"]: line["score"] for line in lines if _has_score(line)}
+
+
+def _has_score(line: Mapping[str, Any]) -> bool:
+    return line["event"] == "score" and isinstance(line["score"], float)
+
+
+def _texts(path: Path) -> Iterator[tuple[str, tuple[int, int], bytes | Member]]:
+    """Yield each record of a file: its place in words, its place as lines have it, and its text.
+
+    A member that cannot be read is yielded as it is.
+    """
     if not RecordFile(path).is_packed:
         for line in read_lines(path):
-            yield str(line.number), line.text
+            yield str(line.number), (line.offset, 0), line.text
         return
     for member in read_members(path):
         if member.text is None:
-            yield f"offset {member.offset}", member
+            yield f"offset {member.offset}", (member.offset, 0), member
             continue
-        for number, text in enumerate(filter(None, member.text.split(b"\n")), start=1):
-            yield f"offset {member.offset}:{number}", text
+        for number, text in enumerate(filter(None, member.text.split(b"\n"))):
+            yield f"offset {member.offset}:{number + 1}", (member.offset, number), text

@@ -183,6 +183,8 @@ class RecordWriter:
                 self._write(items)
             except Exception:  # the thread lives as long as the run, whatever is wrong with one line
                 _LOG.exception("records: %s could not be written to its end", self._records)
+        if self._open.exists():  # nothing runs any more
+            self._write_snapshot([])
 
     def _write(self, items: Sequence[_Item]) -> None:
         """Write the records in members, and after each member the lines up to it."""

@@ -150,6 +150,8 @@ class Conversation:
                 reason = self._failed(outcome, said)
         if not outcome.trajectory.ids:  # the interaction failed before there was a prompt
             session, shown = await self._prompt(request, outcome)
+        if reason is None and session.shut_out:
+            reason, outcome.error = StopReason.OUTAGE, session.shut_out
         # Without a reason, time ran out before the conversation ended. If it ran out later, during calc_reward or
         # release, the conversation had ended by itself.
         for row in outcome.rows:

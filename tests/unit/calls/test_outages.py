@@ -37,6 +37,7 @@ from verl_multiturn.interactions.failed import EnvironmentFailedError, Environme
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 
@@ -894,19 +895,38 @@ async def test_calls_that_are_cut_off_open_nothing() -> None:
     assert not watch.running
 
 
+class Search(BaseTool):
+    """A search whose service may be down, and takes its time to say so."""
+
+    down = True
+    seconds = 0.0
+
+    def get_schema(self) -> ToolSchema:
+        function = {"name": "search", "description": "x", "parameters": {"type": "object", "properties": {}}}
+        return ToolSchema.read({"type": "function", "function": function}, "search")
+
+    async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> str:
+        await asyncio.sleep(self.seconds)
+        if self.down:
+            raise ConnectionRefusedError("down")
+        return "fine"
+
+
+async def test_a_call_that_got_no_slot_is_no_answer() -> None:
+    search = Search({})
+    search.seconds = 5.0
+    search.multiturn_limits = ToolLimits(concurrency=1, queue_timeout_s=1.0)
+    gates = Gates(Gate, 60.0, outages=Outages())
+    async with ToolSession("c", {"search": search}, {}, gates, 4) as session:
+        results = await session.execute([ToolCall("search", "{}", "0"), ToolCall("search", "{}", "1")])
+        assert [str(result.status) for result in results] == ["error", "overloaded"]
+        assert session.shut_out == "tool search: each of its calls met an outage, or got no slot"
+        search.down = False
+        await session.execute([ToolCall("search", "{}", "2")])
+        assert session.shut_out == ""
+
+
 async def test_a_conversation_that_met_nothing_but_outages_is_lost() -> None:
-    class Search(BaseTool):
-        down = True
-
-        def get_schema(self) -> ToolSchema:
-            function = {"name": "search", "description": "x", "parameters": {"type": "object", "properties": {}}}
-            return ToolSchema.read({"type": "function", "function": function}, "search")
-
-        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> str:
-            if self.down:
-                raise ConnectionRefusedError("down")
-            return "fine"
-
     search = Search({})
     gates = Gates(Gate, 60.0, outages=Outages())
     lost = []

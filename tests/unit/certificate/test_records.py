@@ -64,7 +64,9 @@ def test_old_records_can_be_verified(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_text(json.dumps(_OLD) + "\n" + json.dumps(newer) + "\n")
     done = CliRunner().invoke(app, ["verify", str(path)])
-    assert (done.exit_code, done.output) == (0, "ok 2 records, 6 sampled tokens, 0 violations\n")
+    said, told = done.output.splitlines()
+    assert (done.exit_code, said) == (0, "ok 2 records, 6 sampled tokens, 0 violations")
+    assert json.loads(told) == {"records": 2, "sampled_tokens": 6, "violations": 0, "torn": 0, "damaged": 0}
     path.write_text(json.dumps({**_OLD, "ids": [1, 2, 7, 8, 4, 6]}) + "\n")
     done = CliRunner().invoke(app, ["verify", str(path)])
     assert done.exit_code == 1

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_session
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, clean, print_document
 from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.reader import Records
@@ -132,7 +132,7 @@ def test_records_alone(folder: Path) -> None:
 
 
 def test_records_of_schema_1(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "record.jsonl", tmp_path / "host-1.jsonl")
+    shutil.copy(ROOT / "tests" / "support" / "record_of_schema_1.jsonl", tmp_path / "host-1.jsonl")
     document = shown(tmp_path).run()
     assert sum(document["fates"]["training"].values()) == 1
     (request_id,) = shown(tmp_path).fates
@@ -214,12 +214,33 @@ def test_the_command(folder: Path) -> None:
     for words in (["--step", "1"], ["--group", f"{START}-t1-0"], [f"{START}-t1-0-0"], []):
         plain, for_programs = run(*words), run(*words, "--json")
         assert (plain.exit_code, for_programs.exit_code) == (0, 0)
-        assert json.loads(for_programs.stdout)["faults"] == []
+        document = json.loads(for_programs.stdout)
+        assert document["faults"] == []
+        assert json.loads(plain.stdout.splitlines()[-1]) == summed(document)
     for words in (["--step", "1", "--group", "u"], ["nothing"], ["--step", "77"]):
         refused = run(*words)
         assert refused.exit_code == 2
         assert refused.stdout == ""
     assert CliRunner().invoke(app, ["show", str(folder / "none")]).exit_code == 2
+
+
+def test_the_last_line_counts_what_is_shown(folder: Path) -> None:
+    documents = [shown(folder).run(), shown(folder).step(1), shown(folder).group(f"{START}-t1-0")]
+    documents.append(shown(folder).conversation(f"{START}-t1-0-0"))
+    assert [summed(document) for document in documents] == [
+        {"kind": "run", "conversations": 20, "faults": 0},
+        {"kind": "step", "conversations": 8, "faults": 0},
+        {"kind": "group", "conversations": 4, "faults": 0},
+        {"kind": "conversation", "conversations": 1, "faults": 0},
+    ]
+
+
+def test_one_file_is_shown_with_its_lines(folder: Path) -> None:
+    (path,) = (folder / "records").glob("*.jsonl.gz")
+    document = shown(path).run()
+    assert sum(sum(counted.values()) for counted in document["fates"].values()) == 20
+    assert [start["start"] for start in document["starts"]] == [START]
+    assert document["steps"] == []
 
 
 def test_a_validation_comes_after_the_step_of_its_number(folder: Path) -> None:

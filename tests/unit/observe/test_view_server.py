@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.sample_records import sample_run
 from tests.support.view_samples import HOSTILE, START, TOKENIZER, write_samples
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
@@ -259,8 +260,21 @@ def test_a_record_alone_and_a_join_alone(tmp_path: Path) -> None:
         documents.findings()
 
 
+def test_one_file_is_shown_as_its_folder_is_without_the_trainers_side(tmp_path: Path) -> None:
+    sample_run(tmp_path, start=START)
+    (path,) = tmp_path.glob("*.jsonl.gz")
+    documents = Documents([path])
+    documents.refresh()
+    documents.save()
+    assert documents.meta()["count"] == 20
+    assert [run["start"] for run in documents.meta()["runs"]] == [START]
+    assert documents.page("fate=unknown", "began", False, 0, 1)["total"] == 18
+    assert documents.record(f"{START}-t1-0-0")["record"]["stop_reason"] == "finished"  # type: ignore[index]
+    assert not (tmp_path / "view-index.parquet").exists()
+
+
 def test_a_wrong_folder_or_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere' is no folder; name the folder of a run's records"):
+    with pytest.raises(ConfigError, match=r"nowhere' cannot be read: it does not exist; expected a file of"):
         Documents([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match=r"--tokenizer '.*' cannot be read .*; name a folder with a tokenizer.json"):
         Documents([tmp_path], tmp_path)

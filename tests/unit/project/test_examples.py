@@ -1,5 +1,6 @@
 """The programs under `examples/` are short, and print what their README says."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.documents import blocks
 from tests.support.warm_python import light_python
+from verl_multiturn.records import schema
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +26,11 @@ SHOWN = {
 def test_the_readme_shows_every_example() -> None:
     assert sorted(SHOWN) == EXAMPLES
     assert len(EXAMPLES) == 6
+
+
+def test_the_record_is_of_the_current_schema() -> None:
+    record = json.loads((ROOT / "examples" / "record.jsonl").read_text())
+    assert record["schema"] == schema.SCHEMA
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -28,6 +28,21 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     for page in pages:
         folder = page.parent if page.name == "index" else page
         assert (tmp_path / "site" / folder / "index.html").is_file(), page
+    assert dead_links(tmp_path / "site") == []
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return the relative links of a built site that lead nowhere, each with its page."""
+    found = []
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # it may be shown under any address
+            continue
+        for link in re.findall(r'<a [^>]*href="([^"#?]+)', page.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:|/", link):
+                target = page.parent / link
+                if not (target.is_file() or (target / "index.html").is_file()):
+                    found.append(f"{page.relative_to(site)}: {link}")
+    return found
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)

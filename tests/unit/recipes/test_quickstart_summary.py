@@ -29,6 +29,16 @@ def test_a_run_without_a_trained_token_is_summed_up(tmp_path: Path, monkeypatch:
     assert (found["joined_trained"], found["record_bytes_per_token"], found["join_score_diff"]) == (0, None, None)
 
 
+def test_a_run_without_records_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECIPE))
+    summary = script("quickstart", "report")
+    logged = {"step": 1, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}}
+    summary.summarize(tmp_path, [logged], 0, 0.0, {"checks": 1.0}, Console(file=io.StringIO()))
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert (found["reward_first_10"], found["tool_calls_per_trajectory"], found["tool_error_rate"]) == (0.5, None, None)
+    assert "joined_trained" not in found
+
+
 def test_what_the_join_says_is_compared_with_verls_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPE))
     summary = script("quickstart", "report")

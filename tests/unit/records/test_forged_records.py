@@ -266,6 +266,10 @@ def test_packed_files_of_other_kinds(tmp_path: Path, content: bytes, code: int, 
     done = CliRunner().invoke(cli.app, ["verify", str(path)])
     assert (done.exit_code, "Traceback" in done.output) == (code, False), done.output
     assert shown in done.output.replace("\n", " ") + done.output
+    if code < 2:
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert f"{told['records']} records, {told['sampled_tokens']} sampled tokens" in done.output
+        assert (told["violations"], told["torn"] + told["damaged"]) == (0, done.output.count("not verified"))
 
 
 def test_what_has_no_end_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

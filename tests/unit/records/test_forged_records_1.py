@@ -20,7 +20,7 @@ from verl_multiturn.errors import CertificateError
 from verl_multiturn.records import lines as record_lines
 from verl_multiturn.records.verified_files import verify_file
 
-LINE = (ROOT / "examples" / "record.jsonl").read_text().splitlines()[0]
+LINE = (ROOT / "tests" / "support" / "record_of_schema_1.jsonl").read_text().splitlines()[0]
 GOOD: dict[str, Any] = json.loads(LINE)
 TRAINED = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources", "prompt_length")
 ODD = [

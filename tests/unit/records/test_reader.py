@@ -23,7 +23,7 @@ from verl_multiturn.records.rows import columns
 from verl_multiturn.records.summaries import SUMMARIES, summary_of
 from verl_multiturn.records.verification import verify_record
 
-EXAMPLE = ROOT / "examples" / "record.jsonl"
+EXAMPLE = ROOT / "tests" / "support" / "record_of_schema_1.jsonl"
 
 
 @pytest.fixture

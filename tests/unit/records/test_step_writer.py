@@ -74,6 +74,11 @@ def test_figures_are_those_of_the_tokens_in_the_loss() -> None:
     assert all(np.isnan(figures(table_of([]))))
 
 
+def test_few_rows_are_unpacked_for_one(tmp_path: Path) -> None:
+    joins.write(tmp_path, "step-000001-s.parquet", table_of([row()] * 1025))
+    assert pq.ParquetFile(tmp_path / "join" / "step-000001-s.parquet").metadata.num_row_groups == 3
+
+
 def test_a_name_says_what_the_file_is() -> None:
     name = joins.name_of(False, 7, START)
     assert name == "step-000007-20261126T101500_9f3c2a.parquet"

@@ -338,6 +338,9 @@ async def test_a_snapshot_replaces_the_one_before(tmp_path: Path) -> None:
     assert (shot["file"], len(shot["open"]), shot["dropped"]) == (writer.stem, 1, 0)
     writer.close()
     assert not named(tmp_path, "*.new")
+    (last,) = Records(tmp_path).snapshots()
+    assert last["open"] == []
+    assert last["cpu_s"] > shot["cpu_s"]
 
 
 def test_a_fork_writes_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 SLOW = {"math", "reasoning_gym"}
 """Rewards of which the short form is left to the benchmark: their packages take long to load."""
+LEAST_KINDS = 11
 PLACES = {"$root": ".", "$url": "http://127.0.0.1:9/v1"}
 DOCS = reward_hacks.DOCS.read_text(encoding="utf-8")
 
@@ -19,7 +20,7 @@ DOCS = reward_hacks.DOCS.read_text(encoding="utf-8")
 @pytest.mark.parametrize("name", [name for name in [*REWARDS, "float32"] if name not in SLOW])
 async def test_no_wrong_answer_earns(name: str) -> None:
     tried = await reward_hacks.try_all([name], quick=True)
-    assert len({each.kind for each in tried}) > 10
+    assert len({each.kind for each in tried}) >= LEAST_KINDS
     assert reward_hacks.faults(tried, DOCS) == []
 
 
@@ -27,7 +28,7 @@ async def test_no_wrong_answer_earns(name: str) -> None:
 def test_there_are_hacks_of_many_kinds(name: str) -> None:
     cases = read_cases(name, PLACES)
     hacks = [case.tried for case in cases if not case.tried.control and not case.tried.looseness]
-    assert len({hack.kind for hack in hacks}) >= (20 if name in ("code", "sql", "judge") else 10)
+    assert len({hack.kind for hack in hacks}) >= (20 if name in ("code", "sql", "judge") else LEAST_KINDS)
     assert len(hacks) >= 50
     assert any(case.tried.control for case in cases)
     stated = {f"| {case.tried.looseness} | {case.tried.of} |" for case in cases if case.tried.looseness}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -22,6 +23,12 @@ async def test_no_reward_differs_from_its_original_in_silence(name: str) -> None
     assert len(compared) >= 5
     assert {case.agrees for case in compared} >= {True}
     assert reward_parity.unstated(compared) == []
+
+
+def test_an_unknown_name_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["reward_parity", "qa", "quality"])
+    assert reward_parity.main() == 2
+    assert capsys.readouterr().err.startswith("'quality' is no reward with an original; name some of gsm8k, math, qa")
 
 
 def test_what_counts_as_stated() -> None:

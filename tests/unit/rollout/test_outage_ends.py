@@ -65,6 +65,8 @@ class Run:
         self.interactions = Gates(InteractionGate, 5.0, outages=self.outages)
         self.tool, self.user = tool, user
         self.sampled = 0
+        self.hangs_at: int | None = None
+        """Number of the generation that never ends."""
 
     async def play(self, name: str, turns: list[str], **limits: Any) -> Outcome:
         tokenizer = CharTokenizer()
@@ -73,6 +75,8 @@ class Run:
         class Counting:
             async def generate(_, *args: Any, **kwargs: Any) -> Any:
                 self.sampled += 1
+                if self.sampled == self.hangs_at:
+                    await asyncio.Event().wait()
                 return await scripted.generate(*args, **kwargs)
 
         conversation = Conversation(
@@ -120,6 +124,17 @@ async def test_the_answer_that_opens_the_breaker_is_not_shown() -> None:
     assert await run.keeper.touched([outcome.request_id for outcome in outcomes]) == {
         outcome.request_id for outcome in outcomes
     }
+
+
+async def test_the_clock_does_not_make_a_conversation_valid_that_saw_nothing_but_outages() -> None:
+    for calls, expected in ((1, StopReason.WALL_CLOCK), (2, StopReason.OUTAGE)):
+        tool = Remote()
+        run = Run(tool)
+        tool.down = {"execute"}
+        run.hangs_at = calls + 1
+        outcome = await run.play("a", [CALL] * calls + ["ok"], wall_clock_s=5.0)
+        assert (outcome.stop_reason, outcome.outages) == (expected, ["tool echo"])
+        assert outcome.time_up == "generate"
 
 
 async def test_conversations_wait_with_their_clocks_standing_still() -> None:

@@ -208,6 +208,9 @@ async def test_a_writer_writes_all_before_it_is_closed() -> None:
         writer.put(empty())
     await writer.aclose()
     assert (len(sink.traces), sink.is_closed) == (3, True)
+    writer.put(empty())
+    await writer.aclose()
+    assert (len(sink.traces), writer.waiting) == (3, 0)
 
 
 async def test_a_backend_that_raises_is_told_once_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -168,6 +168,18 @@ class Shown:
         return found
 
 
+def summed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last line of `verl-multiturn show`: what is shown, of how many conversations, and the faults."""
+    kind = document["kind"]
+    if kind == "run":
+        conversations = sum(sum(counted.values()) for counted in document["fates"].values())
+    elif kind == "step":
+        conversations = sum(part["conversations"] for part in document["parts"])
+    else:
+        conversations = len(document["conversations"]) if kind == "group" else 1
+    return {"kind": kind, "conversations": conversations, "faults": len(document["faults"])}
+
+
 _OF_SUMMARY = ["request_id", "uid", "stop_reason", "valid", "rows", "turns", "calls", "failed_calls",
                "prompt_tokens", "response_tokens", "sampled_tokens", "seconds", "score"]  # fmt: skip
 

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.explain.explanation import explain
-from verl_multiturn.observe.view.index import HIDDEN, Index
+from verl_multiturn.observe.view.index import Index
+from verl_multiturn.observe.view.index_rows import HIDDEN
 from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.steps import step_document, steps_document
@@ -42,17 +43,14 @@ class Documents:
     """What is shown of some folders of records.
 
     Args:
-        folders: Folders of records, or of runs that have one named `records`.
+        folders: Folders of records, of runs that have one named `records`, or single files.
         tokenizer: Folder of the tokenizer whose ids the records have; None: the one that the run's file names.
 
     Raises:
-        ConfigError: A folder is not there or holds no records, or the tokenizer cannot be read.
+        ConfigError: A folder or file is not there, or the tokenizer cannot be read.
     """
 
     def __init__(self, folders: Sequence[Path], tokenizer: Path | None = None) -> None:
-        for folder in folders:
-            if not folder.is_dir():
-                raise ConfigError(f"{str(folder)!r} is no folder; name the folder of a run's records (record_dir)")
         self.records = Records(*folders)
         self.folders: list[Path] = self.records.folders
         self._each = [Records(folder) for folder in self.folders]

@@ -6,7 +6,7 @@ Invariants:
 - only what was appended since is read: lines from where they were left, joins that are new;
 - a torn or strange line costs that line, and is told as a fault.
 
-The columns of a conversation come from its lines, those of `JOIN` from the trainer's joins.
+The columns of a conversation come from its lines (`index_rows.py`), those of `JOIN` from the trainer's joins.
 """
 
 from __future__ import annotations
@@ -24,14 +24,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records import schema
+from verl_multiturn.observe.view.index_rows import (
+    COLUMNS,
+    JOIN,
+    SCHEMA,
+    Row,
+    enter,
+    enter_record,
+    fate_row,
+    merge,
+    table_of,
+)
 from verl_multiturn.records.fates import fates
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
 from verl_multiturn.records.joins import parse_name
-from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.reader import Placed, Records
-from verl_multiturn.records.summaries import summary_of
 
 NAME = "view-index.parquet"
 _VERSION = "1"
@@ -41,52 +49,21 @@ _SLICE = 100_000
 """Lines that are read at a time."""
 _BLOCK = 16_000_000
 
-_TEXT, _INT, _REAL, _BOOL = pa.string(), pa.int32(), pa.float64(), pa.bool_()
-LINES = [
-    ("request_id", _TEXT), ("uid", _TEXT), ("number", _INT), ("validation", _BOOL), ("step", _INT),
-    ("rerolled_from", _TEXT), ("began", _REAL), ("ended", _REAL), ("event", _TEXT), ("why", _TEXT),
-    ("data_source", _TEXT), ("index", _TEXT), ("stop_reason", _TEXT), ("valid", _BOOL), ("rows", _INT),
-    ("turns", _INT), ("calls", _INT), ("failed_calls", _INT), ("prompt_tokens", _INT), ("response_tokens", _INT),
-    ("sampled_tokens", _INT), ("seconds", _REAL), ("generate_s", _REAL), ("tools_s", _REAL), ("interaction_s", _REAL),
-    ("score", _REAL), ("file", _INT), ("offset", pa.int64()), ("place", _INT),
-]  # fmt: skip
-JOIN = [
-    ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
-    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT),
-]  # fmt: skip
-SCHEMA = pa.schema(LINES + JOIN)
-HIDDEN = ("file", "offset", "place", "join", "event")
-"""Columns that say where a conversation is stored; no table shows them."""
-_COLUMNS = LINES + JOIN
-_WIDTH = len(_COLUMNS)
-_AT = {name: at for at, (name, _) in enumerate(_COLUMNS)}
-_NAMES = [name for name, _ in LINES[:6]]
-# A line has no entry that has its default.
-_OF_LINE, _OF_SUMMARY = defaults(schema.Line), defaults(schema.Summary)
-"""Columns that every line has."""
-_FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
-"""Columns of a summary, and where they begin."""
-_VALIDATION, _BEGAN, _ENDED, _EVENT, _WHY = (_AT[name] for name in ("validation", "began", "ended", "event", "why"))
-_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
-    _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
-)
 _OF_JOIN = (
     "request_id", "uid", "number", "row", "validation", "step", "update", "score", "trained", "untrained", "group_mean",
     "group_std",
 )  # fmt: skip
 _GIVEN = [*(name for name, _ in JOIN), "score", "why"]
 """Columns that a join decides."""
-_UIDS = 20_000
+_UIDS = 4_000
 """Groups whose fates are looked for at a time."""
-_OVER = ("end", "drop")
-_WORTH = {"begin": 0, "score": 1, "end": 2, "drop": 2, "cancel": 2, "raise": 2}
 
 
 class Index:
-    """The conversations of one folder of records.
+    """The conversations of one folder of records, or of one file.
 
     Args:
-        records: The folder's records.
+        records: The records of the folder.
     """
 
     def __init__(self, records: Records) -> None:
@@ -123,7 +100,7 @@ class Index:
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
         before = self.version
-        for path in sorted(self.folder.glob(f"*{LINES_END}")):
+        for path in self._records.line_files:
             with contextlib.suppress(OSError):
                 self._read_lines(path)
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
@@ -173,12 +150,12 @@ class Index:
         if path.stat().st_size <= start:
             return
         number = self._number(path.name.removesuffix(LINES_END))
-        changed: dict[str, list[Any]] = {}
+        changed: dict[str, Row] = {}
         name, count = path.name, 0
         for at, text in _lines(path, start):
             self._read[name] = at + len(text)
             try:
-                _enter(changed, orjson.loads(text), number)
+                enter(changed, orjson.loads(text), number)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if text.strip():
                     self.faults[f"{path}: the line at byte {at} is left out, it cannot be read ({error})"] = None
@@ -207,9 +184,9 @@ class Index:
             self._seen.add(file.stem)
             number = self._number(file.stem)
             found = self._behind(file, number) if has_lines else list(self._records.placed(file))
-            changed: dict[str, list[Any]] = {}
+            changed: dict[str, Row] = {}
             for placed in found:
-                _enter_record(changed, placed, number)
+                enter_record(changed, placed, number)
             self._put(changed)
 
     def _behind(self, file: RecordFile, number: int) -> list[Placed]:
@@ -244,9 +221,7 @@ class Index:
             for fate in fates(lines, steps, joined, runs):
                 row = before.get(fate.request_id)
                 if row is not None and (row["fate"], row["why"] or "") != (fate.fate, fate.why):
-                    entry: list[Any] = [None] * _WIDTH
-                    entry[0], entry[_FATE], entry[_WHY] = fate.request_id, fate.fate, fate.why
-                    changed[fate.request_id] = entry
+                    changed[fate.request_id] = fate_row(fate.request_id, fate.fate, fate.why)
             self._put(changed)
 
     def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -259,22 +234,22 @@ class Index:
         if row["event"] != "begin":
             yield {**line, "event": row["event"], "at": row["ended"]}
 
-    def _put(self, changed: dict[str, list[Any]]) -> None:
+    def _put(self, changed: dict[str, Row]) -> None:
         """Put changed conversations among the parts: of each, a value for each column; None: it stays."""
         if not changed:
             return
         self.version += 1
-        ids = pa.array(changed, _TEXT)
+        ids = pa.array(changed, pa.string())
         for place, part in enumerate(self._parts):
             known = pc.is_in(part["request_id"], ids)
             if pc.any(known).as_py():
                 for row in part.filter(known).to_pylist():
                     before = list(row.values())
-                    _merge(before, changed[row["request_id"]])
+                    merge(before, changed[row["request_id"]])
                     changed[row["request_id"]] = before
                 self._parts[place] = part.filter(pc.invert(known))
         self._parts = [part for part in self._parts if len(part)]
-        self._append(_table(list(changed.values())))
+        self._append(table_of(list(changed.values())))
 
     def _append(self, table: pa.Table) -> None:
         if self._parts and len(self._parts[-1]) + len(table) <= _PART:
@@ -283,7 +258,7 @@ class Index:
 
     def _read_joins(self, paths: list[Path]) -> None:
         """Enter what the trainer made of the conversations; of one that two joins have, the later start's counts."""
-        found = []
+        found: list[pa.Table] = []
         for path in sorted(paths, key=lambda path: (parse_name(path.name) or ("",))[::-1]):
             self._joins.append(path.name)
             try:
@@ -291,28 +266,31 @@ class Index:
                 found.append(_joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                 self.faults[f"{path}: the join is left out, it cannot be read ({_first(error)})"] = None
-        if not found:
-            return
+            if sum(len(each) for each in found) >= _PART:
+                self._put_joined(found)
+                found = []
+        if found:
+            self._put_joined(found)
+
+    def _put_joined(self, found: list[pa.Table]) -> None:
+        """Put joins among the parts; of a conversation that two have, the last one counts."""
         self.version += 1
         joined = pa.concat_tables(found[::-1]).combine_chunks()
-        parts = []
-        for part in self._parts:
+        left = pa.array([True] * len(joined))
+        for place, part in enumerate(self._parts):
             at = pc.index_in(part["request_id"], joined["request_id"])
             known = pc.is_valid(at)
-            if pc.any(known).as_py():
-                for name in _GIVEN:
-                    values = pc.if_else(known, joined[name].take(at), part[name])
-                    part = part.set_column(part.schema.get_field_index(name), SCHEMA.field(name), values)
-            parts.append(part.combine_chunks())
-        self._parts = parts
-        left = joined.filter(pc.invert(pc.is_in(joined["request_id"], self.table["request_id"])))
-        if len(left):
-            self._append(
-                pa.table(
-                    [left[name] if name in left.column_names else pa.nulls(len(left), kind) for name, kind in _COLUMNS],
-                    SCHEMA,
-                )
-            )
+            if not pc.any(known).as_py():
+                continue
+            left = pc.and_(left, pc.invert(pc.is_in(joined["request_id"], part["request_id"])))
+            for name in _GIVEN:
+                values = pc.if_else(known, joined[name].take(at), part[name]).combine_chunks()
+                part = part.set_column(part.schema.get_field_index(name), SCHEMA.field(name), values)
+            self._parts[place] = part
+        rest = joined.filter(left)
+        if len(rest):
+            columns = [rest[name] if name in rest.column_names else pa.nulls(len(rest), kind) for name, kind in COLUMNS]
+            self._append(pa.table(columns, SCHEMA))
 
 
 def _joined(rows: pa.Table, number: int) -> pa.Table:
@@ -328,58 +306,6 @@ def _joined(rows: pa.Table, number: int) -> pa.Table:
     made["fate"] = pc.if_else(pc.fill_null(made["validation"], False), "validated", trained)
     kept = [field for field in SCHEMA if field.name in made]
     return pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
-
-
-def _merge(own: list[Any], changes: list[Any]) -> None:
-    """Change a row; what a join said of the score stays."""
-    score, event = own[_SCORE], own[_EVENT]
-    joined = own[_JOIN] is not None
-    for at, value in enumerate(changes):
-        if value is not None:
-            own[at] = value
-    if joined:
-        own[_SCORE] = score
-    if event not in (None, "begin"):
-        own[_EVENT] = event
-
-
-def _enter(changed: dict[str, list[Any]], line: dict[str, Any], file: int) -> None:
-    """Enter a line among changed conversations."""
-    request_id, event, at = line["request_id"], line["event"], float(line["at"])
-    score = line.get("score") if event == "score" else None
-    number = None if score is None else float(score)
-    row = changed.get(request_id)
-    if row is None:
-        row = changed[str(request_id)] = [None] * _WIDTH
-        row[: len(_NAMES)] = [line.get(name, _OF_LINE.get(name)) for name in _NAMES]
-        row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
-    if event == "begin":
-        row[_BEGAN] = at
-        row[_EVENT] = row[_EVENT] or event
-    elif event == "score":
-        row[_SCORE] = number
-    elif row[_EVENT] in (None, "begin"):
-        row[_ENDED], row[_EVENT], row[_WHY] = at, event, line.get("why") or ""
-        if event in _OVER:
-            row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
-            if (summary := line.get("summary")) is not None:
-                _summarize(row, {**_OF_SUMMARY, **summary})
-
-
-def _enter_record(changed: dict[str, list[Any]], placed: Placed, file: int) -> None:
-    """Enter a record without a line among changed conversations."""
-    record = placed.record
-    row = changed[record["request_id"]] = [None] * _WIDTH
-    row[: len(_NAMES)] = [record[name] for name in _NAMES]
-    row[_BEGAN], row[_ENDED], row[_EVENT], row[_WHY] = record["began"] or None, record["ended"] or None, "end", ""
-    row[_FILE], row[_OFFSET], row[_PLACE] = file, placed.offset, placed.place
-    _summarize(row, summary_of(record))
-
-
-def _summarize(row: list[Any], summary: dict[str, Any]) -> None:
-    row[_FIRST : _FIRST + len(_SUMMARY)] = [summary.get(name) for name in _SUMMARY]
-    if (index := row[_INDEX]) is not None and not isinstance(index, str):
-        row[_INDEX] = orjson.dumps(index).decode()
 
 
 _TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "why", "file", "join", "fate"]
@@ -402,29 +328,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return -1
-
-
-def _table(rows: list[list[Any]]) -> pa.Table:
-    """Return rows as a table; a value of another type is left out."""
-    columns = []
-    for field, values in zip(SCHEMA, zip(*rows, strict=True), strict=True):
-        try:
-            columns.append(pa.array(values, field.type))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            columns.append(pa.array([_fit(value, field.type) for value in values], field.type))
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
-
-
-def _fit(value: Any, kind: pa.DataType) -> Any:
-    """Return a value as a column's type has it; None where it has none."""
-    try:
-        if pa.types.is_floating(kind) and isinstance(value, str):
-            value = float(value)  # `nan`, `inf`
-        if pa.types.is_string(kind) and value is not None:
-            value = value if isinstance(value, str) else str(value)
-        return pa.scalar(value, kind).as_py()
-    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError):
-        return None
 
 
 def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:

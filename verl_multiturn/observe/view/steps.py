@@ -56,6 +56,8 @@ def _by_step(own: pa.Table) -> list[dict[str, Any]]:
     """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it."""
     joined = pc.is_valid(own["trained_step"])
     known = pc.unique(own["trained_step"].filter(joined))
+    # What is filtered is copied: of a million conversations all columns would be 250 MB.
+    own = own.select(["trained_step", "step", "validation", "uid", "score", "response_tokens", "seconds"])
     own = own.filter(pc.or_(joined, pc.invert(pc.is_in(own["step"], known))))
     score = pc.if_else(pc.is_nan(own["score"]), None, own["score"])
     table = pa.table({

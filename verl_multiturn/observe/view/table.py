@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.index import SCHEMA, Index
+from verl_multiturn.observe.view.index import Index
+from verl_multiturn.observe.view.index_rows import SCHEMA
 from verl_multiturn.observe.view.query import Term, mask_of
 
 _FIRST = 2_000

@@ -78,7 +78,8 @@ class ToolSession:
         self._lost = ""
         self._called: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
-        """Calls of `execute` of each name, and those of them that met an outage."""
+        self._refused: Counter[str] = Counter()
+        """Calls of `execute` of each name; those of them that met an outage, and those that got no slot."""
         self._broken: dict[str, str] = {}
         self._agent_data = AgentData(instance_id, tools_kwargs, messages)
 
@@ -89,6 +90,21 @@ class ToolSession:
             return self._lost
         is_judged = any(gate.is_judged(self._request_id) for gate in self._gates.values())
         return f"{', '.join(self.outages)}: a call met an outage" if is_judged else ""
+
+    @property
+    def shut_out(self) -> str:
+        """Return the outage of which alone the conversation saw something; "" for none.
+
+        That is one of a tool that it called twice or more, and that never answered: each call met an outage, or got no
+        slot, and one at least met an outage. Whatever the run's breaker says of it, it saw nothing else of the tool.
+        """
+        out = [
+            name
+            for name, calls in self._called.items()
+            if self._failed[name] and calls == self._failed[name] + self._refused[name] > 1
+        ]
+        slots = ", or got no slot" if any(self._refused[name] for name in out) else ""
+        return f"{', '.join(out)}: each of its calls met an outage{slots}" if out else ""
 
     @property
     def extra_fields(self) -> dict[str, Any]:
@@ -160,8 +176,7 @@ class ToolSession:
     async def calc_rewards(self) -> dict[str, float]:
         """Return each tool's reward for the conversation, by name.
 
-        Then the conversation is lost that called a tool twice or more, and met an outage each time: whatever the run's
-        breaker says of it, it saw nothing else of the tool.
+        Then the conversation is lost that is `shut_out`.
 
         Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
 
@@ -186,8 +201,7 @@ class ToolSession:
                 continue
             if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
                 rewards[name] = reward
-        if out := [name for name, calls in self._called.items() if calls == self._failed[name] > 1]:
-            self._lost = self._lost or f"{', '.join(out)}: each of its calls met an outage"
+        self._lost = self._lost or self.shut_out
         return rewards
 
     async def _create(self, gate: Gate) -> None:
@@ -283,6 +297,7 @@ class ToolSession:
                     continue
                 self._note(watched, error)
                 self._failed[watched.name] += watched.met
+                self._refused[watched.name] += isinstance(error, BusyError) and not watched.met
                 return run.failed(*_failure(error, gate.timeout_s))
             gate.remember(key, answer)
             return run.answered(answer)

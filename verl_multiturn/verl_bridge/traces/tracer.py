@@ -22,6 +22,9 @@ from verl_multiturn.verl_bridge.traces.backends import RLInsight, open_rl_insigh
 
 logger = logging.getLogger(__name__)
 
+_STEPS = 64
+"""Steps and validations that are remembered; more do not run side by side."""
+
 
 def hold_verls_tracing(config: Any) -> None:
     """Keep verl's worker from opening the backend, which it would do on the event loop; call it before verl's worker.
@@ -50,8 +53,9 @@ class Tracer:
         self._has_sessions = any(isinstance(sink, RLInsight) for sink in sinks)
         self._most = most
         self._experiment_name = experiment_name
-        self._steps: dict[bool, tuple[int, int]] = {}
-        """The last step of training, and of validation, with the number of its groups that are traced."""
+        self._begun: dict[tuple[bool, int], int] = {}
+        """How many groups of a step of training, or of a validation, have begun here; groups of several steps run side
+        by side."""
         self._groups: set[str] = set()
         """Running groups that are traced."""
         self._is_closing = False
@@ -87,11 +91,11 @@ class Tracer:
         if prompt.get("agent_name") not in OUR_LOOPS:
             return
         step = int(prompt.get("global_steps") or 0)
-        last, count = self._steps.get(validate, (step, 0))
-        count = count + 1 if last == step else 1
+        count = self._begun[validate, step] = self._begun.pop((validate, step), 0) + 1
         if self._most is None or count <= self._most:
             self._groups.add(prompt["uid"])
-        self._steps[validate] = step, count
+        while len(self._begun) > _STEPS:
+            del self._begun[next(iter(self._begun))]
 
     def wants(self, uid: str) -> bool:
         """Tell whether a group is traced."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.verl_bridge.startup.derive import importance_needs
 from verl_multiturn.verl_bridge.startup.table import Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
+_CORRECTION = "algorithm.rollout_correction"
+_UNDISCOUNTED = (
+    "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline",
+    "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized", "tir_optimal_token_baseline",
+)  # fmt: skip
+"""verl's estimators that read neither `algorithm.gamma` nor `algorithm.lam`; one of the user's own may."""
 _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
 
 
@@ -40,6 +47,14 @@ def _off_without(patterns: str, switch: str) -> Row:
     return _off(patterns, switch, lambda run: not run.value(switch))
 
 
+def _without_weight(run: RunView) -> bool:
+    return not run.value(f"{_CORRECTION}.rollout_is") and not importance_needs(run)
+
+
+def _without_adapters(run: RunView) -> bool:
+    return not any(run.value(f"{_MODEL}.{name}") for name in ("lora_rank", "lora_adapter_path", "lora.rank"))
+
+
 def _of_loss(patterns: str, mode: str) -> Row:
     key = f"{_ACTOR}.policy_loss.loss_mode"
     return _off(patterns, f"{key}={mode}", lambda run: run.value(key) != mode)
@@ -62,6 +77,27 @@ PARTS_OFF = [
     ),
     _off_without(f"{_ACTOR}.kl_loss_*", f"{_ACTOR}.use_kl_loss"),
     _off_without("algorithm.kl_ctrl.* algorithm.kl_penalty", "algorithm.use_kl_in_reward"),
+    _off(
+        "algorithm.gamma",
+        "algorithm.adv_estimator=gae or reinforce_plus_plus",
+        lambda run: run.estimator in _UNDISCOUNTED,
+    ),
+    _off(
+        "algorithm.lam",
+        "algorithm.adv_estimator=gae",
+        lambda run: run.is_our_estimator or run.estimator in (*_UNDISCOUNTED, "reinforce_plus_plus"),
+    ),
+    _off(
+        f"{_CORRECTION}.rollout_is_threshold {_CORRECTION}.rollout_is_batch_normalize",
+        f"{_CORRECTION}.rollout_is",
+        _without_weight,
+    ),
+    _off_without(f"{_CORRECTION}.rollout_rs_threshold", f"{_CORRECTION}.rollout_rs"),
+    _off(
+        f"{_MODEL}.lora_alpha {_MODEL}.target_modules {_MODEL}.target_parameters {_MODEL}.exclude_modules",
+        f"{_MODEL}.lora_rank",
+        _without_adapters,
+    ),
     _of_loss(f"{_ACTOR}.policy_loss.clip_cov_*", "clip_cov"),
     _of_loss(f"{_ACTOR}.policy_loss.kl_cov_ratio {_ACTOR}.policy_loss.ppo_kl_coef", "kl_cov"),
     _of_loss(f"{_ACTOR}.policy_loss.dro_beta", "dro"),

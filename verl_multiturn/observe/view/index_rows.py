@@ -1,0 +1,131 @@
+"""The columns of the viewer's index, and how a line or a record of a conversation becomes its row.
+
+A row under way is a list with a value for each column; None: nothing is known of it, or it stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from verl_multiturn.records import schema
+from verl_multiturn.records.lines import defaults
+from verl_multiturn.records.reader import Placed
+from verl_multiturn.records.summaries import summary_of
+
+Row = list[Any]
+
+_TEXT, _INT, _REAL, _BOOL = pa.string(), pa.int32(), pa.float64(), pa.bool_()
+LINES = [
+    ("request_id", _TEXT), ("uid", _TEXT), ("number", _INT), ("validation", _BOOL), ("step", _INT),
+    ("rerolled_from", _TEXT), ("began", _REAL), ("ended", _REAL), ("event", _TEXT), ("why", _TEXT),
+    ("data_source", _TEXT), ("index", _TEXT), ("stop_reason", _TEXT), ("valid", _BOOL), ("rows", _INT),
+    ("turns", _INT), ("calls", _INT), ("failed_calls", _INT), ("prompt_tokens", _INT), ("response_tokens", _INT),
+    ("sampled_tokens", _INT), ("seconds", _REAL), ("generate_s", _REAL), ("tools_s", _REAL), ("interaction_s", _REAL),
+    ("score", _REAL), ("file", _INT), ("offset", pa.int64()), ("place", _INT),
+]  # fmt: skip
+JOIN = [
+    ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
+    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT),
+]  # fmt: skip
+SCHEMA = pa.schema(LINES + JOIN)
+HIDDEN = ("file", "offset", "place", "join", "event")
+"""Columns that say where a conversation is stored; no table shows them."""
+COLUMNS = LINES + JOIN
+_WIDTH = len(COLUMNS)
+_AT = {name: at for at, (name, _) in enumerate(COLUMNS)}
+_NAMES = [name for name, _ in LINES[:6]]
+# A line has no entry that has its default.
+_OF_LINE, _OF_SUMMARY = defaults(schema.Line), defaults(schema.Summary)
+"""Columns that every line has."""
+_FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
+"""Columns of a summary, and where they begin."""
+_VALIDATION, _BEGAN, _ENDED, _EVENT, _WHY = (_AT[name] for name in ("validation", "began", "ended", "event", "why"))
+_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
+    _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
+)
+_OVER = ("end", "drop")
+
+
+def fate_row(request_id: str, fate: str, why: str) -> Row:
+    """Return the row of a conversation of which only the fate changes."""
+    row: Row = [None] * _WIDTH
+    row[0], row[_FATE], row[_WHY] = request_id, fate, why
+    return row
+
+
+def merge(own: Row, changes: Row) -> None:
+    """Change a row; what a join said of the score stays."""
+    score, event = own[_SCORE], own[_EVENT]
+    joined = own[_JOIN] is not None
+    for at, value in enumerate(changes):
+        if value is not None:
+            own[at] = value
+    if joined:
+        own[_SCORE] = score
+    if event not in (None, "begin"):
+        own[_EVENT] = event
+
+
+def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
+    """Enter a line among changed conversations."""
+    request_id, event, at = line["request_id"], line["event"], float(line["at"])
+    score = line.get("score") if event == "score" else None
+    number = None if score is None else float(score)
+    row = changed.get(request_id)
+    if row is None:
+        row = changed[str(request_id)] = [None] * _WIDTH
+        row[: len(_NAMES)] = [line.get(name, _OF_LINE.get(name)) for name in _NAMES]
+        row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
+    if event == "begin":
+        row[_BEGAN] = at
+        row[_EVENT] = row[_EVENT] or event
+    elif event == "score":
+        row[_SCORE] = number
+    elif row[_EVENT] in (None, "begin"):
+        row[_ENDED], row[_EVENT], row[_WHY] = at, event, line.get("why") or ""
+        if event in _OVER:
+            row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
+            if (summary := line.get("summary")) is not None:
+                _summarize(row, {**_OF_SUMMARY, **summary})
+
+
+def enter_record(changed: dict[str, Row], placed: Placed, file: int) -> None:
+    """Enter a record without a line among changed conversations."""
+    record = placed.record
+    row = changed[record["request_id"]] = [None] * _WIDTH
+    row[: len(_NAMES)] = [record[name] for name in _NAMES]
+    row[_BEGAN], row[_ENDED], row[_EVENT], row[_WHY] = record["began"] or None, record["ended"] or None, "end", ""
+    row[_FILE], row[_OFFSET], row[_PLACE] = file, placed.offset, placed.place
+    _summarize(row, summary_of(record))
+
+
+def _summarize(row: Row, summary: dict[str, Any]) -> None:
+    row[_FIRST : _FIRST + len(_SUMMARY)] = [summary.get(name) for name in _SUMMARY]
+    if (index := row[_INDEX]) is not None and not isinstance(index, str):
+        row[_INDEX] = orjson.dumps(index).decode()
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    """Return rows as a table; a value of another type is left out."""
+    columns = []
+    for field, values in zip(SCHEMA, zip(*rows, strict=True), strict=True):
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            columns.append(pa.array([_fit(value, field.type) for value in values], field.type))
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    """Return a value as a column's type has it; None where it has none."""
+    try:
+        if pa.types.is_floating(kind) and isinstance(value, str):
+            value = float(value)  # `nan`, `inf`
+        if pa.types.is_string(kind) and value is not None:
+            value = value if isinstance(value, str) else str(value)
+        return pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError):
+        return None
