@@ -35,7 +35,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
     expression = config.option.markexpr
-    left_out = [_is_left_out(path.read_text(), expression) for path in files if path.suffix == ".py"]
+    left_out = [_is_left_out(path.read_text(), expression) for path in files if path.match("test_*.py")]
     return True if left_out and all(left_out) else None
 
 
