@@ -14,6 +14,8 @@ for extra in docs traces browser; do # the tests build the documentation, write 
 done
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
 export RAY_worker_niceness=0 # Ray's default, 15, lets its workers starve beside the other lanes
+# The lanes share the cores, and for models so small a second thread costs more than it brings.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 fast=""
 [ "${1:-}" != --fast ] || { fast=yes && shift; }
 .venv/bin/ruff check .

@@ -20,6 +20,7 @@ from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 _OF_THE_STACK = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(stack|engine)\b", re.MULTILINE)
+_ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
 # How long an example takes says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -28,15 +29,22 @@ END = 0x110000
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave tests of verl's stack out of a run with `-m "not stack"`.
+    """Leave out a file or folder of which a run's expression of marks chooses no test.
 
-    A file or folder is left out when all of its tests need the stack: reading the file would import the stack.
+    To read such a file would take its imports, which may be the whole stack.
     """
-    if "not stack" not in config.option.markexpr:
-        return None
     files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
-    marked = [bool(_OF_THE_STACK.search(path.read_text())) for path in files if path.suffix == ".py"]
-    return True if marked and all(marked) else None
+    expression = config.option.markexpr
+    left_out = [_is_left_out(path.read_text(), expression) for path in files if path.match("test_*.py")]
+    return True if left_out and all(left_out) else None
+
+
+def _is_left_out(text: str, expression: str) -> bool:
+    """Return whether `not stack` leaves out a file with this text, or no test in it has the mark that is asked for."""
+    if "not stack" in expression:
+        return bool(_OF_THE_STACK.search(text))
+    asked = _ASKED.fullmatch(expression)
+    return asked is not None and f"mark.{asked[1]}" not in text
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -113,8 +113,15 @@ def callback(out: Path, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def hybrid(out: Path, seed: int = 0, steps: int = 6) -> dict[str, Any]:
-    """Run `separate_async` with slow conversations, so that the trainer lends its devices."""
+def hybrid(out: Path, seed: int = 0, steps: int = 6, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Run `separate_async` with slow conversations, so that the trainer lends its devices.
+
+    Args:
+        out: Folder of the run.
+        seed: The run's seed.
+        steps: Number of steps.
+        more: Further words of the command.
+    """
     run, journal, router, tools = (out / name for name in ("hybrid", "routed.jsonl", "router.yaml", "tools.yaml"))
     out.mkdir(parents=True, exist_ok=True)
     router.write_text(json.dumps({"router_class": f"{_PARTS}.WritingRouter", "journal": str(journal)}))
@@ -130,7 +137,7 @@ def hybrid(out: Path, seed: int = 0, steps: int = 6) -> dict[str, Any]:
         f"recipe.tools={tools}",
         "trainer.save_freq=-1",
     ]
-    with start("separate_async", steps, seed, run, *_QUICK, *words) as running:
+    with start("separate_async", steps, seed, run, *_QUICK, *words, *more) as running:
         if running.wait():
             raise SystemExit(f"the hybrid run failed with exit status {running.returncode}")
     metrics = _metrics(run)

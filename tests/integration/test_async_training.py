@@ -4,7 +4,6 @@ The modes are those of `verl-multiturn run --mode`.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +11,22 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_python import of_run
 from verl_multiturn.records.reader import read_records
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
+ACTOR = "actor_rollout_ref.actor"
 OURS = "actor_rollout_ref.rollout.custom.multiturn"
 
 
 def run(mode: str, out: Path, *settings: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run the quickstart's smoke run in a mode; return the metrics of its steps, and its conversations' records."""
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--smoke", "--mode", mode]
-    quick = ("trainer.val_before_train=False", "trainer.test_freq=-1", "++ray_kwargs.ray_init.include_dashboard=False")
+    variables, words = of_run()
+    quick = ("trainer.val_before_train=False", "trainer.test_freq=-1", *words)
     settings = (f"--out={out}", *quick, *settings)
-    done = subprocess.run(
-        [*command, *settings], capture_output=True, text=True, env={**os.environ, "VERL_PLATFORM": "cpu"}
-    )
+    done = subprocess.run([*command, *settings], capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     metrics = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     records = list(read_records(out / "trajectories.jsonl"))
@@ -39,7 +39,11 @@ def test_trainer_and_servers_apart(tmp_path: Path) -> None:
     So the probabilities of its second update agree with the engine's only if that update's proximal policy has those
     parameters, too, and not the ones that the first update made.
     """
-    two_updates = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    two_updates = [
+        f"{ACTOR}.ppo_mini_batch_size=4",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=32",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+    ]
     metrics, records = run(
         "separate_async",
         tmp_path / "out",
@@ -47,11 +51,11 @@ def test_trainer_and_servers_apart(tmp_path: Path) -> None:
         f"{OURS}.max_staleness=0",
         *two_updates,
         "trainer.v1.separate_async.parameter_sync_step=2",
-        "actor_rollout_ref.actor.optim.lr=1e-2",  # so that a step's two updates differ
+        f"{ACTOR}.optim.lr=1e-2",  # so that a step's two updates differ
     )
     assert len(metrics) == 2
     for data in metrics:
-        assert data["rollout/certificate/rows"] == 16 * 8
+        assert data["rollout/certificate/rows"] == 8 * 8
         assert data["rollout/certificate/violations"] == 0
         assert data["rollout/async/age/max"] == 0
         assert data["rollout/async/masked_share"] == 0

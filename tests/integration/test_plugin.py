@@ -1,15 +1,11 @@
 """The entry point: what it registers, and that a failure is loud."""
 
-import shutil
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.support.warm_python import run_warm, server
 
 pytestmark = pytest.mark.stack
@@ -112,28 +108,6 @@ assert "verl_multiturn.cpu.cpu_platform" not in __import__("sys").modules
     cleaned = "import os\nfor n in ('SGLANG_USE_CPU_ENGINE', 'VERL_ENGINE_DEVICE'): os.environ.pop(n, None)\n"
     done = run_warm("-c", cleaned + program)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_wheel_holds_all_that_an_installation_needs(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".venv", ".git", "outputs", "*.egg-info", "build")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    ]
-    subprocess.run([*command, str(source)], check=True, timeout=550)
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "verl_multiturn").rglob("*.py")}
-    assert wanted <= held
 
 
 async def test_a_tool_derived_from_verls_own_class() -> None:

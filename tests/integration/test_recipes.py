@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import composed, run_script
-from tests.support.warm_python import run_warm, server, variables, warm_python
+from tests.support.warm_python import of_run, run_warm
 from verl_multiturn.observe.metric_files import read_metrics
 
 pytestmark = pytest.mark.stack
@@ -16,16 +16,18 @@ pytestmark = pytest.mark.stack
 
 def smoke_run(recipe: str, out: Path) -> subprocess.CompletedProcess[str]:
     """Run a recipe's script; its processes are forks of one that the runs of all recipes share."""
-    ray_init = {"include_dashboard": "False", "runtime_env.py_executable": f"'{server().executable}'"}
-    words = [f"++ray_kwargs.ray_init.{key}={value}" for key, value in ray_init.items()]
-    given = {**variables(), "PYTHON": warm_python()}
-    return run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(out), *words, **given)
+    variables, words = of_run()
+    return run_script(ROOT / "recipes" / recipe / "run.sh", "--smoke", "--out", str(out), *words, **variables)
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("recipe", ["torl", "mixed", "gsm8k_multiturn"])
-def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "tools"),
+    # `mixed` has the rows, the tools and the rewards of gsm8k_multiturn, search_r1 and text2sql, too.
+    [("torl", []), ("mixed", ["calc_gsm8k_reward", "search", "sql", "python"])],
+)
+def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str, tools: list[str]) -> None:
     ran = smoke_run(recipe, tmp_path / recipe)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -36,6 +38,9 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str) 
     assert found["tool_calls"] > 0
     assert found["reward"] > 0
     assert found["prob_diff_mean"] < 1e-4
+    metrics = [entry["data"] for entry in read_metrics(tmp_path / recipe)]
+    for tool in tools:
+        assert sum(data.get(f"rollout/tools/{tool}/calls", 0) for data in metrics) > 0, tool
 
 
 @pytest.mark.engine

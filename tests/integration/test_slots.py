@@ -38,7 +38,7 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
     assert await keeper.acquire("x", 1, "next", 60, 60)  # the lease has expired by then
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     import ray
 

@@ -103,6 +103,15 @@ def start_ray(num_cpus: int) -> None:
         ray.init(num_cpus=num_cpus, runtime_env=own, **settings)
 
 
+def of_run() -> tuple[dict[str, str], list[str]]:
+    """Return the environment and the words of a run's command with which its processes are forks of this server.
+
+    A run has a server of its own otherwise, which imports everything again.
+    """
+    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{server().executable}'"
+    return {**variables(), "PYTHON": warm_python()}, ["++ray_kwargs.ray_init.include_dashboard=False", own]
+
+
 def run_warm(
     *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
 ) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
 # A transfer of a CPU run takes seconds. When a server dies meanwhile, the trainer fails instead of waiting for ever.
 _TIMEOUT = timedelta(minutes=5)
-_meeting_point: Any = distributed.TCPStore  # type: ignore[attr-defined]  # torch does not declare it
+_meeting_point: Any = distributed.TCPStore
 
 
 @CheckpointEngineRegistry.register("gloo")

@@ -248,7 +248,7 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
         plan_run("./otc")
 
 
-def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_package_and_ships_the_recipes(tmp_path: Path) -> None:
     source, wheels, installed = (tmp_path / name for name in ("source", "wheels", "installed"))
     source.mkdir()
     for name in ("verl_multiturn", "recipes", "tool_configs", "setup.py", "pyproject.toml", "README.md"):
@@ -270,6 +270,8 @@ def test_the_wheel_ships_the_recipes(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
     )
+    modules = {path.relative_to(ROOT) for path in (ROOT / "verl_multiturn").rglob("*.py")}
+    assert modules <= {path.relative_to(installed) for path in installed.rglob("*.py")}
     # A run of the installed recipes does not write among the packages.
     assert ran.stdout.split() == [*list_recipes(), str(tmp_path / "outputs" / "torl-fsdp2")]
     chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # of `scripted_rollout`
