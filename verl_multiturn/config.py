@@ -20,6 +20,11 @@ Model = TypeVar("Model", bound=BaseModel)
 ImportanceWeight = Literal["exact", "truncated", "verl"]
 OutageMode = Annotated[Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)]
 """YAML reads a bare `off` as False."""
+PrefixTree = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(lambda mode: {False: "off", True: "on"}.get(mode, mode) if isinstance(mode, bool) else mode),
+]
+"""YAML reads a bare `on` as True, too."""
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
@@ -338,6 +343,17 @@ class MultiTurnSettings(BaseModel):
     - `truncated`: the weight is at most `algorithm.rollout_correction.rollout_is_threshold`, and verl's dual clip
       (`actor.clip_ratio_c`) is on.
     - `verl`: verl's settings stay as they are. Its defaults have no weight.
+    """
+
+    prefix_tree: PrefixTree = "auto"
+    """Whether training computes each common prefix of a micro-batch's rows once.
+
+    - `auto`: where that is exact. Where it is not, verl's own engine computes row by row, and the reason is printed
+      once.
+    - `on`: the same, and the run ends where it is not exact.
+    - `off`: verl's own engine.
+
+    It holds with `actor.strategy` `fsdp` and `fsdp2`.
     """
 
     silent_settings: Literal["refuse", "warn"] = "refuse"

@@ -28,3 +28,6 @@ takes it out of the rows."""
 
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
+
+ENGINE_VENDOR, STRICT_ENGINE_VENDOR = "verl_multiturn", "verl_multiturn_strict"
+"""Vendors under which verl finds our training engines, for `prefix_tree` `auto` and `on`."""

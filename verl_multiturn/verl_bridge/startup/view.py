@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import warnings
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
@@ -30,6 +31,12 @@ from verl_multiturn.verl_bridge.startup import verl_keys
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
+
+ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
+"""Variables of the workers' environment."""
+
+VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
+"""The variable by which verl chooses a training engine among those of one device."""
 
 _OURS = f"{PATH}."
 
@@ -204,6 +211,11 @@ class RunView:
         """Which of verl's trainers runs, where we have one that extends it; None otherwise."""
         mode = str(self.trainer_mode).removeprefix(OUR_TRAINER)
         return mode if self.is_v1 and mode in TRAINERS else None
+
+    @property
+    def engine_vendor(self) -> str | None:
+        """The vendor of a training engine that the user has chosen; None: verl looks which devices there are."""
+        return (self.value(ENVIRONMENT) or {}).get(VENDOR_VARIABLE) or os.environ.get(VENDOR_VARIABLE)
 
     @property
     def estimator(self) -> str:

@@ -67,7 +67,7 @@ class TrainedUpdates:
             mesh: Name of the worker group's device mesh, by which verl dispatches the batch.
         """
         trained = trained_rows(batch.keys, batch.partition_id)
-        size, ranks = settings.ppo_mini_batch_size * self._group_size, _data_parallel_size(workers, mesh)
+        size, ranks = settings.ppo_mini_batch_size * self._group_size, data_parallel_size(workers, mesh)
         kept = rows_to_train(trained, size, ranks, bool(settings.shuffle))
         numbers = update_numbers(len(kept), size, ranks, bool(settings.shuffle))
         self.numbers = {batch.keys[i]: number for i, number in zip(kept, numbers, strict=True)}
@@ -174,7 +174,7 @@ def update_numbers(rows: int, size: int, ranks: int, shuffled: bool) -> list[int
     return [i % share // part for i in range(rows)]
 
 
-def _data_parallel_size(workers: Any, mesh: str) -> int:
+def data_parallel_size(workers: Any, mesh: str) -> int:
     """Return the number of data-parallel ranks, found as verl does when it dispatches a batch."""
     if mesh not in workers._dispatch_info:
         workers._dispatch_info[mesh] = workers._query_dispatch_info(mesh)
