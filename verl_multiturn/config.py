@@ -345,7 +345,7 @@ class MultiTurnSettings(BaseModel):
     - `verl`: verl's settings stay as they are. Its defaults have no weight.
     """
 
-    prefix_tree: PrefixTree = "auto"
+    prefix_tree: PrefixTree = "off"
     """Whether training computes each common prefix of a micro-batch's rows once.
 
     - `auto`: where that is exact. Where it is not, verl's own engine computes row by row, and the reason is printed

@@ -245,6 +245,7 @@ def main() -> None:
             table = Table("rows", "tokens", "in forests", "update, s", "forward, s", "update", "forward", "memory")
             for name, each in measures(arguments.run, arguments.window, Path(folder)):
                 found[name] = each
+                print(name, each, flush=True)
                 pairs = [f"{each[key]} → {each[f'tree_{key}']}" for key in ("update_s", "forward_s")]
                 times = [f"{each[key]} ×" for key in ("update", "forward")]
                 table.add_row(

@@ -32,7 +32,14 @@ def refuse(config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "vendor"), [("auto", "verl_multiturn"), ("on", "verl_multiturn_strict"), ("off", None), ("False", None)]
+    ("mode", "vendor"),
+    [
+        ("auto", "verl_multiturn"),
+        ("on", "verl_multiturn_strict"),
+        ("off", None),
+        ("False", None),
+        ("True", "verl_multiturn_strict"),
+    ],
 )
 def test_the_setting_chooses_the_engine(mode: str, vendor: str | None) -> None:
     assert vendor_of(composed(**{f"+{TREE}": mode})) == vendor
@@ -40,13 +47,13 @@ def test_the_setting_chooses_the_engine(mode: str, vendor: str | None) -> None:
 
 def test_a_run_without_our_loop_keeps_verls_engine_unless_asked() -> None:
     other = {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent"}
-    assert vendor_of(composed(**other)) is None
+    assert vendor_of(composed(**other, **{f"+{TREE}": "auto"})) is None
     assert vendor_of(composed(**other, **{f"+{TREE}": "on"})) == "verl_multiturn_strict"
 
 
 def test_the_users_own_vendor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")
-    assert vendor_of(composed()) is None
+    assert vendor_of(composed(**{f"+{TREE}": "auto"})) is None
     with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR chooses another training engine, 'metax'; unset"):
         refuse(composed(**{f"+{TREE}": "on"}))
 

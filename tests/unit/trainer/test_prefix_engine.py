@@ -98,6 +98,32 @@ def test_activations_are_computed_again_in_the_forest(kit: Any, classes: tuple[t
     agree(kit, engines, kit.make_batch(kit.random_rows(5)))
 
 
+def test_an_update_may_come_first(kit: Any, classes: tuple[type, type, type], model: Path) -> None:
+    batch, loss = kit.make_batch(kit.random_rows(6)), kit.make_loss()
+    gradients = [kit.backward(kit.make_engine(kind, model), batch, loss)[1] for kind in (classes[0], classes[2])]
+    assert kit.gradients_differ(*gradients)[0] <= 1e-5
+
+
+def test_a_thousand_twigs_are_few_calls() -> None:
+    import numpy as np
+
+    from verl_multiturn.verl_bridge.prefix_tree.attention import Layout, gathered
+    from verl_multiturn.verl_bridge.prefix_tree.forest import grow
+
+    rows = [np.array([*range(300), 1000 + i, i], dtype=np.int64) for i in range(1000)]
+    segments = grow(rows).segments
+    assert len(segments) == 1000
+    parts = gathered(segments)
+    assert sum(len(part) for part in parts) == 1000
+    assert len(parts) < 100
+    forest = grow(rows[:3])
+    (block,) = Layout(forest, "cpu").blocks
+    added = block.mask(torch.float32)
+    assert added is not None
+    assert added.shape == (306, 306)
+    assert [int((row == 0).sum()) for row in added[300:]] == [301, 302, 301, 302, 301, 302]
+
+
 def test_one_call_of_variable_lengths_is_the_same(
     kit: Any, engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,3 +210,14 @@ def test_verl_finds_the_engines_by_their_vendors(
     for vendor, kind in zip(("another", "verl_multiturn", "verl_multiturn_strict"), classes, strict=True):
         monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
         assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is kind
+
+
+def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) -> None:
+    from benchmarks.prefix_tree import AGGREGATIONS, as_loss, terms
+
+    batch = kit.make_batch(kit.random_rows(8, most=12))
+    for number, (name, term) in enumerate(terms().items()):
+        loss = as_loss(term, AGGREGATIONS[number % len(AGGREGATIONS)])
+        share, cosine = kit.gradients_differ(*(kit.backward(engine, batch, loss)[1] for engine in engines))
+        assert share <= 1e-5, name
+        assert cosine >= 0.999999, name

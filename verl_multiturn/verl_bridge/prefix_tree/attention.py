@@ -87,13 +87,11 @@ class Layout:
         if len(segments) == 1 and not len(first.ancestors):
             return Block(start, end, None, None)
         keys = np.concatenate([first.ancestors, np.arange(start, end)])
-        # Every ancestor of a later segment that lies before the block is one of the first's: the order is depth first.
-        column = np.full(end, -1, dtype=np.int64)
-        column[keys] = np.arange(len(keys))
+        # In ascending order. An ancestor of a later segment that lies before the block is one of the first's, too.
         mask = np.zeros((end - start, len(keys)), dtype=bool)
         for each in segments:
             rows = slice(each.start - start, each.end - start)
-            mask[rows, column[each.ancestors]] = True
+            mask[rows, np.searchsorted(keys, each.ancestors)] = True
             own = len(first.ancestors) + each.start - start
             mask[rows, own : own + each.end - each.start] = np.tri(each.end - each.start, dtype=bool)
         return Block(start, end, self._tensor(keys), self._tensor(mask))

@@ -154,7 +154,7 @@ def grow(
         paths[row] = path
         if not len(fresh):
             continue  # an equal row, or a prefix of it, was there before
-        if shared and shared == len(known) and segments[-1].end == size and known[-1] == size - 1:
+        if shared and shared == len(known) and known[-1] == size - 1:
             segments[-1] = Segment(segments[-1].start, size + len(fresh), segments[-1].ancestors)  # it goes on
         else:
             segments.append(Segment(size, size + len(fresh), path[:shared]))
@@ -177,4 +177,5 @@ def grow(
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+    joined: Ints = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+    return joined

@@ -45,9 +45,8 @@ def divide(rows: SortedRows, parts: int) -> list[list[int]]:
         else:
             low = middle + 1
     cuts = _cuts(rows, low)
-    spare = [i for i in range(len(rows.order)) if i not in set(cuts)]
     # Fewer would do here, but all ranks compute equally many. A row that shares least costs least when it is cut off.
-    spare.sort(key=lambda i: int(rows.shared[i]))
+    spare = sorted(set(range(len(rows.order))) - set(cuts), key=lambda at: (int(rows.shared[at]), at))
     cuts = sorted([*cuts, *spare[: parts - len(cuts)]])
     return [part.tolist() for part in np.split(rows.order, cuts[1:])]
 
@@ -59,7 +58,8 @@ def largest(lengths: Ints, size: int) -> int:
 
 def _cuts(rows: SortedRows, most: int) -> list[int]:
     """Return where micro-batches begin that are filled one after the other."""
-    cuts, filled = [], most + 1
+    cuts: list[int] = []
+    filled = 0
     for at, (length, shared) in enumerate(zip(rows.lengths.tolist(), rows.shared.tolist(), strict=True)):
         filled += length - shared
         if filled > most or not cuts:

@@ -51,15 +51,17 @@ def _reasons(module: nn.Module, config: Any) -> Iterator[str]:
     elsewhere = getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True)
     if not elsewhere and getattr(config, "sliding_window", None):
         yield f"a sliding window of {config.sliding_window} tokens"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        yield f"positions of the kind {rope['rope_type']}, which depend on the longest row of a micro-batch"
     for name in ("vision_config", "audio_config"):
         if getattr(config, name, None) is not None:
             yield f"a model with a {name}"
     if getattr(config, "output_router_logits", False):
         yield "experts with an auxiliary loss (output_router_logits)"
-    rates = [each.p for each in module.modules() if isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0]
-    rates += [rate for name in ("attention_dropout",) if (rate := getattr(config, name, 0.0) or 0.0) > 0]
-    if rates:
-        yield f"a dropout of {max(rates)}"
+    rates = [each.p for each in module.modules() if isinstance(each, nn.Dropout)]
+    if (rate := max([getattr(config, "attention_dropout", None) or 0.0, *rates])) > 0:
+        yield f"a dropout of {rate}"
     if not any(getattr(each, "_supports_attention_backend", False) for each in module.modules()):
         yield f"{type(module).__name__}, which takes no attention function of transformers' registry"
 

@@ -23,6 +23,7 @@ from verl.utils.import_utils import resolve_config_path
 from verl_multiturn.config import PATH
 from verl_multiturn.records.run_file import new_start
 from verl_multiturn.verl_bridge.names import (
+    ENGINE_CHOICE,
     ENGINE_VENDOR,
     MANAGER,
     OUR_LOOPS,
@@ -32,7 +33,7 @@ from verl_multiturn.verl_bridge.names import (
     STRICT_ENGINE_VENDOR,
 )
 from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
-from verl_multiturn.verl_bridge.startup.view import ENVIRONMENT, VENDOR_VARIABLE, RunView
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 """verl's old key of the interactions' YAML: verl 0.9.1 does not know it and would raise a TypeError."""
@@ -175,7 +176,7 @@ def choose_engine(run: RunView) -> None:
         return
     vendor = STRICT_ENGINE_VENDOR if mode == "on" else ENGINE_VENDOR
     with open_dict(run.config):
-        OmegaConf.update(run.config, f"{ENVIRONMENT}.{VENDOR_VARIABLE}", vendor, force_add=True)
+        OmegaConf.update(run.config, ENGINE_CHOICE, vendor, force_add=True)
 
 
 def resize_images(run: RunView) -> None:

@@ -25,18 +25,20 @@ from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
-from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
+from verl_multiturn.verl_bridge.names import (
+    ENGINE_CHOICE,
+    ESTIMATORS,
+    OUR_LOOPS,
+    OUR_TRAINER,
+    PROXY_LOOP,
+    ROLLOUT,
+    VENDOR_VARIABLE,
+)
 from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.startup import verl_keys
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
-
-ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
-"""Variables of the workers' environment."""
-
-VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
-"""The variable by which verl chooses a training engine among those of one device."""
 
 _OURS = f"{PATH}."
 
@@ -215,7 +217,7 @@ class RunView:
     @property
     def engine_vendor(self) -> str | None:
         """The vendor of a training engine that the user has chosen; None: verl looks which devices there are."""
-        return (self.value(ENVIRONMENT) or {}).get(VENDOR_VARIABLE) or os.environ.get(VENDOR_VARIABLE)
+        return self.value(ENGINE_CHOICE) or os.environ.get(VENDOR_VARIABLE)
 
     @property
     def estimator(self) -> str:

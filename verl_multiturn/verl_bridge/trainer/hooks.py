@@ -43,7 +43,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
@@ -51,6 +51,7 @@ from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
+from verl_multiturn.verl_bridge.names import ENGINE_CHOICE, ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
@@ -143,10 +144,7 @@ class MultiTurnHooks:
         self._saves = config.trainer.save_freq > 0
         self._history = None if self.mode == "sync" else History(self._saves)
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
-        self._keeps_groups = settings.prefix_tree != "off" and config.actor_rollout_ref.actor.strategy in (
-            "fsdp",
-            "fsdp2",
-        )
+        self._keeps_groups = OmegaConf.select(config, ENGINE_CHOICE) in (ENGINE_VENDOR, STRICT_ENGINE_VENDOR)
         """Whether a rank gets whole groups, whose rows share their prompt."""
         self._prompts = 0
         """Prompts of the batch that was balanced last."""

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import VENDOR_VARIABLE
 from verl_multiturn.verl_bridge.startup.table import Check, Row
-from verl_multiturn.verl_bridge.startup.view import VENDOR_VARIABLE, RunView
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 _KEY = f"{PATH}.prefix_tree"
 _MODEL, _ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
