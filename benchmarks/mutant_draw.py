@@ -88,6 +88,10 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
     "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],
     "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
+    "verl_bridge/prefix_tree/forest": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
+    "verl_bridge/prefix_tree/packing": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
+    "verl_bridge/prefix_tree/attention": [f"{UNIT}trainer/test_prefix_engine"],
+    "verl_bridge/prefix_tree/engine": [f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
     "verl_bridge/model/chat_setup": [
         f"{STACK}codec",

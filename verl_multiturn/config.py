@@ -20,6 +20,11 @@ Model = TypeVar("Model", bound=BaseModel)
 ImportanceWeight = Literal["exact", "truncated", "verl"]
 OutageMode = Annotated[Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)]
 """YAML reads a bare `off` as False."""
+PrefixTree = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(lambda mode: {False: "off", True: "on"}.get(mode, mode) if isinstance(mode, bool) else mode),
+]
+"""YAML reads a bare `on` as True, too."""
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
@@ -359,6 +364,17 @@ class MultiTurnSettings(BaseModel):
     their tokens agrees with the engine's within this bound, the other rows take the engine's; if not, all are computed.
     `rollout/old_log_prob/error_max` says by how much they differ: look at it with a bound of 0 before you set one.
     `actor/entropy` and `training/rollout_probs_diff_*` are those of the rows that were computed.
+    """
+
+    prefix_tree: PrefixTree = "off"
+    """Whether training computes each common prefix of a micro-batch's rows once.
+
+    - `auto`: where that is exact. Where it is not, verl's own engine computes row by row, and the reason is printed
+      once.
+    - `on`: the same, and the run ends where it is not exact.
+    - `off`: verl's own engine.
+
+    It holds with `actor.strategy` `fsdp` and `fsdp2`.
     """
 
     silent_settings: Literal["refuse", "warn"] = "refuse"

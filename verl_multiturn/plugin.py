@@ -19,6 +19,7 @@ from verl_multiturn.driver import is_trainer
 from verl_multiturn.interactions.old_verl import modules as verl_modules
 
 _TRAINERS = "verl.trainer.ppo.v1"
+_ENGINES = "verl.workers.engine.fsdp.transformer_impl"
 # SGLang's own settings for external packages. SGLang reads them in its processes, which inherit the environment.
 _SGLANG = {
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "verl_multiturn.verl_bridge.sglang.models",
@@ -29,6 +30,13 @@ _SGLANG = {
 def _register_trainers(_: ModuleType) -> None:
     with _told():
         import verl_multiturn.verl_bridge.trainer.trainers  # noqa: F401  # registers them
+
+
+def _register_engines(_: ModuleType) -> None:
+    with _told():
+        from verl_multiturn.verl_bridge.prefix_tree.engine import register_engines
+
+        register_engines()
 
 
 @contextmanager
@@ -54,8 +62,8 @@ def _told() -> Iterator[None]:
 def register() -> None:
     """Register this package with verl.
 
-    The rollout, its replica, the agent loop, the trainers and the start-up check are registered, and the CPU platform
-    where it is wanted. Modules that verl deleted are found again.
+    The rollout, its replica, the agent loop, the trainers, the training engines and the start-up check are registered,
+    and the CPU platform where it is wanted. Modules that verl deleted are found again.
     """
     verl_modules.install()
     from verl_multiturn.verl_bridge.servers import registered
@@ -76,9 +84,10 @@ def register() -> None:
     proxy_loop.register_proxy_loop()
     configuration.register_callback()
 
-    # verl looks its trainers up just after it has imported them. Importing them here instead would cost every worker
-    # that needs none of them a quarter of a second and five warnings.
+    # verl looks its trainers and its engines up just after it has imported them. Importing them here instead would cost
+    # every worker that needs none of them a quarter of a second and five warnings.
     wrapt.register_post_import_hook(_register_trainers, _TRAINERS)
+    wrapt.register_post_import_hook(_register_engines, _ENGINES)
 
 
 with _told():

@@ -31,3 +31,12 @@ ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 
 STATELESS_MANAGERS = ("naive", "dapo")
 """verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""
+
+ENGINE_VENDOR, STRICT_ENGINE_VENDOR = "verl_multiturn", "verl_multiturn_strict"
+"""Vendors under which verl finds our training engines, for `prefix_tree` `auto` and `on`."""
+
+VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
+"""The variable of the workers' environment by which verl chooses a training engine among those of one device."""
+
+ENGINE_CHOICE = f"ray_kwargs.ray_init.runtime_env.env_vars.{VENDOR_VARIABLE}"
+"""Where the start-up check chooses the training engine."""

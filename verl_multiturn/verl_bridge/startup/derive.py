@@ -22,7 +22,16 @@ from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
 from verl_multiturn.records.run_file import new_start
-from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER, ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.names import (
+    ENGINE_CHOICE,
+    ENGINE_VENDOR,
+    MANAGER,
+    OUR_LOOPS,
+    OUR_TRAINER,
+    ROLLOUT,
+    SGLANG,
+    STRICT_ENGINE_VENDOR,
+)
 from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -141,6 +150,7 @@ def complete(run: RunView) -> None:
     Args:
         run: A view of the configuration, which all checks have accepted.
     """
+    choose_engine(run)
     if not run.has_our_loop:
         return
     with open_dict(run.config):
@@ -156,6 +166,17 @@ def complete(run: RunView) -> None:
             run.config.trainer.v1.trainer_mode = OUR_TRAINER + mode
             if not run.rollout.agent.get("agent_loop_manager_class"):
                 run.rollout.agent.agent_loop_manager_class = MANAGER
+
+
+def choose_engine(run: RunView) -> None:
+    """Let training workers take our engine: verl chooses one by a variable of their environment."""
+    mode = run.settings.prefix_tree
+    wanted = mode == "on" or (mode == "auto" and run.has_our_loop)
+    if not wanted or run.engine_vendor or not run.is_fsdp:
+        return
+    vendor = STRICT_ENGINE_VENDOR if mode == "on" else ENGINE_VENDOR
+    with open_dict(run.config):
+        OmegaConf.update(run.config, ENGINE_CHOICE, vendor, force_add=True)
 
 
 def resize_images(run: RunView) -> None:

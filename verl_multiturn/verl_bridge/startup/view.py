@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import warnings
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +25,15 @@ from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
-from verl_multiturn.verl_bridge.names import ESTIMATORS, OUR_LOOPS, OUR_TRAINER, PROXY_LOOP, ROLLOUT
+from verl_multiturn.verl_bridge.names import (
+    ENGINE_CHOICE,
+    ESTIMATORS,
+    OUR_LOOPS,
+    OUR_TRAINER,
+    PROXY_LOOP,
+    ROLLOUT,
+    VENDOR_VARIABLE,
+)
 from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.startup import verl_keys
 
@@ -204,6 +213,11 @@ class RunView:
         """Which of verl's trainers runs, where we have one that extends it; None otherwise."""
         mode = str(self.trainer_mode).removeprefix(OUR_TRAINER)
         return mode if self.is_v1 and mode in TRAINERS else None
+
+    @property
+    def engine_vendor(self) -> str | None:
+        """The vendor of a training engine that the user has chosen; None: verl looks which devices there are."""
+        return self.value(ENGINE_CHOICE) or os.environ.get(VENDOR_VARIABLE)
 
     @property
     def estimator(self) -> str:

@@ -45,7 +45,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
@@ -53,6 +53,7 @@ from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
+from verl_multiturn.verl_bridge.names import ENGINE_CHOICE, ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
@@ -64,6 +65,7 @@ from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.joining import FURTHER, Joining
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
+from verl_multiturn.verl_bridge.trainer.rank_parts import deal
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     MultiTurnReplayBufferAsync,
     Sleep,
@@ -91,6 +93,7 @@ from verl_multiturn.verl_bridge.trainer.servers import (
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import (
     TrainedUpdates,
+    data_parallel_size,
     mini_batches,
     rows_multiple,
     updates_of,
@@ -145,6 +148,8 @@ class MultiTurnHooks:
         self._saves = config.trainer.save_freq > 0
         self._history = None if self.mode == "sync" else History(self._saves)
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
+        self._keeps_groups = OmegaConf.select(config, ENGINE_CHOICE) in (ENGINE_VENDOR, STRICT_ENGINE_VENDOR)
+        """Whether a rank gets whole groups, whose rows share their prompt."""
         self._prompts = 0
         """Prompts of the batch that was balanced last."""
         self._over_samples = bool(config.actor_rollout_ref.rollout.get("over_sample_rate"))
@@ -371,7 +376,13 @@ class MultiTurnHooks:
 
     def _balance_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
         self._prompts = len(self._rows.of(batch).groups)
-        return super()._balance_batch(batch, *arguments, **named)  # type: ignore[misc]
+        batch = super()._balance_batch(batch, *arguments, **named)  # type: ignore[misc]
+        if self._keeps_groups and (ranks := data_parallel_size(self.actor_rollout_wg, "actor")) > 1:
+            rows = self._rows.of(batch)
+            groups = [str(key) if key in rows.padding else key.uid for key in rows.keys]
+            lengths = [tag["seq_len"] for tag in batch.tags]
+            batch.reorder([row for part in deal(groups, lengths, ranks) for row in part])
+        return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         if not self._several_rows:
