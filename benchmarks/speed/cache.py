@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import json
 import os
 import random
@@ -69,12 +70,12 @@ class Method:
 
 
 class Handle:
-    """An object of this process that is used as a Ray actor is."""
+    """An object of this process that is used as a Ray actor is, with some of its methods."""
 
-    def __init__(self, inside: Any, *plain: str) -> None:
-        for name in dir(inside):
-            if not name.startswith("_") and callable(method := getattr(inside, name)):
-                setattr(self, name, Method(_later(method) if name in plain else method))
+    def __init__(self, inside: Any, *names: str) -> None:
+        for name in names:
+            method = getattr(inside, name)
+            setattr(self, name, Method(method if inspect.iscoroutinefunction(method) else _later(method)))
 
 
 def _later(method: Any) -> Any:
@@ -150,8 +151,9 @@ class Engine:
 
         settings = {"multiturn": {"cache": {"lead_ms": lead_ms, "full": full}}}
         rollout = {"name": "sglang", "response_length": 2048, "custom": settings}
-        names = [name for name in dir(GroupRouter) if not name.startswith("_")]
-        router = Handle(GroupRouter({"server": Handle(self._server)}), *names)
+        server = Handle(self._server, "generate", "abort_request", "resumed", "prefilled", "cache_need")
+        asked = ("require_acquire_fields", "require_release_fields", "acquire_server", "release_server")
+        router = Handle(GroupRouter({"server": server}), *asked)
         return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), router)
 
     async def flush(self) -> None:

@@ -66,7 +66,9 @@ class AsyncSGLangServer(SGLangHttpServer):
         if self.node_rank == 0:
             self._hits = CacheHits(self.tokenizer_manager)
             self.tokenizer_manager = self._hits
-            if (tokens := await cache_tokens(self.tokenizer_manager)) is not None:
+            if (tokens := await cache_tokens(self.tokenizer_manager)) is None:
+                logger.warning("SGLang does not say how many tokens its cache holds, so that no turn waits for room")
+            else:
                 require_room(tokens, self.config)
                 self._need = CacheNeed(tokens)
         loop = asyncio.get_running_loop()
