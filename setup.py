@@ -30,6 +30,7 @@ setup(
             "observe/view/static/vendor/*",
             "rollout/tiny_chat/*",
             "verl_bridge/compat/contract.tsv",
+            "verl_bridge/servers/router.yaml",
             "verl_bridge/startup/*.tsv",
         ],
         **{name: ["*"] for name in SHIPPED},

@@ -207,6 +207,26 @@ class OutageSettings(BaseModel):
     """Seconds of an outage after which the run ends, with a checkpoint. Nothing waits longer than this."""
 
 
+class CacheSettings(BaseModel):
+    """Settings that keep the generation servers from reading the same tokens again; only for servers of ours."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lead_ms: int = Field(default=1000, ge=0)
+    """The most milliseconds that a first turn waits until the server has read the beginning that it shares with a
+    sibling's; 0: siblings are sent at once.
+
+    Siblings go to one server while it has room. With a router of your own (`rollout.router_config_path`) nothing waits.
+    """
+
+    full: float | None = Field(default=0.9, gt=0, le=1)
+    """Share of a server's cache that conversations may need together; null: nothing waits for the cache.
+
+    Above it, the turns of the younger conversations wait until the older ones have ended, with their clocks standing
+    still.
+    """
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
@@ -295,6 +315,9 @@ class MultiTurnSettings(BaseModel):
 
     outage: OutageSettings = OutageSettings()
     """Settings for outages of tools, interactions, agents and judges."""
+
+    cache: CacheSettings = CacheSettings()
+    """Settings that keep the generation servers from reading the same tokens again."""
 
     void_turn_pattern: str | None = None
     """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.

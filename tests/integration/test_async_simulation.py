@@ -196,9 +196,14 @@ def test_step_times_by_hand(mode: str, ends: list[float]) -> None:
     assert Training(setting_of(mode, 1, "reroll"), workload).run(6).ends == pytest.approx(ends)
 
 
-def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_predictions_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import async_sim_cache
     from benchmarks.async_sim import main
 
+    cache = {"3.6": {"faster": 1.7, "read": 0.2}}
+    monkeypatch.setattr(async_sim_cache, "faster", lambda: cache)
     run: dict[str, Any] = {"training_s": 2.0, "sync_s": 0.5, "token_s": 0.1, "token_s_each": 0.0}
     run |= {"call_tokens": 20.0, "answer_tokens": 10.0, "calls": [[0] * 8] * 40}
     runs = {"sync": {**run, "step_s": [3.5] * 4}, "separate_async": {**run, "step_s": [4.0, 2.5, 2.5, 2.5]}}
@@ -213,10 +218,14 @@ def test_the_predictions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["measured"]["separate_async"] == {"all": 2.88, "second_half": 2.5}
     assert found["error"] == {"sync": 0.0, "separate_async": 0.045}
     assert found["settings"]["published"] == {"sync": 41.0, "async": 14.8, "ratio": 2.77}
+    assert found["cache"] == cache
     runs["sync"]["step_s"] = [3.0] * 4
+    cache["3.6"]["faster"] = 1.5
     file.write_text(json.dumps(runs))
     assert main(["--measured", str(file), "--steps", "4"]) == 1
-    assert "the prediction for sync is 17% off" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the prediction for sync is 17% off" in said
+    assert "at 3.6 times the cache a step is 1.5 times as fast, at least 1.6" in said
 
 
 def test_the_shared_engine_is_as_much_slower_as_sync_is() -> None:

@@ -25,6 +25,29 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert config.trainer.v1.trainer_mode == "multiturn_sync"
 
 
+def test_our_router_stands_where_the_user_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
+
+    from verl_multiturn.verl_bridge.servers.router import GroupRouter
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    router, cpus = f"{ROLLOUT}.router_config_path", {"ray_kwargs.ray_init.num_cpus": "64"}
+    config = composed(**cpus)
+    configuration.prepare_config(config)
+    found = config.actor_rollout_ref.rollout.router_config_path
+    assert _resolve_router_class(_load_router_yaml(found)["router_class"]) is GroupRouter
+    (tmp_path / "mine.yaml").write_text("router_class: mine.Router")
+    for changes, kept in (
+        ({router: str(tmp_path / "mine.yaml")}, str(tmp_path / "mine.yaml")),
+        ({f"+{ROLLOUT}.custom.multiturn.cache.lead_ms": "0"}, None),
+        ({f"{ROLLOUT}.name": "sglang"}, None),
+    ):
+        config = composed(**cpus, **changes)
+        configuration.prepare_config(config)
+        assert config.actor_rollout_ref.rollout.get("router_config_path") == kept
+
+
 def test_verls_old_key_of_interactions_moves_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydra.errors import InstantiationException
     from omegaconf import OmegaConf

@@ -31,7 +31,7 @@ from verl_multiturn.interactions.running.replies import CheckedReply, Interactio
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.clock import running, stood_still_s, stopped
 from verl_multiturn.rollout.context import Context, ContextWriter
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
+from verl_multiturn.rollout.engine import Ask, Engine, Generation, common_length
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.sample import sample
@@ -348,7 +348,7 @@ class Conversation:
         trajectory = outcome.trajectory
         outcome.doing, started = "generate", time.perf_counter()
         ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
-        number = len(outcome.turns)
+        number, known = len(outcome.turns), _known(outcome)
         try:
             with during("generation", turn=number):
                 sampled = await sample(self._engine, ask)
@@ -372,7 +372,7 @@ class Conversation:
         if sampled.fault:  # also of a cancelled generation, whose tokens would be kept
             raise EngineError(sampled.fault)
         made = sampled.generation
-        outcome.cache.add(ask, made)
+        outcome.cache.add(ask, made, known)
         trajectory.append_sampled(made.ids, made.logprobs, made.versions)
         turn.end = trajectory.response_length
         return sampled.whole()
@@ -422,6 +422,16 @@ class Conversation:
 def _answers(outcome: Outcome) -> int:
     """Return the number of turns that were no summaries."""
     return sum(not turn.summary for turn in outcome.turns)
+
+
+def _known(outcome: Outcome) -> int:
+    """Return how many ids of the open row the engine was given or has sampled before; of the last turn all but one."""
+    if not outcome.turns:
+        return 0
+    last, ids = outcome.turns[-1], outcome.trajectory.ids
+    if last.place == len(outcome.rows) - 1:
+        return outcome.trajectory.prompt_length + last.end - 1
+    return common_length(outcome.rows[-2].trajectory.ids, ids)
 
 
 def _finish_rows(outcome: Outcome) -> None:

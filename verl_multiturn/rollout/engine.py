@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 Finish = Literal["stop", "length", "abort"]
@@ -24,6 +24,10 @@ class Generation:
     """
     cached: int | None = None
     """How many of the given ids the engine had in its prefix cache; None where it does not say."""
+    held_s: float = 0.0
+    """Seconds for which the turn was held back, so that the engine need not read the same ids again."""
+    cache_use: float | None = None
+    """Tokens of all conversations at that engine, as a share of its cache; None where it does not say."""
 
 
 def cut(generation: Generation, end: int, finish: Finish) -> Generation:
@@ -53,6 +57,20 @@ class Ask:
     """PIL images, one for each group of image placeholders in `ids`."""
 
 
+def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many items two sequences have in common from their beginning."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while high - low > 1:  # the first `low` are the same, the first `high` are not
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 @dataclass
 class CacheUse:
     """How much of what an engine was given it had in its prefix cache, summed over generations that say so."""
@@ -61,12 +79,35 @@ class CacheUse:
     """Token ids that the engine was given."""
     cached: int = 0
     """Of these, the ids that it did not have to read again."""
+    new: int = 0
+    """Of the given ids, those that were not given or sampled before in the conversation, without its first prompts."""
+    prompts: dict[int, int] = field(default_factory=dict)
+    """Number of ids of each first prompt, by a hash of them: siblings have the same."""
+    held_s: float = 0.0
+    """Seconds for which turns were held back."""
+    use: float | None = None
+    """Largest share of an engine's cache that all conversations there needed; None where no engine says so."""
 
-    def add(self, ask: Ask, generation: Generation) -> None:
-        """Add a generation, unless the engine does not say how much it had."""
-        if generation.cached is not None:
-            self.given += len(ask.ids)
-            self.cached += generation.cached
+    def add(self, ask: Ask, generation: Generation, known: int) -> None:
+        """Add a generation, unless the engine does not say how much it had.
+
+        Args:
+            ask: What the engine was asked.
+            generation: What it answered.
+            known: How many of the ids it was given or has sampled before; 0: it is a first prompt. Of what was sampled
+                just before, the engine has yet to read the last id.
+        """
+        self.held_s += generation.held_s
+        if generation.cache_use is not None:
+            self.use = max(self.use or 0.0, generation.cache_use)
+        if generation.cached is None:
+            return
+        self.given += len(ask.ids)
+        self.cached += generation.cached
+        if known:
+            self.new += max(1, len(ask.ids) - known)
+        else:
+            self.prompts[hash(tuple(ask.ids))] = len(ask.ids)
 
 
 class Engine(Protocol):

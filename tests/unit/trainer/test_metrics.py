@@ -23,7 +23,7 @@ from verl_multiturn.observe.metrics import (
     numbers_of,
     stats_of,
 )
-from verl_multiturn.rollout.engine import CacheUse
+from verl_multiturn.rollout.engine import Ask, CacheUse, Generation
 from verl_multiturn.rollout.outcome import ConversationRow, SessionReport
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
@@ -116,6 +116,19 @@ def test_the_share_of_prompts_that_was_cached() -> None:
     said = [outcome(cache=CacheUse(given=30, cached=10)), outcome(cache=CacheUse(given=10, cached=10)), outcome()]
     assert metrics_of(*said)["cache/hit_share"] == 0.5
     assert "cache/hit_share" not in metrics_of(outcome())  # an engine that does not say it
+
+
+def test_what_engines_read_again() -> None:
+    first, second = CacheUse(), CacheUse()
+    prompt, turn = list(range(100)), list(range(130))
+    first.add(Ask("a", prompt, {}, 9), Generation([1], [0.0], [0], "stop", cached=0), 0)
+    first.add(Ask("a", turn, {}, 9), Generation([1], [0.0], [0], "stop", cached=0, held_s=3.0, cache_use=1.5), 100)
+    second.add(Ask("b", prompt, {}, 9), Generation([1], [0.0], [0], "stop", cached=99), 0)
+    found = metrics_of(outcome(cache=first), outcome(cache=second))
+    assert found["cache/prefilled_over_minimal"] == 231 / 131  # least: 100 for the prompt, 1 for the sibling, 30
+    assert (found["cache/held_s"], found["cache/use"]) == (1.5, 1.5)
+    second.add(Ask("b", turn, {}, 9), Generation([1], [0.0], [0], "stop"), 100)  # an engine that says nothing
+    assert metrics_of(outcome(cache=second))["cache/prefilled_over_minimal"] == 0.01
 
 
 def test_conversations() -> None:

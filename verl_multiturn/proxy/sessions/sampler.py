@@ -116,7 +116,9 @@ class Sampler:
         if sampled.cancelled is not None:
             entry.cause = "undelivered"
         generation = sampled.whole()
-        self.cache.add(ask, generation)
+        before = prompt.parent
+        known = 0 if before is None else before.prompt.length + len(before.generation.ids) - 1
+        self.cache.add(ask, generation, known)
         entry.cause = "undelivered"
         said = await run.reader.read(generation.ids, ids, request)
         calls = self.call_ids.named(said.calls)

@@ -19,6 +19,19 @@ def local_tensor_class() -> type:
     return LocalSerializedTensor  # type: ignore[no-any-return]
 
 
+async def cache_tokens(manager: Any) -> int | None:
+    """Return how many tokens an engine's cache holds, summed over its data-parallel ranks; None where it does not say.
+
+    Args:
+        manager: SGLang's tokenizer manager.
+    """
+    try:
+        states = await manager.get_internal_state()
+        return sum(int(state["memory_usage"]["token_capacity"]) for state in states) or None
+    except (AttributeError, KeyError, TypeError):  # no part of SGLang's documented interface
+        return None
+
+
 def then(value: Any, finish: Callable[[Any], Any]) -> Any:
     """Return `finish(value)`; where the value is awaitable, return an awaitable of it.
 

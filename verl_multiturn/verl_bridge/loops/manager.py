@@ -36,6 +36,7 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.records.step_writer import clock_of
+from verl_multiturn.rollout.cache.residents import residing
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.closing import close_at_end
@@ -188,7 +189,8 @@ class MultiTurnWorker(_VerlWorker):
         recorder = self._recorder if kwargs.get("agent_name") in OUR_LOOPS else None
         tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
         validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
-        with follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as found:
+        followed_here = follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier)
+        with residing(uid), followed_here as found:
             try:
                 await (run() if samples is None else samples.run(kwargs["session_id"], run))
             except Exception:  # verl logs it, and marks the group as failed

@@ -6,11 +6,17 @@ class in the manager's place, in its own attribute; SGLang and its HTTP server k
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 CACHED = "num_cached_tokens"
 """Field of an output: number of the prompt's ids that were in the engine's prefix cache. The name is verl's."""
+
+
+# Tokens between two outputs of a request that is streamed: more than any has.
+_NEVER = 1 << 30
 
 
 class CacheHits:
@@ -19,10 +25,13 @@ class CacheHits:
     _manager: Any
     _cached: dict[str, int]
     """Number of cached ids by request id, until it is taken."""
+    _reads: dict[str, asyncio.Event]
+    """Set when the prompt of a request has been read, by the id of one that is watched or asked for."""
+    _watched: set[str]
 
     def __init__(self, manager: Any) -> None:
         # `__setattr__` is the manager's.
-        self.__dict__.update(_manager=manager, _cached={})
+        self.__dict__.update(_manager=manager, _cached={}, _reads={}, _watched=set())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_manager"], name)
@@ -32,12 +41,51 @@ class CacheHits:
 
     def generate_request(self, asked: Any, request: Any = None) -> AsyncIterator[dict[str, Any]]:
         """Generate as SGLang does, and note what it says of the cache."""
-        return _Noted(self._manager.generate_request(asked, request), self._cached, asked.rid)
+        if asked.rid not in self._watched:
+            return _Noted(self._manager.generate_request(asked, request), self._cached, asked.rid)
+        # SGLang tells the first token of a request that is streamed alone. It streams the next one never.
+        asked.stream = True
+        asked.sampling_params = {**asked.sampling_params, "stream_interval": _NEVER}
+        read = self._reads.setdefault(asked.rid, asyncio.Event())
+        return _Noted(_whole(self._manager.generate_request(asked, request), read), self._cached, asked.rid)
+
+    def watch(self, request_id: str) -> None:
+        """Note when the prompt of a request will have been read, which is about to be sent; `take` ends it."""
+        self._watched.add(request_id)
+
+    async def prefilled(self, request_id: str, wait_s: float) -> bool:
+        """Wait until the prompt of a request that is watched has been read, at most `wait_s` seconds."""
+        read = self._reads.setdefault(request_id, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await read.wait()
+        if request_id not in self._watched:
+            self._reads.pop(request_id, None)
+        return read.is_set()
 
     def take(self, request_id: str) -> int | None:
         """Return how many ids of a generation's prompt were cached, and forget it; None where SGLang did not say."""
+        self._watched.discard(request_id)
+        if (read := self._reads.pop(request_id, None)) is not None:
+            read.set()
         cached: int | None = self._cached.pop(request_id, None)
         return cached
+
+
+async def _whole(outputs: AsyncIterator[dict[str, Any]], read: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
+    """Yield the last output of a request that is streamed, as of one that is not; set `read` with the first.
+
+    Raises:
+        ValueError: SGLang refused the request, as it says itself of one that is not streamed.
+    """
+    async for output in outputs:
+        read.set()
+        reason = output.get("meta_info", {}).get("finish_reason")
+        if reason is None:
+            continue
+        if isinstance(reason, dict) and reason.get("type") == "abort" and reason.get("status_code") is not None:
+            raise ValueError(reason.get("message"))
+        yield output
 
 
 class _Noted(AsyncIterator[dict[str, Any]]):

@@ -16,7 +16,8 @@ Invariants:
   server had when it began;
 - the end of a pause is told by the server, at once: the client does not ask again and again, or after a fixed time.
   Only where no server is left does it ask once a second;
-- time in which a generation waits for a server does not count as the conversation's (`rollout/clock.py`);
+- time in which a generation waits for a server, its cache or a sibling (`caches.py`) does not count as the
+  conversation's (`rollout/clock.py`);
 - a cancelled generation is stopped at its server, and what it has sampled is returned with the stop reason `abort`. A
   server that has not stopped it after half a minute is left alone.
 """
@@ -36,9 +37,13 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
+from verl_multiturn.rollout.cache.residents import resident
 from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.tasks import keep
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
+from verl_multiturn.verl_bridge.servers.caches import Caches
+from verl_multiturn.verl_bridge.servers.router import GROUP
+from verl_multiturn.verl_bridge.settings import settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +82,9 @@ class RolloutClient(FullyAsyncLLMServerClient):
         """The attempt's id at the server, for each request."""
         self._dead: set[str] = set()
         """Servers whose death was told."""
+        self._caches = Caches(settings_of(self.config.actor_rollout_ref.rollout).cache)
+        self._waiting: set[str] = set()
+        """Requests whose attempts wait before they are sent, for a lead or for room in the server's cache."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -105,9 +113,9 @@ class RolloutClient(FullyAsyncLLMServerClient):
         troubles = _Troubles()
         try:
             while True:
-                asked = (
-                    sampling_params if limit is None else {**sampling_params, limit_key: limit - len(whole.token_ids)}
-                )
+                asked = dict(sampling_params)
+                if limit is not None:
+                    asked[limit_key] = limit - len(whole.token_ids)
                 try:
                     output = await self._attempt(
                         request_id, prompt_ids=[*prompt_ids, *whole.token_ids], sampling_params=asked, **kwargs
@@ -137,18 +145,32 @@ class RolloutClient(FullyAsyncLLMServerClient):
         finally:
             self._servers.pop(request_id, None)
             self._attempts.pop(request_id, None)
+            whole.extra_fields |= self._caches.told(request_id)
         return _with_versions(whole, segments)
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         self._attempts.pop(request_id, None)
         self._servers.pop(request_id, None)
-        self._servers[request_id] = await super()._acquire_server(request_id, **extra)
-        return self._servers[request_id]
+        conversation = resident()
+        fields = extra if conversation is None else {**extra, GROUP: conversation.group}
+        server_id, server = self._servers[request_id] = await super()._acquire_server(request_id, **fields)
+        led = GROUP in (self._lb_require_acquire_fields or ())
+        self._waiting.add(request_id)
+        try:
+            prompt, params = extra["prompt_ids"], extra["sampling_params"]
+            await self._caches.before(request_id, server_id, server, prompt, params, led)
+        except BaseException:
+            self._release_server(server_id, request_id=request_id)
+            raise
+        finally:
+            self._waiting.discard(request_id)
+        return server_id, server
 
     def _vllm_request_id(self, request_id: str) -> str:
         """Return a new id for an attempt, which verl asks for just before it calls the server."""
-        self._attempts[request_id] = uuid4().hex
-        return self._attempts[request_id]
+        attempt = self._attempts[request_id] = uuid4().hex
+        self._caches.sent(request_id, attempt)
+        return attempt
 
     async def _attempt(self, request_id: str, **asked: Any) -> TokenOutput:
         """Ask a server once.
@@ -157,6 +179,14 @@ class RolloutClient(FullyAsyncLLMServerClient):
             _Stopped: The task was cancelled, and the server has stopped sampling.
         """
         asking = asyncio.ensure_future(super(FullyAsyncLLMServerClient, self).generate(request_id, **asked))
+        try:
+            return await self._end_of(asking, request_id)
+        finally:
+            is_there = asking.done() and not asking.cancelled() and asking.exception() is None
+            self._caches.ended(request_id, asking.result() if is_there else None)
+
+    async def _end_of(self, asking: asyncio.Future[TokenOutput], request_id: str) -> TokenOutput:
+        """Return the output of an attempt; stop it where the task is cancelled."""
         loop = asyncio.get_running_loop()
         again_s, until = _AGAIN_S, 0.0
         while not asking.done():
@@ -170,7 +200,9 @@ class RolloutClient(FullyAsyncLLMServerClient):
                 keep(asking)
                 raise _Stopped
             again_s = min(2 * again_s, _SELDOM_S)
-            if request_id in self._attempts:
+            if request_id in self._waiting:
+                asking.cancel()
+            elif request_id in self._attempts:
                 self._servers[request_id][1].abort_request.remote(self._attempts[request_id])
         if until:
             failed = asking.cancelled() or asking.exception() is not None

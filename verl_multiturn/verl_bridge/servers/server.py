@@ -8,7 +8,8 @@ What it adds:
   behind the end token;
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
 - a single generation can be stopped;
-- a generation says how much of its prompt was in SGLang's prefix cache;
+- a generation says how much of its prompt was in SGLang's prefix cache, and when its prompt has been read;
+- it says how much of its cache the conversations need, and is not started with one that no conversation fits in;
 - a server dies soon after any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every
   process of a script's background job ignores (`run.sh &`); the server would never answer again.
 """
@@ -26,8 +27,11 @@ from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
+from verl_multiturn.rollout.cache.need import CacheNeed, Conversations, Told, require_room
+from verl_multiturn.verl_bridge.compat.engine import cache_tokens
 from verl_multiturn.verl_bridge.servers.admission import PAUSED, Admission
 from verl_multiturn.verl_bridge.servers.cache_hits import CACHED, CacheHits
+from verl_multiturn.verl_bridge.servers.caches import LEADS
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class AsyncSGLangServer(SGLangHttpServer):
     """SGLang's manager of requests; verl's `launch_server` makes it."""
     _hits: CacheHits | None = None
     """The same, which also knows what was cached; None before the launch."""
+    _need: CacheNeed | None = None
+    """What the conversations need of the cache; None where SGLang does not say its size."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +66,11 @@ class AsyncSGLangServer(SGLangHttpServer):
         if self.node_rank == 0:
             self._hits = CacheHits(self.tokenizer_manager)
             self.tokenizer_manager = self._hits
+            if (tokens := await cache_tokens(self.tokenizer_manager)) is None:
+                logger.warning("SGLang does not say how many tokens its cache holds, so that no turn waits for room")
+            else:
+                require_room(tokens, self.config)
+                self._need = CacheNeed(tokens)
         loop = asyncio.get_running_loop()
         for process in multiprocessing.active_children():
             loop.add_reader(process.sentinel, _ended, process, loop)
@@ -75,10 +86,13 @@ class AsyncSGLangServer(SGLangHttpServer):
         """
         version = self.global_steps
         ends = self._end_ids(sampling_params)
+        leads = sampling_params.pop(LEADS, False)
         if not self._admission.enter():
             return TokenOutput(
                 token_ids=[], log_probs=[], stop_reason="abort", extra_fields={"global_steps": version, PAUSED: True}
             )
+        if leads and self._hits is not None:
+            self._hits.watch(request_id)
         try:
             output: TokenOutput = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
@@ -91,6 +105,19 @@ class AsyncSGLangServer(SGLangHttpServer):
         output.extra_fields["global_steps"] = version if self.global_steps == version else None
         output.extra_fields[PAUSED] = not self._admission.is_open
         return output
+
+    async def prefilled(self, request_id: str, wait_s: float) -> bool:
+        """Return True when SGLang has read the prompt of a generation that leads; False when `wait_s` seconds are up.
+
+        Args:
+            request_id: Its id, which may come before or after the generation itself.
+            wait_s: The most seconds to wait.
+        """
+        return self._hits is not None and await self._hits.prefilled(request_id, wait_s)
+
+    async def cache_need(self, client: str, conversations: Conversations, full: float) -> Told | None:
+        """Return what a client has to know of the cache, as `CacheNeed.tell` does; None where that is not known."""
+        return None if self._need is None else self._need.tell(client, conversations, full)
 
     async def resumed(self, patience_s: float = 0.0) -> bool:
         """Wait until the server samples again, and return True; return False when it leaves the load balancer.

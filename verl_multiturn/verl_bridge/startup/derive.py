@@ -41,6 +41,9 @@ OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
 IMAGES = "actor_rollout_ref.rollout.engine_kwargs.sglang.mm_process_config"
 """How SGLang resizes images."""
 
+ROUTER = Path(__file__).parents[1] / "servers" / "router.yaml"
+"""The YAML of our load balancer."""
+
 NEVER = 1e9
 """A limit that no ratio reaches: verl keeps the logarithm of each ratio within 20 of 0, and exp(20) is 4.9e8."""
 
@@ -161,6 +164,8 @@ def complete(run: RunView) -> None:
         if run.settings.record_dir and not run.settings.record_start:
             OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
         set_needs(run.config, {**importance_needs(run), **staleness_needs(run)})
+        if needs_router(run):
+            run.rollout.router_config_path = str(ROUTER)
         if (mode := run.our_trainer) is not None:
             # Our trainer of that mode verifies its batches and reports on the rollout.
             run.config.trainer.v1.trainer_mode = OUR_TRAINER + mode
@@ -177,6 +182,13 @@ def choose_engine(run: RunView) -> None:
     vendor = STRICT_ENGINE_VENDOR if mode == "on" else ENGINE_VENDOR
     with open_dict(run.config):
         OmegaConf.update(run.config, ENGINE_CHOICE, vendor, force_add=True)
+
+
+def needs_router(run: RunView) -> bool:
+    """Tell whether siblings are to go to one server, and no other rule says where requests go."""
+    rollout = run.rollout
+    taken = rollout.get("router_config_path") or rollout.get("full_determinism")
+    return bool(run.runs_our_server and run.settings.cache.lead_ms and not taken)
 
 
 def resize_images(run: RunView) -> None:

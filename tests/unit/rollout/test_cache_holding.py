@@ -1,0 +1,150 @@
+"""A full cache: which conversations fit, and how the turns of the others wait."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from verl_multiturn.rollout.cache.holding import Holding
+from verl_multiturn.rollout.cache.need import CacheNeed, Told
+from verl_multiturn.rollout.cache.residents import Resident
+
+
+def of(began: float, group: str = "") -> Resident:
+    return Resident(group or f"{began}", began)
+
+
+def test_the_oldest_conversations_that_fit_are_let_in() -> None:
+    need = CacheNeed(1000)
+    assert need.tell("a", [(1.0, 300), (4.0, 300)], 0.9) == Told(0.6, math.inf)
+    assert need.tell("b", [(2.0, 300), (3.0, 300)], 0.9) == Told(1.2, 3.0)  # that of 4.0 waits in the other worker
+    assert need.tell("a", [(1.0, 950), (4.0, 300)], 0.9).youngest == 1.0
+    assert need.tell("a", [(1.0, 2000)], 0.9).youngest == 1.0  # the oldest is let in whatever it needs
+    assert need.tell("a", [], 0.9) == Told(0.6, math.inf)
+
+
+def test_a_client_that_has_died_does_not_count() -> None:
+    now = [0.0]
+    need = CacheNeed(1000, lambda: now[0])
+    need.tell("dead", [(1.0, 2000)], 0.9)
+    now[0] = 31.0
+    assert need.tell("a", [(2.0, 500)], 0.9) == Told(0.5, math.inf)
+
+
+async def test_a_prompt_that_siblings_share_counts_once() -> None:
+    holding = Holding(Server().ask)
+    first, second, other = of(1.0, "g"), of(2.0, "g"), of(3.0, "h")
+    for resident, ids in ((first, [1, 2, 3]), (second, [1, 2, 3]), (other, [1, 2, 3])):
+        holding.note(resident, "r", ids)
+    holding.note(first, "r", [1, 2, 3], 10)
+    holding.note(second, "r", [1, 2, 3], 5)
+    assert holding.told() == [(1.0, 13), (2.0, 5), (3.0, 3)]
+    holding.leave(first)
+    assert holding.told() == [(2.0, 8), (3.0, 3)]
+    holding.drop(other, "r")
+    assert holding.told() == [(2.0, 8), (3.0, 0)]
+    assert list(holding._groups) == ["g", "h"]
+    for resident in (second, other):
+        holding.leave(resident)
+    assert (holding.told(), holding._groups) == ([], {})
+
+
+async def settle() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+class Server:
+    """A server whose cache has 1,000 tokens."""
+
+    def __init__(self) -> None:
+        self.need = CacheNeed(1000)
+        self.asked = 0
+
+    async def ask(self, conversations: Sequence[tuple[float, int]]) -> Told:
+        self.asked += 1
+        return self.need.tell("client", conversations, 0.9)
+
+
+async def test_nothing_waits_where_the_cache_suffices() -> None:
+    server = Server()
+    holding = Holding(server.ask)
+    for began in range(8):
+        resident = of(float(began))
+        holding.note(resident, "r", list(range(100)))
+        await holding.let_in(resident)
+        assert resident.held_s == 0
+    await settle()
+    assert (server.asked, holding.use) == (1, 0.8)  # one question for all that came at once
+
+
+async def test_the_younger_wait_and_all_are_let_in_in_the_end() -> None:
+    """Twelve conversations of 300 tokens, of three turns each, in a cache for three."""
+    server, order = Server(), []
+    holding = Holding(server.ask)
+
+    async def converse(began: int) -> None:
+        resident = of(float(began))
+        for turn in range(3):
+            holding.note(resident, "r", list(range(100 * (turn + 1))))
+            await holding.let_in(resident)
+            await asyncio.sleep(0.01)
+        holding.leave(resident)
+        order.append(began)
+
+    await asyncio.gather(*map(converse, reversed(range(12))))
+    assert sorted(order) == list(range(12))
+    assert order[-1] == 11  # the youngest is the last one
+
+
+async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> None:
+    server = Server()
+    holding, old = Holding(server.ask), of(1.0)
+    young = [of(2.0), of(3.0), of(4.0)]
+    for resident in (old, *young):
+        holding.note(resident, "r", list(range(700 if resident is old else 300)))
+    await holding.let_in(old)
+    await settle()
+    waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
+    await settle()
+    assert (server.asked, [each.done() for each in waiting]) == (1, [False, False, False])
+    holding.leave(old)
+    await settle()
+    assert (server.asked, [each.done() for each in waiting]) == (1, [True, True, False])
+    await asyncio.wait_for(waiting[2], 60)  # the next answer lets it in: 900 tokens fit
+
+
+async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:
+    async def nothing(_: Any) -> None:
+        return None
+
+    async def dead(_: Any) -> Told:
+        raise RuntimeError("the actor has died")
+
+    for ask in (nothing, dead):
+        holding, young = Holding(ask), of(2.0)
+        holding._youngest = 1.0  # what it had said before
+        holding.note(young, "r", [1])
+        await holding.let_in(young)
+        assert (holding._held, holding._youngest) == ({}, math.inf)
+
+
+async def test_one_that_is_cancelled_or_over_leaves_nothing_behind() -> None:
+    server = Server()
+    holding, old, young = Holding(server.ask), of(1.0), of(2.0)
+    holding.note(old, "r", list(range(900)))
+    holding.note(young, "r", list(range(100)))
+    await holding.let_in(old)
+    await settle()
+    waiting = asyncio.ensure_future(holding.let_in(young))
+    await settle()
+    assert (waiting.done(), len(holding._held)) == (False, 1)
+    waiting.cancel()
+    await settle()
+    assert waiting.cancelled()
+    assert not holding._held
+    later = asyncio.ensure_future(holding.let_in(young))
+    await settle()
+    old.ends[0](old)
+    await asyncio.wait_for(later, 60)  # the next question tells that there is room
+    assert young.held_s > 0

@@ -1,0 +1,100 @@
+"""`CacheNeed`: how much of a server's cache the conversations need that go on there, and which of them have to wait.
+
+Each client tells its conversations, in every question, and is told the use and the youngest conversation that fits:
+
+    client  (when it began, its tokens) of each conversation  ──▶  server, which knows those of all clients
+    client  holds the turns of what began later               ◀──  `Told`: use, youngest
+
+A conversation counts as long as it goes on, also between its turns: it comes back for its tokens. What the engine
+itself calls its use counts the running requests alone, and calls a cache free from which each turn throws another
+conversation out.
+
+Invariants:
+- the oldest conversation is always let in, so that all are in the end;
+- a client that tells nothing for half a minute has died, and its conversations count no more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from verl_multiturn.errors import ConfigError
+
+Conversations = Sequence[tuple[float, int]]
+"""When each conversation of a client began (`time.time`), and its tokens, without those that siblings have told."""
+
+# Seconds after which a client that has told nothing counts as dead.
+_LATE_S = 30.0
+
+
+class Told(NamedTuple):
+    """What a server says of its cache."""
+
+    use: float
+    """Tokens of all conversations that go on, as a share of the cache: above 1 they do not fit."""
+    youngest: float
+    """When the youngest conversation began that is let in; infinity: all are."""
+
+
+class CacheNeed:
+    """What the clients of one server have told.
+
+    Args:
+        tokens: How many tokens the cache holds.
+        clock: Seconds that pass, as `time.monotonic`.
+    """
+
+    def __init__(self, tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        self._clock = clock
+        self._told: dict[str, tuple[float, Conversations]] = {}
+        """When each client told its conversations last, and what it told."""
+
+    def tell(self, client: str, conversations: Conversations, full: float) -> Told:
+        """Take a client's conversations, and return what it has to know.
+
+        Args:
+            client: Its name.
+            conversations: All that go on; none: the client is forgotten.
+            full: Share of the cache above which the younger conversations wait.
+        """
+        now = self._clock()
+        self._told[client] = now, conversations
+        self._told = {name: (at, its) for name, (at, its) in self._told.items() if its and now - at <= _LATE_S}
+        every = sorted(one for _, its in self._told.values() for one in its)
+        needed = sum(tokens for _, tokens in every)
+        return Told(needed / self._tokens, _youngest(every, full * self._tokens) if needed else math.inf)
+
+
+def require_room(tokens: int, rollout: Any) -> None:
+    """Refuse a cache in which not even one conversation fits.
+
+    Args:
+        tokens: How many tokens the cache holds.
+        rollout: The rollout's configuration.
+
+    Raises:
+        ConfigError: A conversation may be longer.
+    """
+    longest = rollout.prompt_length + rollout.response_length
+    if tokens < min(longest, rollout.max_model_len or longest):
+        raise ConfigError(
+            f"a generation server's cache holds {tokens} tokens, and a conversation may have {longest} "
+            f"(data.max_prompt_length={rollout.prompt_length} with data.max_response_length="
+            f"{rollout.response_length}); raise actor_rollout_ref.rollout.gpu_memory_utilization or engine_kwargs."
+            "sglang.max_total_tokens, or shorten the conversations"
+        )
+
+
+def _youngest(oldest_first: Conversations, room: float) -> float:
+    """Return when the last conversation began that fits with all older ones; infinity: all fit."""
+    youngest = oldest_first[0][0]
+    for began, tokens in oldest_first:
+        room -= tokens
+        if room < 0:
+            return youngest
+        youngest = began
+    return math.inf

@@ -1,0 +1,166 @@
+"""`Caches`: what a client does so that no server reads the same tokens again.
+
+    attempt  `before(…)`   it waits while the server's cache is full, and for the turns that lead it
+             `sent(…)`     its followers may ask the server when its prompt is read
+             `ended(…)`    they need not wait any more
+
+`rollout/cache/` has the rules. Only the turns of a conversation that is announced there (`residents.py`) are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from verl_multiturn.config import CacheSettings
+from verl_multiturn.rollout.cache.holding import Holding
+from verl_multiturn.rollout.cache.leads import Lead, Leads
+from verl_multiturn.rollout.cache.need import Conversations, Told
+from verl_multiturn.rollout.cache.residents import Resident, resident
+from verl_multiturn.verl_bridge.servers.admission import PAUSED
+
+HELD = "held_s"
+"""Field of an output: seconds for which the generation was held back."""
+USE = "cache_use"
+"""Field of an output: what its server said of its cache's use; missing where it says nothing."""
+LEADS = "leads"
+"""Sampling parameter of a generation that leads: its server notes when it has read the prompt."""
+
+
+@dataclass
+class _Server:
+    """What the client knows of a server."""
+
+    handle: Any
+    holding: Holding | None
+    """None: nothing waits for its cache."""
+    leads: Leads
+    version: Any = None
+    """Version of the weights that sampled last."""
+
+
+@dataclass
+class _Turn:
+    """A generation that goes on."""
+
+    conversation: Resident
+    held_s: float
+    """What the conversation had been held when it began."""
+    server: _Server | None = None
+    lead: Lead | None = None
+    prompt: Sequence[int] = ()
+    is_cold: bool = False
+    """Whether the server has to read its prompt from the beginning, since a pause has emptied the cache."""
+
+
+class Caches:
+    """The servers' caches, as far as one client knows them.
+
+    Args:
+        settings: Our settings.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._settings = settings
+        self._servers: dict[str, _Server] = {}
+        self._turns: dict[str, _Turn] = {}
+        self._name = ""
+
+    async def before(
+        self, request_id: str, server_id: str, handle: Any, prompt: Sequence[int], params: dict[str, Any], led: bool
+    ) -> None:
+        """Wait until an attempt may be sent.
+
+        Args:
+            request_id: Name of its request.
+            server_id: Its server.
+            handle: That server's handle.
+            prompt: What the server has to read.
+            params: Its sampling parameters; they get `LEADS` where others may wait for it.
+            led: Whether siblings go to the same server, so that one leads.
+        """
+        conversation = resident()
+        if conversation is None:
+            return
+        turn = self._turns.setdefault(request_id, _Turn(conversation, conversation.held_s))
+        server = self._server(server_id, handle)
+        is_first = conversation.places.get(request_id) != server_id
+        if server.holding is not None:
+            before = self._servers.get(conversation.places.get(request_id, ""))
+            if is_first and before is not None and before.holding is not None:
+                before.holding.drop(conversation, request_id)
+            server.holding.note(conversation, request_id, prompt)
+            await server.holding.let_in(conversation)
+        conversation.places[request_id] = server_id
+        turn.server, turn.prompt, turn.lead = server, prompt, None
+        if led and (is_first or turn.is_cold) and self._settings.lead_ms:
+            turn.is_cold = False
+            turn.lead = await server.leads.go_ahead(conversation, prompt)
+            if turn.lead.blocks:
+                params[LEADS] = True
+
+    def sent(self, request_id: str, attempt: str) -> None:
+        """Note that an attempt is being sent under this id."""
+        turn = self._turns.get(request_id)
+        if turn is not None and turn.lead is not None and turn.server is not None:
+            handle = turn.server.handle
+            turn.lead.sent(lambda: handle.prefilled.remote(attempt, self._bound_s))
+
+    def ended(self, request_id: str, output: Any) -> None:
+        """Note the end of an attempt.
+
+        Args:
+            request_id: Name of its request.
+            output: verl's output; None where it failed or was never sent.
+        """
+        turn = self._turns.get(request_id)
+        if turn is None or turn.server is None:
+            return
+        server, lead, tokens = turn.server, turn.lead, [] if output is None else output.token_ids
+        if lead is not None:
+            server.leads.over(lead, was_read=bool(tokens))
+            turn.lead = None
+        if tokens and server.holding is not None:
+            server.holding.note(turn.conversation, request_id, turn.prompt, len(tokens))
+        if output is None:
+            return
+        turn.is_cold = bool(output.extra_fields.get(PAUSED))
+        version = output.extra_fields.get("global_steps")
+        if turn.is_cold:
+            server.leads.clear()
+        elif server.version not in (None, version):  # new weights have emptied the cache
+            server.leads.clear(but=lead if tokens else None)
+        server.version = version
+
+    def told(self, request_id: str) -> Mapping[str, float]:
+        """Return what an output says of the caches, and forget the generation."""
+        turn = self._turns.pop(request_id, None)
+        if turn is None:
+            return {}
+        holding = None if turn.server is None else turn.server.holding
+        use = math.nan if holding is None else holding.use
+        return {HELD: turn.conversation.held_s - turn.held_s, **({} if math.isnan(use) else {USE: use})}
+
+    @property
+    def _bound_s(self) -> float:
+        return self._settings.lead_ms / 1000
+
+    def _server(self, server_id: str, handle: Any) -> _Server:
+        server = self._servers.get(server_id)
+        if server is None:
+            full = self._settings.full
+            holding = None if full is None else Holding(self._asking(handle, full))
+            server = self._servers[server_id] = _Server(handle, holding, Leads(self._bound_s))
+        return server
+
+    def _asking(self, handle: Any, full: float) -> Callable[[Conversations], Awaitable[Told | None]]:
+        self._name = self._name or uuid4().hex  # in the worker: the trainer's client is copied into each
+
+        async def ask(conversations: Conversations) -> Told | None:
+            told: Told | None = await handle.cache_need.remote(self._name, conversations, full)
+            return told
+
+        return ask
