@@ -28,3 +28,6 @@ takes it out of the rows."""
 
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
+
+NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
+"""Our `data.custom_cls`, as path and name: verl's data set, whose rows know their positions."""

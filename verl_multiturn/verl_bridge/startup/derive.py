@@ -22,7 +22,7 @@ from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
 from verl_multiturn.records.run_file import new_start
-from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, OUR_TRAINER, ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, OUR_TRAINER, ROLLOUT, SGLANG
 from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -42,6 +42,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _ACTOR = "actor_rollout_ref.actor"
 _LEVEL, _LOSS = f"{_CORRECTION}.rollout_is", f"{_ACTOR}.policy_loss.loss_mode"
 _SAMPLER = "trainer.v1.sampler"
+_DATA_CLASS = ("data.custom_cls.path", "data.custom_cls.name")
 
 WITHOUT_WEIGHT: Needs = {
     f"{_CORRECTION}.bypass_mode": (False, False),
@@ -150,7 +151,7 @@ def complete(run: RunView) -> None:
         _resolve_paths(run)
         if run.settings.record_dir and not run.settings.record_start:
             OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
-        set_needs(run.config, {**importance_needs(run), **staleness_needs(run)})
+        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **filter_needs(run)})
         if (mode := run.our_trainer) is not None:
             # Our trainer of that mode verifies its batches and reports on the rollout.
             run.config.trainer.v1.trainer_mode = OUR_TRAINER + mode
@@ -167,7 +168,7 @@ def resize_images(run: RunView) -> None:
 def set_needs(config: DictConfig, needs: Needs) -> None:
     """Set each setting of verl to the value that ours need."""
     for key, (_, needed) in needs.items():
-        OmegaConf.update(config, key, needed)
+        OmegaConf.update(config, key, needed, force_add=True)
 
 
 def _resolve_paths(run: RunView) -> None:
@@ -212,3 +213,15 @@ def staleness_needs(run: RunView) -> Needs:
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
     }
+
+
+def filter_needs(run: RunView) -> Needs:
+    """Return what `custom.multiturn.filter` needs; empty with `off` and `skip`."""
+    mode = run.settings.filter
+    needs: dict[str, tuple[Any, Any]] = {}
+    if mode in ("refill", "difficulty"):
+        needs["data.gen_batch_size"] = (None, 1)  # prompts are drawn one by one
+    if mode == "difficulty":
+        for key, needed in zip(_DATA_CLASS, NUMBERED_ROWS, strict=True):
+            needs[key] = (None, needed)
+    return needs
