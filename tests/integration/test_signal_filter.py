@@ -130,6 +130,28 @@ def test_rows_stay_where_they_matter(store: WritableStore, changes: dict[str, An
     assert trainer.updates == [list(store.rows)]
 
 
+def test_the_join_says_why_a_row_left_the_update(store: WritableStore, tmp_path: Path) -> None:
+    from tests.integration.test_joining import Run, agrees
+    from tests.integration.test_joining import add as add_rows
+
+    for uid, scores in (("u", [1.0, 0.0, 0.0, 1.0]), ("v", [1.0] * 4), ("w", [1.0, 0.0, 0.5, 0.5])):
+        add_rows(store, uid, list(scores))
+    changes = {"actor_rollout_ref__actor__ppo_mini_batch_size": 3, f"{OURS}__filter": "skip"}
+    run = Run(store, tmp_path, **changes)
+    run.trainer._spared.silent = frozenset("v")
+    run.step(store.batch())
+    rows = run.close()
+    agrees(run)
+    found = {key: [rows[f"{key}_{i}_0"]["untrained"] for i in range(4)] for key in "uvw"}
+    zero = "zero_advantage"
+    assert found == {"u": [None] * 4, "v": ["no_signal"] * 4, "w": [None, None, zero, zero]}
+    left = [rows["v_0_0"], rows["w_2_0"]]
+    assert [(row["trained"], row["update"], row["old_log_probs"] is None) for row in left] == [
+        (0, None, True),
+        (0, None, False),
+    ]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("mode", ["off", "skip", "refill", "difficulty"])
 def test_worlds_that_are_killed(mode: Any, is_async: bool, tmp_path: Path) -> None:
