@@ -18,8 +18,10 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 Model = TypeVar("Model", bound=BaseModel)
 
 ImportanceWeight = Literal["exact", "truncated", "verl"]
-OutageMode = Annotated[Literal["pause", "mask", "off"], BeforeValidator(lambda mode: "off" if mode is False else mode)]
+_OFF = BeforeValidator(lambda mode: "off" if mode is False else mode)
 """YAML reads a bare `off` as False."""
+OutageMode = Annotated[Literal["pause", "mask", "off"], _OFF]
+FilterMode = Annotated[Literal["off", "skip", "refill", "difficulty"], _OFF]
 PrefixTree = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(lambda mode: {False: "off", True: "on"}.get(mode, mode) if isinstance(mode, bool) else mode),
@@ -366,6 +368,18 @@ class MultiTurnSettings(BaseModel):
     - `wait`: the trainer waits for it.
     - `mask`: it is trained, except for its tokens that are too old.
     - `reroll`: it is cancelled, and the same prompt is begun anew with newer weights, at most 3 times; then as `mask`.
+    """
+
+    filter: FilterMode = "off"
+    """What the trainer does with groups without signal: their valid conversations all have one reward.
+
+    - `off`: they are trained as the others, with advantages of 0.
+    - `skip`: they stay in the step's batch, and nothing is computed for them: no old log-probabilities, no update.
+    - `refill`: they are evicted, and fresh prompts take their places, in the same step.
+    - `difficulty`: as `skip`; besides, prompts whose last group had a signal are drawn again.
+
+    Rows whose advantages are all 0 leave the update in each of them, if there is neither a KL loss nor an entropy
+    bonus. The loss is still divided by the counts of the whole batch.
     """
 
     importance_weight: ImportanceWeight = "exact"

@@ -3,7 +3,8 @@
 A checkpoint is begun by `verl_bridge/trainer/checkpoints.py`, and written in this order. What a killed process leaves
 is the beginning of it:
 
-    global_step_N/trained.json           ours, in the asynchronous modes   verl_bridge/trainer/history.py
+    global_step_N/trained.json           ours, in the asynchronous modes and with a filter of groups without signal
+                                         verl_bridge/trainer/history.py
     global_step_N/actor, critic          weights and optimizers
     global_step_N/data.pt                the data loader's position: a zip file, whose directory is written last
     global_step_N/transfer_queue         in the asynchronous modes; it gets this name when it is whole
@@ -15,6 +16,7 @@ verl reads the tracker file alone. It ends when the file is empty, and begins fr
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -37,8 +39,18 @@ def is_complete(folder: Path) -> bool:
     With `max_actor_ckpt_to_keep` verl removes only the weights of older checkpoints. Where verl saves in the background
     (`actor.checkpoint.async_save`), weights may be incomplete all the same.
     """
-    queue = not (folder / TRAINED).exists() or (folder / QUEUE / "metadata.json").is_file()
+    queue = not _needs_queue(folder) or (folder / QUEUE / "metadata.json").is_file()
     return queue and (folder / "actor").is_dir() and zipfile.is_zipfile(folder / POSITION)
+
+
+def _needs_queue(folder: Path) -> bool:
+    """Return whether a checkpoint is one of an asynchronous mode; one whose file is torn may be."""
+    try:
+        return bool(json.loads((folder / TRAINED).read_text()).get("queue", True))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def mend_tracker(checkpoints: Path) -> str | None:

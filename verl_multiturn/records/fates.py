@@ -1,10 +1,11 @@
 """Fates: what became of every conversation that began. Each has exactly one.
 
     trained      a step trained it, wholly or partly                                        join of a step
+    spared       it was in a step's batch, and would have taught nothing; why               join of a step
     untrained    it was in a step's batch, and nothing of it was trained; why               join of a step
     validated    a validation scored it                                                     join of a validation
     evicted      its group was too old                                                      steps.jsonl
-    filtered     its group was left out by DAPO's filter                                    steps.jsonl
+    filtered     its group was left out by a filter, and another took its place             steps.jsonl
     discarded    its group had finished when enough others had                              steps.jsonl
     failed       its group failed, by a sibling that raised or whose worker died            steps.jsonl
     rerolled     its group was too late, and its prompt was begun anew under another uid    steps.jsonl
@@ -33,10 +34,11 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.schema import SPARED
 
 FATES = (
-    "trained", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut", "cancelled",
-    "raised", "lost", "open", "unknown",
+    "trained", "spared", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut",
+    "cancelled", "raised", "lost", "open", "unknown",
 )  # fmt: skip
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
 """What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
@@ -63,7 +65,7 @@ class Fate(NamedTuple):
     partly: bool = False
     """Of `trained`: some of its sampled tokens were not trained."""
     undone: bool = False
-    """Of `trained` and `untrained`: a later start went on from an earlier step, so that these weights are gone."""
+    """Of `trained`, `spared` and `untrained`: a later start went on from an earlier step; these weights are gone."""
 
 
 @dataclass
@@ -298,10 +300,13 @@ def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fat
         return fate("validated", step, named)  # type: ignore[no-any-return]
     undone = _is_undone(str(first["start"]), step, starts)
     if not any(row.get("trained") for row in each.rows):
+        if spared := next((str(cause) for cause in causes if cause in SPARED), None):
+            return fate("spared", step, spared, undone=undone)  # type: ignore[no-any-return]
         return fate("untrained", step, named or "unsampled", undone=undone)  # type: ignore[no-any-return]
     # A row without a sampled token has none that could be trained.
-    partly = any(cause not in (None, "unsampled") for cause in causes)
-    return fate("trained", step, named if partly else "", partly=partly, undone=undone)  # type: ignore[no-any-return]
+    partly = any(cause not in (None, "unsampled", *SPARED) for cause in causes)
+    named = next((str(cause) for cause in causes if cause and cause not in SPARED), "") if partly else ""
+    return fate("trained", step, named, partly=partly, undone=undone)  # type: ignore[no-any-return]
 
 
 def _is_undone(start: str, step: int, starts: Mapping[str, _Start]) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from verl_multiturn.records.schema import JOINED
+from verl_multiturn.records.schema import JOINED, SPARED
 
 FOLDER = "join"
 _NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
@@ -147,7 +147,7 @@ def figures(table: pa.Table) -> Figures:
     columns = ("advantages", "untrained", "untrained_tokens")
     for held, cause, left in zip(*(table[name].to_pylist() for name in columns), strict=True):
         whole = np.asarray(held if held is not None else [], np.float32)
-        if cause in (None, "skipped_update") or left is not None:
+        if cause in (None, "skipped_update", *SPARED) or left is not None:
             advantages.append(np.delete(whole, left) if left else whole)
     flat = np.concatenate(advantages).astype(np.float64)
     mean = float(scores.mean()) if len(scores) else np.nan

@@ -478,8 +478,8 @@ class StepLine(_Entry):
     metrics: dict[str, Number]
     """All metrics of the step, as loggers get them."""
     evicted: list[str] = []
-    """uids of groups that were too old, and so with the next: left out by the group filter, failed, and begun anew
-    (old uid → new uid)."""
+    """uids of groups that were too old, and so with the next: left out by a group filter (`algorithm.filter_groups`,
+    or `custom.multiturn.filter=refill`), failed, and begun anew (old uid → new uid)."""
     filtered: list[str] = []
     failed: list[str] = []
     rerolled: dict[str, str] = {}
@@ -499,7 +499,12 @@ class End(_Entry):
     """What ended it before its last step; "" otherwise."""
 
 
-UNTRAINED = ("void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", "unsampled")
+SPARED = ("no_signal", "zero_advantage")
+"""Causes for which `custom.multiturn.filter` takes a row out of the update: its group had no signal, and was skipped;
+or the row's own advantages are all 0."""
+UNTRAINED = (
+    "void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", *SPARED, "unsampled",
+)  # fmt: skip
 """Causes in the join's column `untrained`: of a whole row, or (`too_old`, `rejected`) of some of its tokens.
 `skipped_update`: the actor was not updated (critic warm-up); `unsampled`: the row has no sampled token. verl's rows of
 padding are not in the file."""

@@ -40,3 +40,6 @@ VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
 
 ENGINE_CHOICE = f"ray_kwargs.ray_init.runtime_env.env_vars.{VENDOR_VARIABLE}"
 """Where the start-up check chooses the training engine."""
+
+NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
+"""Our `data.custom_cls`, as path and name: verl's data set, whose rows know their positions."""

@@ -18,7 +18,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import MANAGER, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
 
 _MODEL = "actor_rollout_ref.model"
 
@@ -27,6 +27,10 @@ OWN_SERVER = f"{PATH}.own_server"
 
 ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 """verl's settings of an adapter's rank: FSDP reads the first, Megatron the second."""
+
+
+PROPORTIONAL = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo")
+"""verl's policy losses in which each token's loss is its advantage times something that other rows do not change."""
 
 
 def only_our_loop(config: DictConfig) -> bool:
@@ -44,7 +48,7 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
     agent = config.actor_rollout_ref.rollout.agent
     default = agent.default_agent_loop
     loops: set[str] = set()
-    known = not OmegaConf.select(config, "data.custom_cls.path")
+    known = OmegaConf.select(config, "data.custom_cls.path") in (None, "", NUMBERED_ROWS[0])
     for key in files:
         listed = OmegaConf.select(config, f"data.{key}")
         for file in [listed] if isinstance(listed, str) else list(listed or []):
@@ -180,3 +184,29 @@ def cluster_address(address: str | None) -> str | None:
         return asked
     found: str | None = canonicalize_bootstrap_address(address)
     return found
+
+
+def why_rows_stay(config: DictConfig) -> str | None:
+    """Return the setting that makes a row with advantages of 0 matter to the update, with its value; None: none does.
+
+    Args:
+        config: verl's whole configuration.
+    """
+    actor = config.actor_rollout_ref.actor
+    loss_mode = (actor.get("policy_loss") or {}).get("loss_mode", "vanilla")
+    mode = actor.get("loss_agg_mode", "token-mean")
+    several = config.data.get("train_batch_size", 0) > actor.ppo_mini_batch_size
+    cases = {
+        "actor.use_kl_loss=True": actor.get("use_kl_loss", False),
+        f"actor.entropy_coeff={actor.get('entropy_coeff', 0)}": actor.get("entropy_coeff", 0),
+        f"actor.policy_loss.loss_mode={loss_mode}": loss_mode not in PROPORTIONAL,
+        # Without a factor verl divides by the length of the longest row of a micro-batch.
+        f"actor.loss_agg_mode={mode} without actor.loss_scale_factor": (
+            mode == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None
+        ),
+        # The workers draw then which rows an update takes.
+        "actor.shuffle=True": actor.get("shuffle", False) and several,
+        "distillation.enabled=True": (config.get("distillation") or {}).get("enabled", False),
+    }
+    return next((f"actor_rollout_ref.{name}" if name.startswith("actor") else name for name, is_so in cases.items()
+                 if is_so), None)  # fmt: skip

@@ -46,6 +46,16 @@ def said(found: Fate) -> tuple[str, int | None, str]:
     return found.fate, found.step, found.why
 
 
+@pytest.mark.parametrize("cause", ["no_signal", "zero_advantage"])
+def test_what_a_filter_took_out_of_the_update_is_spared(cause: str) -> None:
+    assert said(only(BEGUN, [step()], [row(trained=0, untrained=cause)])) == ("spared", 6, cause)
+    # Some rows of a conversation may stay: nothing of what could be learnt is missing.
+    found = only(BEGUN, [step()], [row(trained=0, untrained=cause), row(row=1)])
+    assert (said(found), found.partly) == (("trained", 6, ""), False)
+    found = only(BEGUN, [step()], [row(trained=0, untrained=cause), row(row=1, untrained="too_old")])
+    assert (said(found), found.partly) == (("trained", 6, "too_old"), True)
+
+
 def test_trained_wholly_or_partly() -> None:
     whole = only(BEGUN, [step()], [row()])
     assert (said(whole), whole.partly, whole.undone) == (("trained", 6, ""), False, False)

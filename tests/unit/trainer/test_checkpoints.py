@@ -42,6 +42,18 @@ def test_a_synchronous_checkpoint_has_no_transfer_queue(tmp_path: Path) -> None:
     assert not is_complete(write(tmp_path, 6, until="actor", ours=False))
 
 
+def test_a_file_of_the_filter_alone_asks_for_no_transfer_queue(tmp_path: Path) -> None:
+    folder = write(tmp_path, 4, until="data.pt")
+    for content, complete in (
+        ('{"queue": false}', True),
+        ('{"queue": true}', False),
+        ('{"queue": fal', False),
+        ("[]", False),
+    ):
+        (folder / "trained.json").write_text(content)
+        assert is_complete(folder) is complete
+
+
 def test_half_a_data_loader_and_removed_weights_are_not_complete(tmp_path: Path) -> None:
     folder = write(tmp_path, 4)
     (folder / "actor").rmdir()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from verl_multiturn.observe.explain.courses import FEWEST, course
 from verl_multiturn.observe.explain.facts import Facts, Talk, optional
 from verl_multiturn.observe.explain.finding import Finding, examples, level, percent
+from verl_multiturn.records.schema import SPARED
 
 _NOTE, _ALARM = 0.01, 0.1
 _REROLLED = 0.2
@@ -160,7 +161,7 @@ def _rows(facts: Facts) -> Iterator[Finding]:
     by_row: dict[str, list[Talk]] = defaultdict(list)
     for talk in facts.training:
         in_flight = not talk.joined and talk.began_step > last - _IN_FLIGHT and facts.mode != "sync"
-        if talk.uid not in left_out and not in_flight:
+        if talk.uid not in left_out and not in_flight and talk.untrained not in SPARED:
             by_row[talk.row].append(talk)
     unused = {row: talks for row, talks in by_row.items() if not any(talk.trained for talk in talks)}
     share = len(unused) / max(1, len(by_row))

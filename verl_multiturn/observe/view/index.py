@@ -303,6 +303,8 @@ def _joined(rows: pa.Table, number: int) -> pa.Table:
     made |= {"join": pa.array([number] * len(found)), "why": pa.array([""] * len(found))}
     made["untrained"] = pc.fill_null(made["untrained"], "")
     trained = pc.if_else(pc.greater(pc.fill_null(made["trained_tokens"], 0), 0), "trained", "untrained")
+    spared = pc.is_in(made["untrained"], pa.array(schema.SPARED))
+    trained = pc.if_else(pc.and_(pc.equal(trained, "untrained"), spared), "spared", trained)
     made["fate"] = pc.if_else(pc.fill_null(made["validation"], False), "validated", trained)
     kept = [field for field in SCHEMA if field.name in made]
     return pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))

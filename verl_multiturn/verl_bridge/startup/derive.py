@@ -26,6 +26,7 @@ from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ENGINE_VENDOR,
     MANAGER,
+    NUMBERED_ROWS,
     OUR_LOOPS,
     OUR_TRAINER,
     ROLLOUT,
@@ -54,6 +55,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _ACTOR = "actor_rollout_ref.actor"
 _LEVEL, _LOSS = f"{_CORRECTION}.rollout_is", f"{_ACTOR}.policy_loss.loss_mode"
 _SAMPLER = "trainer.v1.sampler"
+_DATA_CLASS = ("data.custom_cls.path", "data.custom_cls.name")
 
 WITHOUT_WEIGHT: Needs = {
     f"{_CORRECTION}.bypass_mode": (False, False),
@@ -163,7 +165,7 @@ def complete(run: RunView) -> None:
         _resolve_paths(run)
         if run.settings.record_dir and not run.settings.record_start:
             OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
-        set_needs(run.config, {**importance_needs(run), **staleness_needs(run)})
+        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **filter_needs(run)})
         if needs_router(run):
             run.rollout.router_config_path = str(ROUTER)
         if (mode := run.our_trainer) is not None:
@@ -200,7 +202,7 @@ def resize_images(run: RunView) -> None:
 def set_needs(config: DictConfig, needs: Needs) -> None:
     """Set each setting of verl to the value that ours need."""
     for key, (_, needed) in needs.items():
-        OmegaConf.update(config, key, needed)
+        OmegaConf.update(config, key, needed, force_add=True)
 
 
 def _resolve_paths(run: RunView) -> None:
@@ -245,3 +247,15 @@ def staleness_needs(run: RunView) -> Needs:
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
     }
+
+
+def filter_needs(run: RunView) -> Needs:
+    """Return what `custom.multiturn.filter` needs; empty with `off` and `skip`."""
+    mode = run.settings.filter
+    needs: dict[str, tuple[Any, Any]] = {}
+    if mode in ("refill", "difficulty"):
+        needs["data.gen_batch_size"] = (None, 1)  # prompts are drawn one by one
+    if mode == "difficulty":
+        for key, needed in zip(_DATA_CLASS, NUMBERED_ROWS, strict=True):
+            needs[key] = (None, needed)
+    return needs

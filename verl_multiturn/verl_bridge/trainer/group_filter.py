@@ -37,7 +37,8 @@ from verl_multiturn.verl_bridge.trainer.report import PREFIX
 TOO_FEW = math.nan
 """Verdict on a group with fewer than two valid conversations."""
 
-_REWARD = "reward"
+REWARD = "reward"
+"""The metric that is what a conversation earned."""
 _LEFT = ("evicted", "filtered", "failed")
 """Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
@@ -89,19 +90,33 @@ def verdicts(
     names = [name for name in partition if RowKey.parse(name).uid in uids]
     tags = [partition[name] for name in names]
     rows = BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
+    groups = numbers_of(rows, metric, left_out)
+    return {uid: verdict([*groups.get(uid, {}).values()]) for uid in uids}
+
+
+def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dict[str, dict[str, float | None]]:
+    """Return the number of each conversation, None for an invalid one: uid → name of the conversation → number.
+
+    Args:
+        rows: The rows of finished groups.
+        metric: `algorithm.filter_groups.metric`.
+        left_out: Says which conversations count as invalid ones, too.
+
+    Raises:
+        ConfigError: The reward function does not report the metric.
+    """
     last = {key.conversation: key for key in sorted(rows.real, key=lambda key: key.number)}
     broken = {key.conversation for key, own in rows.stats.items() if not own["valid"]} | set(left_out(rows))
     valid = [key for name, key in last.items() if name not in broken]
-    numbers = _numbers(valid, rows.stats, partition_id, metric)
-    groups = {uid: [numbers.get(last[name]) for name in group] for uid, group in rows.groups.items()}
-    return {uid: verdict(groups.get(uid, [])) for uid in uids}
+    numbers = _numbers(valid, rows.stats, rows.partition_id, metric)
+    return {uid: {name: numbers.get(last[name]) for name in group} for uid, group in rows.groups.items()}
 
 
 def _numbers(
     keys: Sequence[RowKey], stats: Mapping[RowKey, Stats], partition_id: str, metric: str
 ) -> dict[RowKey, float]:
     """Return the number of each conversation, by its last row."""
-    if metric == _REWARD:
+    if metric == REWARD:
         known = {key: float(stats[key]["conversation"]["score"]) for key in keys if key in stats}
         others = [key for key in keys if key not in stats]
         scores = get_columns(others, partition_id, ["rm_scores"])["rm_scores"].unbind() if others else []

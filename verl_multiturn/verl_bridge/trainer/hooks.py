@@ -15,6 +15,8 @@ For each sampled batch, before verl updates critic and actor with it:
     advantages      verl's estimator, without invalid rows in their group,      groups.py
                     or one of ours, which compares turns                        advantages.py
       ↓
+    silence         those of groups without signal become exactly 0             spared.py
+      ↓
     weights         a conversation's rows together weigh as one                 row_weights.py
       ↓
     certificate     the result is compared with what the engine returned        verify.py
@@ -22,9 +24,12 @@ For each sampled batch, before verl updates critic and actor with it:
     join            what was made of each row is recorded                       joining.py
       ↓
     updates         as many as prompts ask for; those without a trained token   updates.py
-                    are skipped
+                    are skipped, rows that teach nothing are spared             spared.py
 
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
+
+With `custom.multiturn.filter` our replay buffer judges the groups (`signal_filter.py`), and says which data rows are
+drawn again (`rollout/difficulty.py`).
 
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
@@ -55,7 +60,7 @@ from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.names import ENGINE_CHOICE, ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
-from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of
+from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
 from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
@@ -63,6 +68,7 @@ from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.joining import FURTHER, Joining
+from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal
@@ -90,8 +96,11 @@ from verl_multiturn.verl_bridge.trainer.servers import (
     require_alive,
     require_ours,
 )
+from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+from verl_multiturn.verl_bridge.trainer.spared import SparedRows
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import (
+    ACTOR,
     TrainedUpdates,
     data_parallel_size,
     mini_batches,
@@ -122,6 +131,7 @@ class MultiTurnHooks:
     critic_wg: Any
     _restored_tq_prompt_count: int
     _add_prompts_to_generate: Any
+    train_dataset: Any
 
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
@@ -143,10 +153,13 @@ class MultiTurnHooks:
         self._otc = OtcScores(settings.otc)
         self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
-        self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n)
+        self._filters = settings.filter != "off"
+        self._spared = SparedRows(config) if self._filters and why_rows_stay(config) is None else None
+        self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n, self._spared)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
         self._saves = config.trainer.save_freq > 0
-        self._history = None if self.mode == "sync" else History(self._saves)
+        has_queue = self.mode != "sync"
+        self._history = History(self._saves, has_queue) if has_queue or self._filters else None
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
         self._keeps_groups = OmegaConf.select(config, ENGINE_CHOICE) in (ENGINE_VENDOR, STRICT_ENGINE_VENDOR)
         """Whether a rank gets whole groups, whose rows share their prompt."""
@@ -161,7 +174,21 @@ class MultiTurnHooks:
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
-        return replay_buffer_from(verls, self._bound, self.config.data.train_batch_size)
+        buffer = replay_buffer_from(verls, self._bound, self.config.data.train_batch_size)
+        rollout = self.config.actor_rollout_ref.rollout
+        if isinstance(buffer, SignalFilter):
+            buffer.use(settings_of(rollout).filter, rollout.n)
+        return buffer
+
+    @property
+    def _filter(self) -> SignalFilter | None:
+        """The replay buffer, where it filters groups without signal."""
+        return self.replay_buffer if self._filters and isinstance(self.replay_buffer, SignalFilter) else None
+
+    def _fetch_one_gen_batch(self) -> Any:
+        fetch = super()._fetch_one_gen_batch  # type: ignore[misc]
+        pools = None if self._filter is None else self._filter.pools
+        return fetch() if pools is None else draw_prompt(pools, fetch, self.train_dataset)
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
         # With more of them, groups would be beyond the bound from the start.
@@ -184,7 +211,8 @@ class MultiTurnHooks:
         folder = self._checkpoint_folder()
         begin_checkpoint(folder)
         if self._history is not None:
-            self._history.save(self.global_steps, folder, self._take_evicted())
+            kept = None if self._filter is None else self._filter.state()
+            self._history.save(self.global_steps, folder, self._take_evicted(), kept)
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
 
@@ -202,7 +230,9 @@ class MultiTurnHooks:
         named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
         self.saved_step = self.global_steps if named is None else None
         if self._history is not None:
-            self._history.load(self._checkpoint_folder() if named is None else Path(named))
+            kept = self._history.load(self._checkpoint_folder() if named is None else Path(named))
+            if self._filter is not None and kept is not None:
+                self._filter.restore(kept)
             # The keeper that knew of their outages is gone. verl begins the groups that had not finished again.
             restored = list_prompts(TRAIN).items()
             self._outages.doubt([uid for uid, tag in restored if tag.get("status") == "finished"])
@@ -215,6 +245,8 @@ class MultiTurnHooks:
         """Begin late groups anew, with the weights that were just published; then do as verl does."""
         if self._rerolls is not None:
             self._rerolls.run(self)
+            if self._filter is not None and self._filter.pools is not None:
+                self._filter.pools.rename(self._rerolls.rerolled)
         metrics: dict[str, Any] = super().prepare_step()  # type: ignore[misc]
         return metrics
 
@@ -318,7 +350,9 @@ class MultiTurnHooks:
         """
         buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
         parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
-        counted = [part for part in [*parts, self._rerolls, buffer, self._joining] if part is not None]
+        parts += [self._rerolls, buffer, self._spared]
+        self._silent = set[str]()
+        counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
             each.begin_step()
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
@@ -326,7 +360,7 @@ class MultiTurnHooks:
             self._joining.write(self.global_steps)
         rows = self._rows.of(batch)
         if self._history is not None:
-            self._history.train(self.global_steps, rows)
+            self._history.train(self.global_steps, rows, self._silent)
             if not self._saves:
                 self._take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
@@ -342,6 +376,11 @@ class MultiTurnHooks:
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls, workers = super()._compute_old_log_prob, self.actor_rollout_wg  # type: ignore[misc]
+        if self._spared is not None and self._filter is not None:
+            self._spared.silent = self._filter.silent
+            self._silent |= self._filter.silent
+            if self._settings.old_log_prob_bound is None:  # else the engine's spare more
+                return self._spared.old_log_probs(batch, metrics, verls, data_parallel_size(workers, ACTOR))
         rows, update = self._rows.of(batch), self.local_trigger_step
         return self._engines.compute(batch, metrics, rows, self.global_steps, update, verls, workers)
 
@@ -356,6 +395,8 @@ class MultiTurnHooks:
             self._ages.look(rows, self.global_steps)
         batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)
         rows = self._rows.of(batch)  # of what the update gets
+        if self._spared is not None:
+            self._spared.silence(rows.keys, rows.partition_id)
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
         further = () if self._joining is None else FURTHER
@@ -393,7 +434,7 @@ class MultiTurnHooks:
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._whole = None
         verls, settings = super()._update_actor, self.config.actor_rollout_ref.actor  # type: ignore[misc]
-        arguments = (batch, metrics, verls, settings, self.actor_rollout_wg, "actor")
+        arguments = (batch, metrics, verls, settings, self.actor_rollout_wg, ACTOR)
         if not self._several_rows:
             updated = self._updates.run(*arguments)
         else:
@@ -402,6 +443,8 @@ class MultiTurnHooks:
                 updated = self._updates.run(*arguments)
         if self._joining is not None:
             self._joining.note_updates(self._updates.numbers)
+            if self._spared is not None:
+                self._joining.note_spared(batch.keys, self._spared.silent)
         return updated
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:

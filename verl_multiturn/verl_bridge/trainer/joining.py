@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +132,7 @@ class Joining:
         """Forget the step before."""
         self._rows: dict[RowKey, JoinedRow] = {}
         self._updated: dict[RowKey, int | None] = {}
+        self._spared: dict[RowKey, str] = {}
         self._updates = 0
         self._seconds = 0.0
 
@@ -222,6 +223,17 @@ class Joining:
             self._updated[RowKey.parse(name)] = None if number is None else self._updates + number
         self._updates += 1 + max(known, default=0)
 
+    def note_spared(self, names: Sequence[str], silent: Collection[str]) -> None:
+        """Note why rows of a batch left the actor's update, where they did.
+
+        Args:
+            names: The names of the batch's rows.
+            silent: The groups without signal.
+        """
+        for name in names:
+            key = RowKey.parse(name)
+            self._spared[key] = "no_signal" if key.uid in silent else "zero_advantage"
+
     def write(self, step: int) -> None:
         """Hand the step's join to the writer."""
         self._guarded(lambda: self._write(step))
@@ -231,7 +243,9 @@ class Joining:
             if key in self._updated:
                 row.update = self._updated[key]
             elif row.trained:
-                row.trained, row.untrained = 0, "skipped_update"
+                row.trained, row.untrained = 0, self._spared.get(key, "skipped_update")
+                if row.untrained == "no_signal":  # what stands in these columns was not computed
+                    row.old_log_probs = row.entropy = None
         rows = list(self._rows.values())
         self._writer.join(False, step, lambda: table_of(rows))
 

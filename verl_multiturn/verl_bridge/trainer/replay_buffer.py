@@ -8,7 +8,8 @@ strategy takes the finished groups with the earliest deadlines first; `rollout/s
     mask      nothing is evicted; the trainer leaves old tokens out of the loss        token_ages.py
     reroll    as `mask`; besides, the trainer begins late groups anew                  rerolls.py
 
-Without the setting verl's own rules hold. Groups that teach nothing are filtered by conversations: `group_filter.py`.
+Without the setting verl's own rules hold. Groups that teach nothing are filtered by conversations: `group_filter.py`
+for verl's setting, `signal_filter.py` for ours.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
-from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
+from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
 logger = logging.getLogger(__name__)
 
@@ -155,11 +156,11 @@ class Waking:
         return f"the trainer waits for {len(shown)} groups of {partition_id!r}: {', '.join(shown[:_SHOWN])}{more}"
 
 
-class MultiTurnReplayBuffer(GroupFilter, Waking, ReplayBuffer):
+class MultiTurnReplayBuffer(SignalFilter, Waking, ReplayBuffer):
     """verl's synchronous replay buffer, which waits with a `Waiter` and filters groups by conversations."""
 
 
-class MultiTurnReplayBufferAsync(GroupFilter, Waking, ReplayBufferAsync):
+class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
     """verl's asynchronous replay buffer: as `MultiTurnReplayBuffer`, and it keeps the bound of the ages.
 
     Its metrics of a step are `evicted` (groups that were beyond the bound) and `prompts_lost` (prompts that leave

@@ -22,6 +22,8 @@ PREFIX = "rollout/"
 VALIDATION_PREFIX = "val/rollout/"
 ASYNC_PREFIX = "rollout/async/"
 """Beginning of the metrics about the ages of tokens, and about samples that were cut."""
+FILTER_PREFIX = "rollout/filter/"
+"""Beginning of the metrics about groups without signal (`custom.multiturn.filter`)."""
 
 
 @contextmanager

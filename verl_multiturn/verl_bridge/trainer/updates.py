@@ -23,10 +23,14 @@ from omegaconf import DictConfig
 
 from verl_multiturn.verl_bridge.compat.stored_rows import Batch, trained_rows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
+from verl_multiturn.verl_bridge.trainer.spared import NEITHER, TAUGHT, SparedRows, Thinned
 
 logger = logging.getLogger(__name__)
 
 Update = Callable[[Any, dict[str, Any]], Any]
+
+ACTOR = "actor"
+"""Name of the actor's device mesh."""
 
 
 class TrainedUpdates:
@@ -36,10 +40,11 @@ class TrainedUpdates:
 
     Args:
         group_size: `rollout.n`.
+        spared: What spares rows without advantages in the actor's updates; None: nothing does.
     """
 
-    def __init__(self, group_size: int) -> None:
-        self._group_size = group_size
+    def __init__(self, group_size: int, spared: SparedRows | None = None) -> None:
+        self._group_size, self._spared = group_size, spared
         self._skipped = 0
         self.numbers: dict[str, int | None] = {}
         """In which update the last batch trained each row, by the row's name; None: the workers draw it. A row that no
@@ -66,21 +71,53 @@ class TrainedUpdates:
             workers: Its worker group.
             mesh: Name of the worker group's device mesh, by which verl dispatches the batch.
         """
-        trained = trained_rows(batch.keys, batch.partition_id)
+        spared = self._spared if mesh == ACTOR else None
+        worth = [] if spared is None else spared.worth(batch)
+        trained = trained_rows(batch.keys, batch.partition_id) if spared is None else [each > NEITHER for each in worth]
         size, ranks = settings.ppo_mini_batch_size * self._group_size, data_parallel_size(workers, mesh)
         kept = rows_to_train(trained, size, ranks, bool(settings.shuffle))
+        names = [batch.keys[i] for i in kept]
         numbers = update_numbers(len(kept), size, ranks, bool(settings.shuffle))
-        self.numbers = {batch.keys[i]: number for i, number in zip(kept, numbers, strict=True)}
+        self.numbers = dict(zip(names, numbers, strict=True))
         skipped = (len(trained) - len(kept)) // size * settings.ppo_epochs
-        if not skipped:
-            return update(batch, metrics)
         self._skipped += skipped
-        logger.warning("%d updates without a trained token are skipped", skipped)
-        if kept:
-            part = batch.select_keys([batch.keys[i] for i in kept])
+        if skipped:
+            logger.warning("%d updates without a trained token are skipped", skipped)
+        thinned = None
+        if spared is not None:
+            thinned = spared.thin([worth[i] for i in kept], size, ranks)
+            spared.count(len(kept) - (len(kept) if thinned is None else len(thinned.kept)))
+            # A row that only fills an update is spared, whether its gradient of 0 was computed or not.
+            self.numbers = {batch.keys[i]: self.numbers[batch.keys[i]] for i in kept if worth[i] == TAUGHT}
+        if thinned is not None and spared is not None:
+            self._update_part(spared, batch, names, thinned, metrics, update, settings, size, ranks)
+        elif not skipped:
+            return update(batch, metrics)
+        elif kept:
+            part = batch.select_keys(names)
             part.extra_info.update(batch.extra_info)
             update(part, metrics)
         return batch
+
+    def _update_part(
+        self,
+        spared: SparedRows,
+        batch: Batch,
+        names: Sequence[str],
+        thinned: Thinned,
+        metrics: dict[str, Any],
+        update: Update,
+        settings: DictConfig,
+        size: int,
+        ranks: int,
+    ) -> None:
+        """Run the updates with the rows that stay in them."""
+        rows = len(thinned.kept)
+        with (
+            spared.part_of(batch, names, thinned, size, ranks) as part,
+            mini_batches(rows, len(names) // size, self._group_size, settings),
+        ):
+            update(part, metrics)
 
 
 def updates_of(prompts: int, config: DictConfig) -> int:

@@ -6,6 +6,7 @@ from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
     files,
+    filters,
     loops,
     prefix_tree,
     rewards,
@@ -46,6 +47,7 @@ SETTINGS = [
     Section("Importance weight", staleness.IMPORTANCE, _ours),
     Section("Staleness", staleness.STALENESS, _ours),
     Section("Estimators and filters", rows.ESTIMATOR, _ours),
+    Section("Groups without signal", filters.FILTERS, _ours),
     Section("Batch sizes", trainer.BATCH_SIZES, lambda run: run.has_our_loop and run.our_trainer is not None),
     Section("Common prefixes", prefix_tree.PREFIX_TREE),
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),

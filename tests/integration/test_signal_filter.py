@@ -1,0 +1,277 @@
+"""Groups without signal: `custom.multiturn.filter`, and the rows that leave the update (`spared.py`)."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_invalid import add
+from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
+
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+OURS = "actor_rollout_ref__rollout__custom__multiturn"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
+    made = WritableStore()
+    put_in_place(made, monkeypatch)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("worth", "size", "ranks", "multiple", "kept", "updates"),
+    [
+        ([1, 1, 2, 2, 2, 0, 1, 1], 4, 1, 1, [2, 3, 4, 6], [0, 0, 1, 1]),
+        # Two ranks, two updates: rank 0 has the rows 0–3, and an update two rows of each rank.
+        ([1, 2, 2, 1, 1, 1, 2, 1], 4, 2, 1, [1, 2, 4, 6], [0, 1, 0, 1]),
+        ([0, 2, 0, 1, 1, 1, 0, 0], 8, 1, 4, [1, 3, 4, 5], [0] * 4),
+        ([1, 1, 1, 1, 1, 1, 1, 2], 8, 2, 4, [0, 1, 4, 7], [0] * 4),
+        # Without any advantage each update keeps a trained row, as its loss is divided by the tokens.
+        ([0, 1, 1, 1, 0, 0, 1, 0], 4, 1, 1, [1, 6], [0, 1]),
+        ([1, 2, 2, 2], 4, 1, 4, None, None),
+        ([2, 2, 2], 4, 1, 1, None, None),  # verl refuses such a batch
+    ],
+)
+def test_rows_that_stay(
+    worth: list[int], size: int, ranks: int, multiple: int, kept: list[int] | None, updates: list[int] | None
+) -> None:
+    from verl_multiturn.verl_bridge.trainer.spared import thin
+
+    found = thin(worth, size, ranks, multiple)
+    assert found == (None if kept is None else (kept, updates))
+
+
+def trainer_of(**changes: Any) -> Any:
+    mini = {"actor_rollout_ref__actor__ppo_mini_batch_size": 2, f"{OURS}__filter": "skip"}
+    return make_trainer(**mini, **changes)
+
+
+def test_rows_without_advantages_leave_the_update(store: WritableStore) -> None:
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    add(store, "v", [1.0] * 4)
+    trainer = trainer_of()
+    seen: list[tuple[int, list[float]]] = []
+    base = type(trainer).__mro__[-2]
+    verls = base._update_actor
+
+    def update(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        mini = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        seen.append((mini, [store.advantage(key) for key in batch.keys]))
+        return verls(self, batch, metrics)
+
+    base._update_actor = update
+    metrics = step(trainer, store.batch())
+    assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+    assert (metrics["rollout/filter/spared_rows"], metrics["rollout/skipped_updates"]) == (4, 0)
+    tokens = {key: int(row["loss_mask"].sum()) for key, row in store.rows.items()}
+    factor = sum(tokens[f"u_{i}_0"] for i in range(4)) / sum(tokens.values())
+    after = [store.advantage(f"u_{i}_0") for i in range(4)]
+    assert seen == [(1, pytest.approx([value * factor for value in after]))]
+    assert after == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-3)
+    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
+
+
+def test_a_skipped_group_has_advantages_of_exactly_zero_and_no_old_log_probs(store: WritableStore) -> None:
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    add(store, "v", [0.1 + 0.2, 0.3, 0.3, None])
+    trainer = trainer_of()
+    trainer._spared.silent = frozenset("v")
+    asked: list[tuple[list[str], Any]] = []
+
+    def verls(batch: Any, metrics: dict[str, Any]) -> None:
+        asked.append((list(batch.keys), batch.extra_info.get("micro_batch_size_per_gpu")))
+
+    batch = store.batch()
+    trainer._spared._inferred = 3
+    assert trainer._spared.old_log_probs(batch, {}, verls, ranks=1) is batch
+    assert asked == [([f"u_{i}_0" for i in range(4)], 2)]
+    for i in range(4):
+        row = store.rows[f"v_{i}_0"]
+        assert row["old_log_probs"].equal(row["rollout_log_probs"])
+        assert not row["entropy"].any()
+        assert "entropy" not in store.rows[f"u_{i}_0"]
+    step(trainer, batch)
+    assert [store.advantage(f"v_{i}_0") for i in range(4)] == [0.0] * 4
+    assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+
+
+def test_where_all_are_silent_each_rank_computes_a_row(store: WritableStore) -> None:
+    for uid in "vw":
+        add(store, uid, [0.0] * 4)
+    trainer = trainer_of()
+    trainer._spared.silent = frozenset("vw")
+    asked: list[list[str]] = []
+    trainer._spared.old_log_probs(store.batch(), {}, lambda batch, metrics: asked.append(list(batch.keys)), ranks=2)
+    assert asked == [["v_0_0", "v_1_0"]]
+    metrics = step(trainer, store.batch())
+    # As without a filter, the optimizer makes its step.
+    assert (trainer.updates, metrics["rollout/skipped_updates"]) == ([[f"v_{i}_0" for i in range(4)]], 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_kl_loss": True},
+        {"entropy_coeff": 0.01},
+        {"policy_loss": {"loss_mode": "kl_cov"}},
+        {"loss_agg_mode": "seq-mean-token-sum-norm"},
+    ],
+)
+def test_rows_stay_where_they_matter(store: WritableStore, changes: dict[str, Any]) -> None:
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    add(store, "v", [1.0] * 4)
+    trainer = trainer_of(**{f"actor_rollout_ref__actor__{name}": value for name, value in changes.items()})
+    assert trainer._spared is None
+    step(trainer, store.batch())
+    assert trainer.updates == [list(store.rows)]
+
+
+def test_the_join_says_why_a_row_left_the_update(store: WritableStore, tmp_path: Path) -> None:
+    from tests.integration.test_joining import Run, agrees
+    from tests.integration.test_joining import add as add_rows
+
+    for uid, scores in (("u", [1.0, 0.0, 0.0, 1.0]), ("v", [1.0] * 4), ("w", [1.0, 0.0, 0.5, 0.5])):
+        add_rows(store, uid, list(scores))
+    changes = {"actor_rollout_ref__actor__ppo_mini_batch_size": 3, f"{OURS}__filter": "skip"}
+    run = Run(store, tmp_path, **changes)
+    run.trainer._spared.silent = frozenset("v")
+    run.step(store.batch())
+    rows = run.close()
+    agrees(run)
+    found = {key: [rows[f"{key}_{i}_0"]["untrained"] for i in range(4)] for key in "uvw"}
+    zero = "zero_advantage"
+    assert found == {"u": [None] * 4, "v": ["no_signal"] * 4, "w": [None, None, zero, zero]}
+    left = [rows["v_0_0"], rows["w_2_0"]]
+    assert [(row["trained"], row["update"], row["old_log_probs"] is None) for row in left] == [
+        (0, None, True),
+        (0, None, False),
+    ]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("mode", ["off", "skip", "refill", "difficulty"])
+def test_worlds_that_are_killed(mode: Any, is_async: bool, tmp_path: Path) -> None:
+    """A short form of `python -m benchmarks.filters`."""
+    from benchmarks.filters_world import World, play, play_killed
+
+    steps = 12
+    plain = play(World(mode, is_async, 1, steps, rows=40), steps)
+    killed = World(mode, is_async, 1, steps, rows=40)
+    assert not +play_killed(killed, 4, 3, steps, tmp_path)
+    counts = plain.found.counts
+    assert (counts["wrong"], counts["in_vain"]) == (0, 0)
+    assert counts["signal"] < counts["groups"]
+    if not is_async:
+        assert killed.buffer.state() == plain.buffer.state()
+    metrics = plain.buffer.metrics()
+    assert ("rollout/filter/groups" in metrics) is (mode != "off")
+    assert ("rollout/filter/pool/mixed" in metrics) is (mode == "difficulty")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    from benchmarks.dapo_filter import BATCH
+    from benchmarks.filters_world import World, play
+
+    class Solved(World):
+        def right(self, position: int) -> float:
+            return 1.0
+
+    caplog.set_level(logging.WARNING)
+    play(Solved("skip", is_async, 0, 2), 1)
+    said = "step 1: none of 4 groups has a signal (4 all right, 0 all wrong, 0 with fewer than two valid conversations)"
+    assert f"{said}, so that it teaches nothing; take harder rows, or end the run here" in caplog.text
+    caplog.clear()
+    world = play(Solved("refill", is_async, 0, 2), 1)
+    metrics = world.buffer.metrics()
+    assert metrics["rollout/filter/replaced"] == 10 * BATCH
+    assert metrics["rollout/filter/no_signal"] == metrics["rollout/filter/groups"] == 11 * BATCH
+    assert "rollout/filter/rollouts_per_signal" not in metrics
+    assert "the most that a step replaces, and those that come now teach nothing; take harder rows" in caplog.text
+
+
+FILTER = "+actor_rollout_ref.rollout.custom.multiturn.filter"
+
+
+def checked(**changes: str) -> Any:
+    """Compose verl's configuration with changes, check its filter, and complete it as the start-up check does."""
+    from tests.trainer_config import compose_config
+    from verl_multiturn.verl_bridge.startup.derive import complete
+    from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    needed = {
+        "actor_rollout_ref.rollout.name": "sglang_async",
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "multiturn_agent",
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.rollout.n": "4",
+    }
+    config = compose_config([f"{key}={value}" for key, value in (needed | changes).items()])
+    run = RunView(config)
+    check(run, [Section("", FILTERS)])
+    complete(run)
+    return config
+
+
+def test_what_is_derived() -> None:
+    def found(mode: str) -> tuple[Any, Any, Any]:
+        data = checked(**{FILTER: mode}).data
+        return data.get("gen_batch_size"), data.custom_cls.path, data.custom_cls.name
+
+    assert found("off") == found("skip") == (None, None, None)
+    assert found("refill") == (1, None, None)
+    assert found("difficulty") == (1, "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "said"),
+    [
+        ("skip", {"algorithm.filter_groups.enable": "True"}, "both would leave out groups; leave out one"),
+        ("refill", {"algorithm.adv_estimator": "gae"}, "a group of equal rewards may have advantages other than 0"),
+        ("skip", {"actor_rollout_ref.actor.use_kl_loss": "True"}, "use_kl_loss=True a row whose advantages are all 0"),
+        ("refill", {"algorithm.use_kl_in_reward": "True"}, "a KL penalty makes equal rewards different"),
+        ("skip", {"actor_rollout_ref.rollout.n": "1"}, "there is only one; set rollout.n to 2"),
+        ("difficulty", {"data.custom_cls.path": "a.py"}, "set .*filter=skip"),
+        ("refill", {"trainer.use_v1": "False"}, "only verl's own V1 trainers take it"),
+    ],
+)
+def test_what_is_refused(mode: str, changes: dict[str, str], said: str) -> None:
+    from verl_multiturn import ConfigError
+
+    with pytest.raises(ConfigError, match=said):
+        checked(**{FILTER: mode}, **changes)
+
+
+def test_rows_know_their_position_and_are_drawn_again() -> None:
+    from verl.utils.dataset.rl_dataset import collate_fn
+    from verl.utils.tensordict_utils import get_tensordict
+
+    from verl_multiturn.rollout.difficulty import Pools
+    from verl_multiturn.verl_bridge.trainer.numbered_rows import POSITION, draw_prompt
+
+    rows = [{"raw_prompt": [{"role": "user", "content": str(i)}], POSITION: i} for i in range(3)]
+    given = iter([0, 1, 0, 1, 2])
+
+    def fetch() -> Any:
+        position = next(given)
+        columns = collate_fn([rows[position]])
+        columns["uid"] = collate_fn([{"uid": f"u{position}"}])["uid"]
+        return get_tensordict(columns)
+
+    pools = Pools(8)
+    first, second = draw_prompt(pools, fetch, rows), draw_prompt(pools, fetch, rows)
+    assert [list(each["uid"]) for each in (first, second)] == [["u0"], ["u1"]]
+    assert POSITION not in first
+    assert pools.drawn == {"u0": 0, "u1": 1}
+    pools.judge("u0", 8, 8, False, 1)
+    pools.judge("u1", 4, 8, True, 1)
+    again = draw_prompt(pools, fetch, rows)
+    assert next(iter(again["raw_prompt"])) == [{"role": "user", "content": "1"}]
+    assert POSITION not in again
+    assert (list(pools.drawn.values()), pools.drawn.keys() & {"u1"}) == ([1], set())
+    assert list(draw_prompt(pools, fetch, rows)["uid"]) == ["u2"]  # row 0 was right, and row 1 is in a group
