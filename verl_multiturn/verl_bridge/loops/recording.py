@@ -1,7 +1,7 @@
 """`Recorder`: hands the conversations of one process over to the writer of their records.
 
 A record is handed over when the conversation's rows are stored, so that its timeline has the reward and the storing.
-Every 2 s the writer gets what the conversations that run are waiting for.
+Every 2 s the writer gets what the conversations that run are waiting for, less often where thousands run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds from one look at the conversations that run to the next."""
+_LOOK_SHARE = 0.01
+"""Largest share of the time that these looks may take; with thousands of conversations they come less often."""
 
 
 class Writer(Protocol):
@@ -106,8 +109,10 @@ class Recorder:
         return self._told - told
 
     def _looks(self) -> None:
+        began = time.thread_time()
         self.writer.snapshot([_shown(followed) for followed in self._open])
-        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._looks) if self._open else None
+        pause_s = max(LOOK_S, (time.thread_time() - began) / _LOOK_SHARE)
+        self._look = asyncio.get_running_loop().call_later(pause_s, self._looks) if self._open else None
 
 
 def _line(followed: Followed) -> dict[str, Any]:
