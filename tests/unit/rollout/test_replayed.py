@@ -193,6 +193,13 @@ async def test_an_engine_that_failed_before_the_time_was_up_fails_again() -> Non
         await RecordedTurns(recorded).answer(Ask("r", [1], {}, 10))
 
 
+async def test_a_conversation_that_had_seen_only_outages_when_its_time_was_up() -> None:
+    recorded = await record(["One.", call("late")], Limits(4096, 4096, wall_clock_s=0.02), user=True)
+    error = "tool look: each of its calls met an outage"
+    recorded |= {"stop_reason": "outage", "valid": False, "error": error, "outages": ["tool look"]}
+    assert differences(recorded, await replay(recorded, user=True)) == []
+
+
 async def test_another_prompt_is_named_with_its_turn_and_token() -> None:
     recorded = await record(CONVERSATIONS["calls"])
     with pytest.raises(DivergedError) as diverged:

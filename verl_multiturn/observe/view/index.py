@@ -35,6 +35,7 @@ from verl_multiturn.observe.view.index_rows import (
     merge,
     table_of,
 )
+from verl_multiturn.records import schema
 from verl_multiturn.records.fates import fates
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile

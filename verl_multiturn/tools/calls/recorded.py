@@ -49,7 +49,13 @@ class RecordedToolSession(ToolSession):
         """Return the outage for which the conversation had to end by now; "" for none."""
         record = self._record
         written = len(record["generations"]), sum(len(row["ids"]) for row in record["rows"])
-        return record["error"] if self._is_outage and self._recording.progress() >= written else ""
+        is_over = record["time_up"] is None and self._recording.progress() >= written
+        return record["error"] if self._is_outage and is_over else ""
+
+    @property
+    def shut_out(self) -> str:
+        """Return the outage of which alone the conversation had seen something when its time was up; "" for none."""
+        return self._record["error"] if self._is_outage and self._record["time_up"] is not None else ""
 
     @property
     def _is_outage(self) -> bool:
