@@ -108,9 +108,8 @@ class Layout:
             keys = [np.concatenate([each.ancestors, np.arange(each.start, each.end)]) for each in segments]
             queries = [each.end - each.start for each in segments]
             sizes = [len(each) for each in keys]
-            begins = [np.cumsum([0, *each]).astype(np.int32) for each in (queries, sizes)]
-            indices = (self._tensor(np.concatenate(keys)), *(self._tensor(each) for each in begins))
-            self._packed = (*indices, max(queries), max(sizes))
+            begins, key_begins = (self._tensor(np.cumsum([0, *each]).astype(np.int32)) for each in (queries, sizes))
+            self._packed = (self._tensor(np.concatenate(keys)), begins, key_begins, max(queries), max(sizes))
         return self._packed
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -177,7 +176,7 @@ def _attend_block(query: Tensor, key: Tensor, value: Tensor, block: Block, scale
     """Return the output of one block, `(key heads, heads of each, tokens, size)`."""
     own = slice(block.start, block.end)
     heads, size = key.shape[0], key.shape[-1]
-    queries = query[:, own].unflatten(0, (heads, -1))
+    queries = query[:, own].reshape(heads, query.shape[0] // heads, -1, size)
 
     def seen(each: Tensor) -> Tensor:
         chosen = each[:, own] if block.keys is None else each.index_select(1, block.keys)

@@ -54,7 +54,7 @@ _FURTHEST = {torch.float32: 1e-3}
 """How far a log-prob of the probe may lie from verl's; in half precision 0.2."""
 
 
-class PrefixTreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class PrefixTreeEngine(FSDPEngineWithLMHead):
     """verl's FSDP engine of a language model; see the module's docstring."""
 
     is_strict = False
@@ -191,7 +191,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         }
 
     def _model_config(self) -> Any:
-        return getattr(self.module, "module", self.module).config
+        module: Any = self.module
+        return getattr(module, "module", module).config
 
     def _allows(self, reason: str | None) -> bool:
         """Tell whether forests are computed; say once why not.
