@@ -157,8 +157,9 @@ class Engine:
         return RolloutClient(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}), router)
 
     async def flush(self) -> None:
-        """Empty the cache."""
-        await self._engine.tokenizer_manager.flush_cache()
+        """Empty the cache, as soon as the engine has let go of its last request."""
+        if not (await self._engine.tokenizer_manager.flush_cache(timeout_s=60.0)).success:
+            raise SystemExit("SGLang does not empty its cache")
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the engine's processes."""

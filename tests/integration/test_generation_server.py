@@ -39,6 +39,9 @@ class Manager:
             await asyncio.sleep(0)
             self.is_pause_cond.notify_all()
 
+    async def get_internal_state(self) -> list[dict[str, Any]]:
+        return [{"memory_usage": {"token_capacity": 100}}, {"memory_usage": {"token_capacity": 100}}]
+
     async def sample(self, ids: list[int]) -> list[int]:
         async with self.is_pause_cond:
             await self.is_pause_cond.wait_for(lambda: not self.is_pause)
@@ -192,9 +195,11 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
             exited.set_result(status)
 
     monkeypatch.setattr(SGLangHttpServer, "launch_server", launch)
+    server.config = SimpleNamespace(prompt_length=100, response_length=100, max_model_len=None)
     monkeypatch.setattr(module.os, "_exit", end)
     await server.launch_server(master_address=None)
     assert not exited.done()
+    assert (await server.cache_need("client", [(1.0, 150)], 0.9)).use == 0.75  # of 200 tokens
     try:
         children[0].kill()
         children[0].join()

@@ -48,7 +48,7 @@ class GroupRouter(GlobalRequestLoadBalancer):
         """
         siblings = self._group_to_server.get(group)
         known = self._request_id_to_server.get(request_id)
-        if known not in self._servers and siblings in self._servers and self._has_room(siblings):
+        if known not in self._servers and siblings is not None and self._has_room(siblings):
             self._request_id_to_server[request_id] = siblings
         name, handle = super().acquire_server(request_id)
         if group:
@@ -64,5 +64,7 @@ class GroupRouter(GlobalRequestLoadBalancer):
         return cleared
 
     def _has_room(self, server: str) -> bool:
+        if server not in self._servers:
+            return False
         least = min(self._inflight_requests.values())
         return bool(self._inflight_requests[server] - least < max(_MORE, _SHARE * least))
