@@ -81,11 +81,13 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 class MultiTurnWorker(_VerlWorker):
     """verl's agent-loop worker, whose groups can be waited for and cancelled, and whose prompts are over-sampled."""
 
+    reward_loop_worker_handles: Any  # of verl's worker
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         hold_verls_tracing(config)
         super().__init__(config, *args, **kwargs)
-        workers = self.reward_loop_worker_handles
-        self.reward_loop_worker_handles = NearRewards.handles(self.config, self.tokenizer, workers)
+        handles = self.reward_loop_worker_handles
+        self.reward_loop_worker_handles = NearRewards.handles(self.config, self.tokenizer, handles)
         self._groups: dict[str, asyncio.Task[Any]] = {}
         self._conversation_ends: dict[str, float] = {}
         """Time (`time.time`) at which the last conversation of each running group ended, before its row was written."""
