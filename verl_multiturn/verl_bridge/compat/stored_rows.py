@@ -6,13 +6,12 @@ is all that our hooks read of verl's batch objects. So another queue would be an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
 import transfer_queue
 from tensordict import TensorDict
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
@@ -97,23 +96,6 @@ def get_prompts(uids: Sequence[str], partition_id: str) -> TensorDict:
 def put_tags(keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]]) -> None:
     """Write a tag for each key; what a tag had before stays, unless it is named again."""
     transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, tags=list(tags))
-
-
-async def put_rows(
-    keys: Sequence[str], partition_id: str, fields: Sequence[Mapping[str, Any]], tags: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write whole rows, with a tag for each.
-
-    Args:
-        keys: The names of the rows.
-        partition_id: TransferQueue's partition.
-        fields: The columns of each row; all rows have the same ones.
-        tags: The tag of each row.
-    """
-    columns = list_of_dict_to_tensordict([dict(row) for row in fields])
-    await transfer_queue.async_kv_batch_put(
-        keys=list(keys), partition_id=partition_id, fields=columns, tags=[dict(tag) for tag in tags]
-    )
 
 
 def clear_groups(uids: Collection[str], partition_id: str, *, prompts: bool = True) -> int:

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -40,7 +40,6 @@ from verl_multiturn.rollout.cache.residents import residing
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.compat.gathered_rows import GatheredRows, gathering
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
@@ -207,7 +206,7 @@ class MultiTurnWorker(_VerlWorker):
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return
         self._conversation_ends[uid] = time.time()
-        row = asyncio.ensure_future(self._make_row(*args, uid=uid, **kwargs))
+        row = asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs))
         row.add_done_callback(self._writing.discard)
         try:
             await asyncio.wait({row})
@@ -224,12 +223,6 @@ class MultiTurnWorker(_VerlWorker):
             found.timeline.end("store")
         self._row_ends[uid] = time.time()
         note_score(args[0])
-
-    @cached_property
-    def _make_row(self) -> Callable[..., Any]:
-        verls = super()._agent_loop_postprocess
-        # Positions of images have dimensions of several lengths, which one column cannot hold.
-        return verls if self.processor is not None else partial(gathering(verls.__func__, GatheredRows()), self)
 
     @cached_property
     def _rewards(self) -> Rewards:
