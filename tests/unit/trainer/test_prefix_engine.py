@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.prefix_tree import packing
 from verl_multiturn.verl_bridge.prefix_tree.forest import Forest, grow, sort_rows
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 def arrays(*rows: list[int]) -> list[np.ndarray]:
