@@ -41,6 +41,7 @@ def test_it_comes_after_all_of_a_checkpoint(mode: str, tmp_path: Path, monkeypat
     trainer.config, trainer.global_steps = OmegaConf.create(config), 3
     trainer.trainer_mode, trainer.use_critic, trainer.replay_buffer = mode, False, None
     trainer._history = None if mode == "sync" else History(saves=True)
+    trainer._filters = False
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda local, *_, **__: Path(local).mkdir(parents=True))
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.checkpoint_callback = SimpleNamespace(on_save=on_save)

@@ -76,12 +76,15 @@ def test_the_second_update_has_the_proximal_policy_of_the_first(
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+    from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
     from verl_multiturn.verl_bridge.trainer.trainers import MultiTurnSeparateAsync
 
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: weights(module))
     trainer: Any = object.__new__(MultiTurnSeparateAsync)
     trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": False}}})
     trainer.actor_rollout_wg = worker_of(name, module)
+    trainer._spared, trainer._engines = None, EngineLogProbs(None, trainer.config)
+    trainer._rows, trainer.global_steps = SimpleNamespace(of=lambda batch: batch), 1
     trainer.local_trigger_step = 0
     assert trainer._compute_old_log_prob(None, {}) == FIRST
     update(module)
