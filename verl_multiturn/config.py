@@ -224,8 +224,8 @@ class CacheSettings(BaseModel):
     full: float | None = Field(default=0.9, gt=0, le=1)
     """Share of a server's cache that conversations may need together; null: nothing waits for the cache.
 
-    Above it, the turns of the younger conversations wait until the older ones have ended, with their clocks standing
-    still.
+    Above it, the turns of the younger conversations wait until the older ones have ended, or have had no turn for 10 s,
+    with their clocks standing still.
     """
 
 

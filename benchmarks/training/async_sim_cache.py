@@ -1,6 +1,7 @@
 """A step's rollout on one GPU whose cache is too small, on virtual time, with and without turns that wait for room.
 
-The rule is the real one (`rollout/cache/need.py`), asked at most twice a second. Nothing is fitted. The inputs are:
+The rule is the real one (`rollout/cache/need.py`), asked at most twice a second; a conversation whose tool takes long
+does not count (`AWAY_S`). Nothing is fitted. The inputs are:
 
 - Qwen2.5-7B (its config: 28 layers, 4 key-value heads of 128, 7.6 B parameters, 16 bits) on one H100 (data sheet: 989
   TFLOP/s, 3.35 TB/s): decoding reads weights and cache at 70 % of the bandwidth and a step costs 2 ms more; prompts are
@@ -21,7 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_multiturn.rollout.cache.need import CacheNeed
+from verl_multiturn.rollout.cache.need import AWAY_S, CacheNeed
 
 PARAMETERS, KV_BYTES, LAYERS, WIDTH = 7.6e9, 57_344, 28, 3584
 BYTES_PER_S, FLOPS, STEP_S = 3.35e12 * 0.7, 989e12 * 0.5, 0.002
@@ -56,13 +57,14 @@ class Rollout:
         need: What they need together at their ends, as a share of the cache.
         holds: Whether turns of the younger ones wait while the cache is full.
         seed: Of the draws.
+        tool_s: Seconds of a call, on average.
     """
 
-    def __init__(self, need: float, holds: bool, seed: int = 0) -> None:
+    def __init__(self, need: float, holds: bool, seed: int = 0, tool_s: float = TOOL_S) -> None:
         self.now = 0.0
         self.read = 0.0
         """Tokens that were read."""
-        self._rng = random.Random(seed)
+        self._rng, self._tool_s = random.Random(seed), tool_s
         count = max(1, round(need * CACHE / MEAN_WHOLE))
         self._live = [Conversation(number, self._rng.randint(*TURNS)) for number in range(count)]
         self._all = list(self._live)
@@ -98,7 +100,8 @@ class Rollout:
         if self._need is None or self.now < self._asked + EVERY_S:
             return
         self._asked = self.now
-        told = [(float(each.number), each.tokens) for each in self._live]
+        away = {each.number for _, _, each in self._tools if self.now - each.used > AWAY_S}
+        told = [(float(each.number), each.tokens) for each in self._live if each.number not in away]
         self._youngest = self._need.tell("client", told, FULL).youngest
         come = sorted((each for each in self._held if each.number <= self._youngest), key=lambda each: each.number)
         self._queue += come
@@ -149,20 +152,20 @@ class Rollout:
             each.turns -= 1
             if each.turns:
                 each.tokens += ANSWER
-                heapq.heappush(self._tools, (self.now + self._rng.expovariate(1 / TOOL_S), each.number, each))
+                heapq.heappush(self._tools, (self.now + self._rng.expovariate(1 / self._tool_s), each.number, each))
             else:
                 self._live.remove(each)
         self._throw_out()
 
 
-def faster(needs: Sequence[float] = NEEDS, seeds: int = 1) -> dict[str, dict[str, float]]:
+def faster(needs: Sequence[float] = NEEDS, seeds: int = 1, tool_s: float = TOOL_S) -> dict[str, dict[str, float]]:
     """Return, by need, how many times as fast a step's rollout is when younger turns wait, and what is read for it."""
     found = {}
     for need in needs:
         seconds, read = [0.0, 0.0], [0.0, 0.0]
         for seed in range(seeds):
             for holds in (False, True):
-                rollout = Rollout(need, holds, seed)
+                rollout = Rollout(need, holds, seed, tool_s)
                 seconds[holds] += rollout.run()
                 read[holds] += rollout.read
         found[f"{need:g}"] = {"faster": round(seconds[0] / seconds[1], 2), "read": round(read[1] / read[0], 2)}

@@ -72,7 +72,8 @@ async def test_a_sibling_leads_and_the_others_follow() -> None:
     server.read.set()
     outputs = await asyncio.gather(*asking)
     assert server.leads == [True, False, False]
-    assert [output.extra_fields["held_s"] > 0 for output in outputs] == [False, True, True]
+    assert [output.extra_fields["led_s"] > 0 for output in outputs] == [False, True, True]
+    assert [output.extra_fields["held_s"] for output in outputs] == [0, 0, 0]  # the cache suffices
     assert (ours._caches._turns, ours._waiting) == ({}, set())
 
 
@@ -165,6 +166,32 @@ async def test_a_server_that_dies_while_turns_wait() -> None:
     assert (await converse(client_of(balancer), 1)).stop_reason == "stop"
 
 
+async def test_a_new_server_at_the_address_of_a_dead_one_is_asked_anew() -> None:
+    caches = client_of(Grouping(Caching([])))._caches
+    dead, new = Caching([]), Caching([])
+    with residing("g"):
+        await caches.before("a", "server", dead, [10], {}, True)
+        before = caches._servers["server"]
+        await caches.before("a", "server", new, [10], {}, True)
+        assert caches._servers["server"] is not before
+        assert caches._servers["server"].handle is new
+        caches.told("a")
+    assert (before.holding._stays, caches._servers["server"].holding._stays) == ({}, {})
+
+
+async def test_a_conversation_that_asks_for_no_more_tokens_is_forgotten_while_its_reward_is_waited_for() -> None:
+    server = Caching([(1, "stop", 4, False)] * 2)
+    ours = client_of(Grouping(server))
+    server.read.set()
+    with residing("g") as conversation:
+        await ours.generate("r", prompt_ids=[10], sampling_params={"max_new_tokens": 20})
+        its = ours._caches._servers["server"]
+        assert len(its.holding._stays) == 1
+        conversation.leave()
+        await ours.generate("r", prompt_ids=[10], sampling_params={"max_new_tokens": 20})
+        assert (its.holding._stays, its.leads._of_block, its.leads._used) == ({}, {}, {})
+
+
 async def test_the_first_output_of_a_watched_request_says_that_its_prompt_is_read() -> None:
     from verl_multiturn.verl_bridge.servers.cache_hits import CacheHits
 
@@ -200,6 +227,12 @@ async def test_the_first_output_of_a_watched_request_says_that_its_prompt_is_rea
     assert await anext(hits.generate_request(request())) == ended
     assert given == [(True, {"top_p": 1.0, "stream_interval": 1 << 30}), (False, {"top_p": 1.0})]
     assert not await hits.prefilled("gone", 0.01)
+    manager = Manager(ended)
+    manager.server_args = SimpleNamespace(incremental_streaming_output=True)  # type: ignore[attr-defined]
+    hits = CacheHits(manager)
+    hits.watch("a")
+    assert await anext(hits.generate_request(request())) == ended
+    assert given[-1] == (False, {"top_p": 1.0})  # the last output would have the new tokens alone
     hits = CacheHits(Manager(refused))
     hits.watch("a")
     with pytest.raises(ValueError, match="too long"):

@@ -1,6 +1,7 @@
 """Our generation server: pauses and versions, over a stand-in for SGLang."""
 
 import asyncio
+import math
 import multiprocessing
 import time
 from types import SimpleNamespace
@@ -200,6 +201,10 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
     await server.launch_server(master_address=None)
     assert not exited.done()
     assert (await server.cache_need("client", [(1.0, 150)], 0.9)).use == 0.75  # of 200 tokens
+    full = [(1.0, 150), (2.0, 150)]
+    assert (await server.cache_need("client", full, 0.9)) == (1.5, 1.0)
+    server._admission.close(leaves=True)
+    assert (await server.cache_need("client", full, 0.9)) == (1.5, math.inf)  # none waits for a server that leaves
     try:
         children[0].kill()
         children[0].join()

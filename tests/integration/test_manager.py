@@ -158,3 +158,21 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     async with asyncio.timeout(60):
         assert await worker.cancel(["a"]) == 1
     assert (worker.puts, worker._writing) == ([("a", "running")], set())
+
+
+async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_cache(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.rollout.cache.residents import resident, residing
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+
+    over: list[bool] = []
+
+    async def score(*_: Any, **__: Any) -> None:
+        over.append(resident().is_over)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_compute_score", score)
+    with residing("a") as conversation:
+        assert not conversation.is_over
+        await worker._agent_loop_postprocess([], uid="a", session_id=0)
+    assert over == [True]

@@ -69,7 +69,8 @@ def stats_of(outcome: Outcome) -> Stats:
         "differs": bool(outcome.differences),
         "generate_s": outcome.generate_s,
         "cache": (outcome.cache.given, outcome.cache.cached),
-        "prefill": (outcome.cache.new, dict(outcome.cache.prompts), outcome.cache.held_s, outcome.cache.use),
+        "prefill": (outcome.cache.new, dict(outcome.cache.prompts), outcome.cache.use),
+        "waited": (outcome.cache.held_s, outcome.cache.led_s),
         "tools_s": outcome.tools_s,
         "interaction_s": outcome.interaction_s,
         "opening": None if outcome.opening is None else outcome.opening.text,
@@ -171,7 +172,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
         **_percentiles("generate_s", [each["generate_s"] for each in stats]),
         **_percentiles("tools_s", [each["tools_s"] for each in stats]),
         **_of_cache([each["cache"] for each in stats if "cache" in each]),
-        **_of_prefill([(*each["cache"], *each["prefill"]) for each in stats if "prefill" in each]),
+        **_of_prefill([(*each["cache"], *each["prefill"], *each["waited"]) for each in stats if "prefill" in each]),
     }
 
 
@@ -181,7 +182,9 @@ def _of_cache(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
     return {"cache/hit_share": sum(cached for _, cached in uses) / given} if given else {}
 
 
-def _of_prefill(uses: Sequence[tuple[int, int, int, Mapping[int, int], float, float | None]]) -> dict[str, float]:
+def _of_prefill(
+    uses: Sequence[tuple[int, int, int, Mapping[int, int], float | None, float, float]],
+) -> dict[str, float]:
     """Return how much engines read again, and what was done about it; nothing where no engine says so.
 
     The least that they can read is each first prompt once, with one token for each further conversation that has it,
@@ -192,10 +195,11 @@ def _of_prefill(uses: Sequence[tuple[int, int, int, Mapping[int, int], float, fl
     least = sum(use[2] for use in uses) + sum(different.values()) + len(prompts) - len(different)
     if not least:
         return {}
-    known = [use[5] for use in uses if use[5] is not None]
+    known = [use[4] for use in uses if use[4] is not None]
     return {
         "cache/prefilled_over_minimal": sum(given - cached for given, cached, *_ in uses) / least,
-        "cache/held_s": sum(use[4] for use in uses) / len(uses),
+        "cache/held_s": sum(use[5] for use in uses) / len(uses),
+        "cache/led_s": sum(use[6] for use in uses) / len(uses),
         **({"cache/use": max(known)} if known else {}),
     }
 

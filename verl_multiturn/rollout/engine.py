@@ -25,7 +25,9 @@ class Generation:
     cached: int | None = None
     """How many of the given ids the engine had in its prefix cache; None where it does not say."""
     held_s: float = 0.0
-    """Seconds for which the turn was held back, so that the engine need not read the same ids again."""
+    """Seconds for which the turn waited for room in the engine's cache."""
+    led_s: float = 0.0
+    """Seconds for which it waited for one that begins alike, whose ids the engine need not read again."""
     cache_use: float | None = None
     """Tokens of all conversations at that engine, as a share of its cache; None where it does not say."""
 
@@ -84,7 +86,9 @@ class CacheUse:
     prompts: dict[int, int] = field(default_factory=dict)
     """Number of ids of each first prompt, by a hash of them: siblings have the same."""
     held_s: float = 0.0
-    """Seconds for which turns were held back."""
+    """Seconds for which turns waited for room."""
+    led_s: float = 0.0
+    """Seconds for which turns waited for those that lead them."""
     use: float | None = None
     """Largest share of an engine's cache that all conversations there needed; None where no engine says so."""
 
@@ -98,6 +102,7 @@ class CacheUse:
                 just before, the engine has yet to read the last id.
         """
         self.held_s += generation.held_s
+        self.led_s += generation.led_s
         if generation.cache_use is not None:
             self.use = max(self.use or 0.0, generation.cache_use)
         if generation.cached is None:

@@ -24,6 +24,11 @@ def test_turns_that_wait_are_read_once() -> None:
     assert not rollout._held
 
 
+def test_slow_tools_make_no_step_slower() -> None:
+    """While the tools of the older conversations take a minute, the younger ones go on."""
+    assert faster([3.6], tool_s=60.0)["3.6"]["faster"] >= 0.9
+
+
 def test_a_step_that_is_not_faster_fails() -> None:
     assert failures({"0.8": {"faster": 1.0}, "3.6": {"faster": 1.6}}) == []
     assert failures({"0.8": {"faster": 0.98}, "3.6": {"faster": 1.6}}) == [

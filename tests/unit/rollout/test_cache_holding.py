@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.need import CacheNeed, Told
-from verl_multiturn.rollout.cache.residents import Resident
+from verl_multiturn.rollout.cache.residents import Resident, residing
 
 
 def of(began: float, group: str = "") -> Resident:
@@ -41,12 +41,64 @@ async def test_a_prompt_that_siblings_share_counts_once() -> None:
     assert holding.told() == [(1.0, 13), (2.0, 5), (3.0, 3)]
     holding.leave(first)
     assert holding.told() == [(2.0, 8), (3.0, 3)]
+    holding.note(other, "s", [7, 8])
     holding.drop(other, "r")
-    assert holding.told() == [(2.0, 8), (3.0, 0)]
-    assert list(holding._groups) == ["g", "h"]
-    for resident in (second, other):
-        holding.leave(resident)
-    assert (holding.told(), holding._groups) == ([], {})
+    assert holding.told() == [(2.0, 8), (3.0, 2)]
+    holding.drop(other, "s")  # its last request goes on elsewhere
+    assert holding.told() == [(2.0, 8)]
+    assert list(holding._groups) == ["g"]
+    second.leave()
+    assert (holding.told(), holding._groups, holding._stays) == ([], {}, {})
+
+
+async def test_a_conversation_without_a_turn_counts_for_ten_seconds() -> None:
+    now = [0.0]
+    holding, away, young = Holding(Server().ask, lambda: now[0]), of(1.0, "g"), of(2.0, "g")
+    for resident in (away, young):
+        holding.note(resident, "r", list(range(800)))
+    now[0] = 60.0
+    assert holding.told() == [(1.0, 800), (2.0, 0)]  # a turn may take long
+    holding.rest(away, "r")
+    now[0] = 70.0
+    assert holding.told() == [(1.0, 800), (2.0, 0)]
+    now[0] = 70.1
+    assert holding.told() == [(2.0, 800)]
+    holding.note(away, "r", list(range(810)))  # it comes back
+    assert holding.told() == [(1.0, 810), (2.0, 0)]
+
+
+async def test_of_an_agents_requests_without_a_turn_the_longest_counts() -> None:
+    holding, agent = Holding(Server().ask), of(1.0)
+    for request, tokens in (("main", 300), ("title", 20), ("first", 100), ("second", 150)):
+        holding.note(agent, request, list(range(tokens)))
+    assert holding.told() == [(1.0, 570)]
+    for request in ("main", "title", "first"):
+        holding.rest(agent, request)
+    assert holding.told() == [(1.0, 450)]
+
+
+async def test_a_conversation_that_is_over_is_not_counted_again() -> None:
+    holding = Holding(Server().ask)
+    with residing("g") as resident:
+        holding.note(resident, "r", [1, 2, 3])
+        resident.leave()
+        assert (holding.told(), resident.ends) == ([], [])
+        holding.note(resident, "r", [1, 2, 3])
+    assert (holding.told(), resident.ends) == ([], [])
+
+
+async def test_nothing_waits_for_one_that_waits_for_others() -> None:
+    """An old conversation has ended, and its row waits for a sibling, which waits for room."""
+    holding, old, young = Holding(Server().ask), of(1.0, "g"), of(2.0, "g")
+    holding.note(old, "r", list(range(950)))
+    await holding.let_in(old)
+    await settle()
+    holding.note(young, "r", list(range(1000, 1300)))
+    waiting = asyncio.ensure_future(holding.let_in(young))
+    await settle()
+    assert not waiting.done()
+    old.leave()
+    await asyncio.wait_for(waiting, 60)
 
 
 async def settle() -> None:
@@ -145,6 +197,6 @@ async def test_one_that_is_cancelled_or_over_leaves_nothing_behind() -> None:
     assert not holding._held
     later = asyncio.ensure_future(holding.let_in(young))
     await settle()
-    old.ends[0](old)
+    old.leave()
     await asyncio.wait_for(later, 60)  # the next question tells that there is room
     assert young.held_s > 0

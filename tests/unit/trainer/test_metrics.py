@@ -122,11 +122,13 @@ def test_what_engines_read_again() -> None:
     first, second = CacheUse(), CacheUse()
     prompt, turn = list(range(100)), list(range(130))
     first.add(Ask("a", prompt, {}, 9), Generation([1], [0.0], [0], "stop", cached=0), 0)
-    first.add(Ask("a", turn, {}, 9), Generation([1], [0.0], [0], "stop", cached=0, held_s=3.0, cache_use=1.5), 100)
+    first.add(
+        Ask("a", turn, {}, 9), Generation([1], [0.0], [0], "stop", cached=0, held_s=3.0, led_s=1.0, cache_use=1.5), 100
+    )
     second.add(Ask("b", prompt, {}, 9), Generation([1], [0.0], [0], "stop", cached=99), 0)
     found = metrics_of(outcome(cache=first), outcome(cache=second))
     assert found["cache/prefilled_over_minimal"] == 231 / 131  # least: 100 for the prompt, 1 for the sibling, 30
-    assert (found["cache/held_s"], found["cache/use"]) == (1.5, 1.5)
+    assert (found["cache/held_s"], found["cache/led_s"], found["cache/use"]) == (1.5, 0.5, 1.5)
     second.add(Ask("b", turn, {}, 9), Generation([1], [0.0], [0], "stop"), 100)  # an engine that says nothing
     assert metrics_of(outcome(cache=second))["cache/prefilled_over_minimal"] == 0.01
 

@@ -5,12 +5,16 @@
                  ▼
               it waits until they fit: the oldest conversation first, nothing is aborted
 
-The server is asked when turns come and while turns wait, at most twice a second. In between its last answer holds, and
-what a conversation leaves goes to those that wait in the same client.
+The server is asked at most twice a second, as long as conversations come, go or wait. In between its last answer
+holds, and what a conversation leaves goes to those that wait in the same client.
+
+A conversation counts while it has a turn, and for a while afterwards: where tools take long, its tokens are read again,
+which costs less than an engine that waits with it.
 
 Invariants:
-- nothing waits for a server that does not say its cache's use, or that has died;
-- without turns nobody asks.
+- nothing waits for a server that does not say its cache's use, that leaves, or that has died;
+- nothing waits for a conversation that has no turn for longer than `AWAY_S`, whatever that waits for itself;
+- without conversations nobody asks.
 """
 
 from __future__ import annotations
@@ -18,10 +22,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
 
 from verl_multiturn.describe import describe
-from verl_multiturn.rollout.cache.need import Conversations, Told
+from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, Conversations, Told
 from verl_multiturn.rollout.cache.residents import Resident
 from verl_multiturn.rollout.engine import common_length
 
@@ -31,6 +38,30 @@ _EVERY_S = 0.5
 """Seconds between two questions, at least."""
 # Seconds in which a server has to answer.
 _ANSWER_S = 5.0
+
+
+@dataclass
+class _Stay:
+    """What a conversation that goes on has at a server."""
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens of each of its requests."""
+    turns: set[str] = field(default_factory=set)
+    """Requests that have a turn."""
+    since: float = 0.0
+    """When its last turn ended."""
+
+    def counts(self, now: float) -> bool:
+        """Tell whether the others have to leave room for it."""
+        return bool(self.turns) or now - self.since <= AWAY_S
+
+    def needed(self) -> int:
+        """Return how many tokens it comes back for: of an agent's requests without a turn, those of the longest.
+
+        Of the others most are over, as those of a subagent or of a history that was made shorter.
+        """
+        idle = [tokens for request, tokens in self.tokens.items() if request not in self.turns]
+        return sum(self.tokens[request] for request in self.turns) + max(idle, default=0)
 
 
 class _Group:
@@ -48,15 +79,18 @@ class Holding:
 
     Args:
         ask: Tells the server all conversations, and returns what it says of its cache; None: it says nothing.
+        clock: Seconds that pass, as `time.monotonic`.
     """
 
-    def __init__(self, ask: Callable[[Conversations], Awaitable[Told | None]]) -> None:
+    def __init__(
+        self, ask: Callable[[Conversations], Awaitable[Told | None]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.use = math.nan
         """What the server last said."""
         self._ask = ask
+        self._clock = clock
         self._youngest = math.inf
-        self._tokens: dict[Resident, dict[str, int]] = {}
-        """Tokens of each request of a conversation that goes on."""
+        self._stays: dict[Resident, _Stay] = {}
         self._groups: dict[str, _Group] = {}
         self._held: dict[asyncio.Future[None], Resident] = {}
         self._freed = 0
@@ -67,19 +101,33 @@ class Holding:
         self._is_silent = False
 
     def note(self, resident: Resident, request_id: str, prompt: Sequence[int], sampled: int = 0) -> None:
-        """Note the tokens of a request: those of its prompt, and what was sampled behind it."""
-        requests = self._tokens.get(resident)
-        if requests is None:
-            requests = self._tokens[resident] = {}
+        """Note the tokens of a request that has a turn: those of its prompt, and what was sampled behind it."""
+        if resident.is_over:  # nothing would forget it again
+            return
+        stay = self._stays.get(resident)
+        if stay is None:
+            stay = self._stays[resident] = _Stay()
             resident.ends.append(self.leave)
             group = self._groups.setdefault(resident.group, _Group(prompt))
             group.shared[resident] = common_length(group.first, prompt)
-        requests[request_id] = len(prompt) + sampled
+        stay.tokens[request_id] = len(prompt) + sampled
+        stay.turns.add(request_id)
         self._is_new = True
+
+    def rest(self, resident: Resident, request_id: str) -> None:
+        """Note the end of a request's turn."""
+        if (stay := self._stays.get(resident)) is not None:
+            stay.turns.discard(request_id)
+            stay.since = self._clock()
 
     def drop(self, resident: Resident, request_id: str) -> None:
         """Forget a request that goes on at another server."""
-        self._tokens.get(resident, {}).pop(request_id, None)
+        if (stay := self._stays.get(resident)) is not None:
+            stay.turns.discard(request_id)
+            if len(stay.tokens) > 1 or request_id not in stay.tokens:
+                stay.tokens.pop(request_id, None)
+            else:
+                self.leave(resident)
 
     async def let_in(self, resident: Resident) -> None:
         """Wait until the conversation's next turn may be sent."""
@@ -95,34 +143,36 @@ class Holding:
                 del self._held[waiting]
 
     def leave(self, resident: Resident) -> None:
-        """Forget a conversation that is over."""
-        if (requests := self._tokens.pop(resident, None)) is None:
+        """Forget a conversation that is over, or that goes on at another server."""
+        if (stay := self._stays.pop(resident, None)) is None:
             return
         group = self._groups[resident.group].shared
         shared = group.pop(resident)
         if not group:
             del self._groups[resident.group]
         self._is_new = True
-        if resident.began <= self._youngest:
-            self._freed += max(0, sum(requests.values()) - (shared if group else 0))
+        if resident.began <= self._youngest and stay.counts(self._clock()):
+            self._freed += max(0, stay.needed() - (shared if group else 0))
             self._hand_on()
-        if not self._tokens:  # others may wait for the room
-            self._look()
 
     def told(self) -> Conversations:
         """Return what the server has to know: a prompt that siblings share counts once."""
         told: list[tuple[float, int]] = []
         groups: set[str] = set()
-        for resident in sorted(self._tokens, key=lambda each: each.began):
+        now = self._clock()
+        for resident in sorted(self._stays, key=lambda each: each.began):
+            stay = self._stays[resident]
+            if not stay.counts(now):
+                continue
             shared = self._groups[resident.group].shared[resident] if resident.group in groups else 0
             groups.add(resident.group)
-            told.append((resident.began, max(0, sum(self._tokens[resident].values()) - shared)))
+            told.append((resident.began, max(0, stay.needed() - shared)))
         return told
 
     def _hand_on(self) -> None:
         """Let conversations in that fit into what others have left."""
         for resident in sorted(set(self._held.values()), key=lambda each: each.began):
-            if (needed := sum(self._tokens.get(resident, {}).values())) > self._freed:
+            if (needed := self._stays[resident].needed() if resident in self._stays else 0) > self._freed:
                 break
             self._freed -= needed
             self._youngest = max(self._youngest, resident.began)
@@ -137,12 +187,17 @@ class Holding:
     def _look(self) -> None:
         """Ask the server soon, unless it is being asked."""
         if self._asking is None and not self._is_silent:
-            self._asking = asyncio.ensure_future(self._keep_asking())
+            # Not in the context of the conversation that happens to come first: it would be kept as long.
+            self._asking = asyncio.get_running_loop().create_task(self._keep_asking(), context=Context())
 
     async def _keep_asking(self) -> None:
+        asked = -math.inf
         try:
-            while self._is_new or self._held:
-                self._is_new = False
+            while self._is_new or self._held or self._stays:
+                if not self._is_new and not self._held and self._clock() < asked + REMINDED_S:
+                    await asyncio.sleep(_EVERY_S)
+                    continue
+                self._is_new, asked = False, self._clock()
                 try:
                     async with asyncio.timeout(_ANSWER_S):
                         told = await self._ask(self.told())

@@ -90,10 +90,10 @@ class Leads:
         loop = asyncio.get_running_loop()
         blocks, until = _blocks(ids), loop.time() + self._bound_s
         while (unread := self._unread(blocks)) is not None and (left := until - loop.time()) > 0:
-            with resident.held():
+            with resident.led():
                 await unread.wait(left)
         own = Lead()
-        for block in blocks:
+        for block in () if resident.is_over else blocks:
             found = self._of_block.setdefault(block, own)
             if found is own:
                 own.blocks.append(block)

@@ -5,9 +5,9 @@ Each client tells its conversations, in every question, and is told the use and 
     client  (when it began, its tokens) of each conversation  ──▶  server, which knows those of all clients
     client  holds the turns of what began later               ◀──  `Told`: use, youngest
 
-A conversation counts as long as it goes on, also between its turns: it comes back for its tokens. What the engine
-itself calls its use counts the running requests alone, and calls a cache free from which each turn throws another
-conversation out.
+A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens. What the
+engine itself calls its use counts the running requests alone, and calls a cache free from which each turn throws
+another conversation out.
 
 Invariants:
 - the oldest conversation is always let in, so that all are in the end;
@@ -26,6 +26,10 @@ from verl_multiturn.errors import ConfigError
 Conversations = Sequence[tuple[float, int]]
 """When each conversation of a client began (`time.time`), and its tokens, without those that siblings have told."""
 
+AWAY_S = 10.0
+"""Seconds after its last turn for which a conversation counts; what it waits for then takes long."""
+REMINDED_S = 5.0
+"""Seconds after which a client tells what it has told before."""
 # Seconds after which a client that has told nothing counts as dead.
 _LATE_S = 30.0
 
@@ -34,7 +38,7 @@ class Told(NamedTuple):
     """What a server says of its cache."""
 
     use: float
-    """Tokens of all conversations that go on, as a share of the cache: above 1 they do not fit."""
+    """Tokens of all conversations that count, as a share of the cache: above 1 they do not fit."""
     youngest: float
     """When the youngest conversation began that is let in; infinity: all are."""
 
@@ -58,7 +62,7 @@ class CacheNeed:
 
         Args:
             client: Its name.
-            conversations: All that go on; none: the client is forgotten.
+            conversations: All that count; none: the client is forgotten.
             full: Share of the cache above which the younger conversations wait.
         """
         now = self._clock()

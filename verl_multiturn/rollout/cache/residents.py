@@ -31,17 +31,37 @@ class Resident:
     places: dict[str, str] = field(default_factory=dict)
     """Name of the server of each of its requests."""
     held_s: float = 0.0
-    """Seconds for which its turns were held back."""
+    """Seconds for which its turns waited for room."""
+    led_s: float = 0.0
+    """Seconds for which its turns waited for those that lead them."""
+    is_over: bool = False
+    """Whether it asks for no more tokens."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold a turn back while the block lasts: as in a pause, the conversation's clock stands still."""
+        """Hold a turn back for want of room: as in a pause, the conversation's clock stands still."""
         since = time.perf_counter()
         try:
             with stopped(), during("pause"):
                 yield
         finally:
             self.held_s += time.perf_counter() - since
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """Let a turn wait for one that leads it, as `held` does for room."""
+        since = time.perf_counter()
+        try:
+            with stopped(), during("pause"):
+                yield
+        finally:
+            self.led_s += time.perf_counter() - since
+
+    def leave(self) -> None:
+        """Give up what is kept for it: it asks for no more tokens, whatever else it still waits for."""
+        self.is_over = True
+        while self.ends:
+            self.ends.pop()(self)
 
 
 _resident: ContextVar[Resident | None] = ContextVar("resident", default=None)
@@ -60,8 +80,7 @@ def residing(group: str) -> Iterator[Resident]:
         yield found
     finally:
         _resident.reset(token)
-        for end in found.ends:
-            end(found)
+        found.leave()
 
 
 def resident() -> Resident | None:

@@ -36,7 +36,7 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.records.step_writer import clock_of
-from verl_multiturn.rollout.cache.residents import residing
+from verl_multiturn.rollout.cache.residents import resident, residing
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.closing import close_at_end
@@ -202,6 +202,8 @@ class MultiTurnWorker(_VerlWorker):
                     found.status = "cut"
 
     async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+        if (conversation := resident()) is not None:
+            conversation.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
             return

@@ -35,6 +35,11 @@ class Admission:
         """Tell whether generations are let in."""
         return self._is_open
 
+    @property
+    def leaves(self) -> bool:
+        """Tell whether the server leaves the load balancer."""
+        return self._leaves
+
     def enter(self) -> bool:
         """Let a generation in, and return True; return False when the door is closed."""
         if not self._is_open:

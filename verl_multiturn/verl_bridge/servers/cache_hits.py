@@ -28,10 +28,15 @@ class CacheHits:
     _reads: dict[str, asyncio.Event]
     """Set when the prompt of a request has been read, by the id of one that is watched or asked for."""
     _watched: set[str]
+    _streams: bool
+    """Whether the last output of a request that is streamed has all its tokens."""
 
     def __init__(self, manager: Any) -> None:
         # `__setattr__` is the manager's.
-        self.__dict__.update(_manager=manager, _cached={}, _reads={}, _watched=set())
+        options = getattr(manager, "server_args", None)
+        # The second name is that of older versions.
+        is_cut = any(getattr(options, name, False) for name in ("incremental_streaming_output", "stream_output"))
+        self.__dict__.update(_manager=manager, _cached={}, _reads={}, _watched=set(), _streams=not is_cut)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_manager"], name)
@@ -50,8 +55,12 @@ class CacheHits:
         return _Noted(_whole(self._manager.generate_request(asked, request), read), self._cached, asked.rid)
 
     def watch(self, request_id: str) -> None:
-        """Note when the prompt of a request will have been read, which is about to be sent; `take` ends it."""
-        self._watched.add(request_id)
+        """Note when the prompt of a request will have been read, which is about to be sent; `take` ends it.
+
+        Nothing is noted where SGLang is told to stream what is new alone, since tokens would be lost.
+        """
+        if self._streams:
+            self._watched.add(request_id)
 
     async def prefilled(self, request_id: str, wait_s: float) -> bool:
         """Wait until the prompt of a request that is watched has been read, at most `wait_s` seconds."""

@@ -23,7 +23,9 @@ from verl_multiturn.rollout.cache.residents import Resident, resident
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
 HELD = "held_s"
-"""Field of an output: seconds for which the generation was held back."""
+"""Field of an output: seconds for which the generation waited for room in its server's cache."""
+LED = "led_s"
+"""Field of an output: seconds for which it waited for generations that lead it."""
 USE = "cache_use"
 """Field of an output: what its server said of its cache's use; missing where it says nothing."""
 LEADS = "leads"
@@ -47,8 +49,8 @@ class _Turn:
     """A generation that goes on."""
 
     conversation: Resident
-    held_s: float
-    """What the conversation had been held when it began."""
+    waited: tuple[float, float]
+    """`held_s` and `led_s` of the conversation when it began."""
     server: _Server | None = None
     lead: Lead | None = None
     prompt: Sequence[int] = ()
@@ -83,10 +85,12 @@ class Caches:
             led: Whether siblings go to the same server, so that one leads.
         """
         conversation = resident()
-        if conversation is None:
+        if conversation is None or conversation.is_over:
             return
-        turn = self._turns.setdefault(request_id, _Turn(conversation, conversation.held_s))
+        waited = conversation.held_s, conversation.led_s
+        turn = self._turns.setdefault(request_id, _Turn(conversation, waited))
         server = self._server(server_id, handle)
+        turn.server, turn.prompt, turn.lead = server, prompt, None
         is_first = conversation.places.get(request_id) != server_id
         if server.holding is not None:
             before = self._servers.get(conversation.places.get(request_id, ""))
@@ -95,7 +99,6 @@ class Caches:
             server.holding.note(conversation, request_id, prompt)
             await server.holding.let_in(conversation)
         conversation.places[request_id] = server_id
-        turn.server, turn.prompt, turn.lead = server, prompt, None
         if led and (is_first or turn.is_cold) and self._settings.lead_ms:
             turn.is_cold = False
             turn.lead = await server.leads.go_ahead(conversation, prompt)
@@ -140,9 +143,13 @@ class Caches:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return {}
-        holding = None if turn.server is None else turn.server.holding
-        use = math.nan if holding is None else holding.use
-        return {HELD: turn.conversation.held_s - turn.held_s, **({} if math.isnan(use) else {USE: use})}
+        holding, use = None if turn.server is None else turn.server.holding, math.nan
+        if holding is not None:
+            holding.rest(turn.conversation, request_id)
+            use = holding.use
+        held_s, led_s = turn.waited
+        waited = {HELD: turn.conversation.held_s - held_s, LED: turn.conversation.led_s - led_s}
+        return {**waited, **({} if math.isnan(use) else {USE: use})}
 
     @property
     def _bound_s(self) -> float:
@@ -150,7 +157,7 @@ class Caches:
 
     def _server(self, server_id: str, handle: Any) -> _Server:
         server = self._servers.get(server_id)
-        if server is None:
+        if server is None or server.handle != handle:  # a new one may have the address of one that has died
             full = self._settings.full
             holding = None if full is None else Holding(self._asking(handle, full))
             server = self._servers[server_id] = _Server(handle, holding, Leads(self._bound_s))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 from collections.abc import Mapping
@@ -116,8 +117,14 @@ class AsyncSGLangServer(SGLangHttpServer):
         return self._hits is not None and await self._hits.prefilled(request_id, wait_s)
 
     async def cache_need(self, client: str, conversations: Conversations, full: float) -> Told | None:
-        """Return what a client has to know of the cache, as `CacheNeed.tell` does; None where that is not known."""
-        return None if self._need is None else self._need.tell(client, conversations, full)
+        """Return what a client has to know of the cache, as `CacheNeed.tell` does; None where that is not known.
+
+        A server that leaves lets all turns in, to send them elsewhere.
+        """
+        if self._need is None:
+            return None
+        told = self._need.tell(client, conversations, full)
+        return told._replace(youngest=math.inf) if self._admission.leaves else told
 
     async def resumed(self, patience_s: float = 0.0) -> bool:
         """Wait until the server samples again, and return True; return False when it leaves the load balancer.

@@ -12,7 +12,7 @@ from verl_multiturn.rollout.engine import Ask, Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.tasks import ended
 from verl_multiturn.verl_bridge.servers.cache_hits import CACHED
-from verl_multiturn.verl_bridge.servers.caches import HELD, USE
+from verl_multiturn.verl_bridge.servers.caches import HELD, LED, USE
 from verl_multiturn.verl_bridge.servers.client import SEGMENTS, RolloutClient
 
 _FINISH: dict[str | None, Finish] = {"stop": "stop", "completed": "stop", "length": "length"}
@@ -66,6 +66,7 @@ class VerlEngine:
             finish=_FINISH.get(output.stop_reason, "abort"),
             cached=output.extra_fields.get(CACHED),
             held_s=output.extra_fields.get(HELD, 0.0),
+            led_s=output.extra_fields.get(LED, 0.0),
             cache_use=output.extra_fields.get(USE),
         )
 
