@@ -108,6 +108,8 @@ class Engine:
     """
 
     def __init__(self, folder: Path, cache: int) -> None:
+        # SGLang keeps room for whole turns, since it cannot read a turn's own tokens again on a CPU (it pins memory).
+        os.environ |= {"SGLANG_INIT_NEW_TOKEN_RATIO": "1", "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "1"}
         import sglang
 
         self.cache = cache
