@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.stack
+# Importing verl's engines warns about optional ones that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,43 @@ def test_a_probe_finds_what_no_configuration_says(
     columns = [kit.forward(engine, batch)["log_probs"] for engine in (plain, ours)]
     assert torch.equal(columns[0].values(), columns[1].values())
     assert "no prefix trees in training, because of a model whose probe differs by" in capsys.readouterr().err
+
+
+def test_a_probe_that_is_no_number_is_left_to_verl(
+    kit: Any,
+    classes: tuple[type, type, type],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from verl_multiturn.verl_bridge.prefix_tree import attention
+
+    right = attention._attend_block
+    monkeypatch.setattr(attention, "_attend_block", lambda *given: right(*given) * float("nan"))
+    columns = kit.forward(kit.make_engine(classes[1], model), kit.make_batch(kit.random_rows(0)))
+    assert not columns["log_probs"].values().isnan().any()
+    assert "because of a model whose probe differs by inf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_model_that_hands_no_forest_down_is_left_to_verl(
+    kit: Any, classes: tuple[type, type, type], model: Path, capsys: pytest.CaptureFixture[str], takes: bool
+) -> None:
+    from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST
+
+    engine = kit.make_engine(classes[1], model)
+    verls = engine.module.forward
+
+    def forward(**given: Any) -> Any:
+        if not takes and FOREST in given:
+            raise TypeError(f"forward() got an unexpected keyword argument {FOREST!r}")
+        return verls(**{name: value for name, value in given.items() if name != FOREST})
+
+    engine.module.forward = forward
+    batch = kit.make_batch(kit.random_rows(0))
+    columns = [kit.forward(each, batch)["log_probs"] for each in (engine, kit.make_engine(classes[0], model))]
+    assert torch.equal(columns[0].values(), columns[1].values())
+    assert "because of a model that does not hand further arguments down to its attention" in capsys.readouterr().err
 
 
 def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, type, type]) -> None:
