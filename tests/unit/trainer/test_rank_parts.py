@@ -11,6 +11,11 @@ def test_rows_of_a_group_go_to_one_rank() -> None:
     assert deal("abab", [9, 1, 9, 1], 2) == [[0, 2], [1, 3]]
 
 
+def test_rows_of_a_group_are_neighbours_so_that_one_update_takes_them() -> None:
+    # As verl's balance may leave four groups on two ranks, in two updates each.
+    assert deal("abcdbadc", [1] * 8, 2) == [[0, 5, 2, 7], [1, 4, 3, 6]]
+
+
 def test_long_groups_are_dealt_first() -> None:
     assert deal("aabbccdd", [8, 8, 6, 6, 4, 4, 2, 2], 2) == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
@@ -24,6 +29,27 @@ def test_rows_of_padding_fill_what_is_left() -> None:
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]
+
+
+@pytest.mark.parametrize("vendor", ["verl_multiturn", "verl_multiturn_strict"])
+def test_workers_have_our_engine_if_the_choice_came_to_them(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.errors import ConfigError
+    from verl_multiturn.verl_bridge.names import ENGINE_CHOICE
+    from verl_multiturn.verl_bridge.trainer.rank_parts import has_our_engine
+
+    config = OmegaConf.create()
+    assert not has_our_engine(config)
+    OmegaConf.update(config, ENGINE_CHOICE, vendor, force_add=True)
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
+    assert has_our_engine(config)
+    monkeypatch.delenv("VERL_ENGINE_VENDOR")
+    if vendor == "verl_multiturn":
+        assert not has_our_engine(config)
+    else:
+        with pytest.raises(ConfigError, match="VERL_ENGINE_VENDOR is None in the trainer's environment"):
+            has_our_engine(config)
 
 
 def test_one_rank_has_all_rows_in_their_order() -> None:

@@ -44,7 +44,7 @@ from verl_multiturn.verl_bridge.names import ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.prefix_tree import packing
 from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST, NOT_HANDED_DOWN, Layout, in_forest
 from verl_multiturn.verl_bridge.prefix_tree.forest import Ints, grow, sort_rows
-from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_model
+from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_loss, unfit_model
 
 _FLAGS = ("distillation_use_topk", "distillation_only", "enable_routing_replay", "use_fused_kernels")
 # What verl's code of a micro-batch's outputs reads.
@@ -80,7 +80,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             self._is_fit = self._find_fitness()
         flags = {name: tu.get_non_tensor_data(data=data, key=name, default=False) for name in _FLAGS}
         flags["rope_dimensions"] = data["position_ids"].dim() - 1
-        if not self._is_fit or not self._allows(unfit_batch(flags)):
+        actor = getattr(loss_function, "keywords", {}).get("config")  # of verl's partial `ppo_loss`
+        if not self._is_fit or not self._allows(unfit_batch(flags) or unfit_loss(actor)):
             return super().forward_backward_batch(data, loss_function, forward_only)
         self._is_forest = True
         try:
