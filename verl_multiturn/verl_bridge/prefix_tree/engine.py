@@ -245,7 +245,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             finally:
                 self._is_forest = False
         most = _FURTHEST.get(getattr(self, "_autocast_dtype", torch.bfloat16), 0.2)
-        farthest = []
+        farthest: list[Tensor] = []
         for name in ("log_probs", "entropy"):
             pairs = zip(verls["model_output"][name].unbind(), ours["model_output"][name].unbind(), strict=True)
             farthest += [(one[:-1] - other[:-1]).abs().max().float() for one, other in pairs]
