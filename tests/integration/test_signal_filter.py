@@ -234,6 +234,11 @@ def test_what_is_derived() -> None:
         ("skip", {"algorithm.filter_groups.enable": "True"}, "both would leave out groups; leave out one"),
         ("refill", {"algorithm.adv_estimator": "gae"}, "a group of equal rewards may have advantages other than 0"),
         ("skip", {"actor_rollout_ref.actor.use_kl_loss": "True"}, "use_kl_loss=True a row whose advantages are all 0"),
+        (
+            "skip",
+            {"actor_rollout_ref.model.mtp.enable_train": "True"},
+            "with actor_rollout_ref.model.mtp.enable_train=T",
+        ),
         ("refill", {"algorithm.use_kl_in_reward": "True"}, "a KL penalty makes equal rewards different"),
         ("skip", {"actor_rollout_ref.rollout.n": "1"}, "there is only one; set rollout.n to 2"),
         ("difficulty", {"data.custom_cls.path": "a.py"}, "set .*filter=skip"),
@@ -245,6 +250,18 @@ def test_what_is_refused(mode: str, changes: dict[str, str], said: str) -> None:
 
     with pytest.raises(ConfigError, match=said):
         checked(**{FILTER: mode}, **changes)
+
+
+def test_rows_of_validation_have_no_position_though_they_may_be_those_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from verl_multiturn.verl_bridge.trainer.numbered_rows import POSITION, NumberedRows
+
+    monkeypatch.setattr(NumberedRows.__base__, "__getitem__", lambda self, item: {"raw_prompt": []})
+    training, validation = (NumberedRows.__new__(NumberedRows) for _ in range(2))
+    training.is_numbered = True
+    assert training[3] == {"raw_prompt": [], POSITION: 3}
+    assert validation[3] == {"raw_prompt": []}
 
 
 def test_rows_know_their_position_and_are_drawn_again() -> None:

@@ -166,3 +166,13 @@ class Pools:
         seen = {int(position): Seen(**each) for position, each in state["seen"].items()}
         drawn = {str(uid): int(position) for uid, position in state["drawn"].items()}
         self._turn, self.seen, self.drawn = int(state["turn"]), seen, drawn
+
+    def keep(self, uids: Collection[str], rows: int) -> None:
+        """Forget the groups that a checkpoint does not bring back, and the rows that the data set no longer has.
+
+        Args:
+            uids: The groups that are there. In `sync` there is none: those of a step that broke off are gone.
+            rows: Number of rows of the data set.
+        """
+        self.drawn = {uid: at for uid, at in self.drawn.items() if uid in uids and at < rows}
+        self.seen = {at: seen for at, seen in self.seen.items() if at < rows}

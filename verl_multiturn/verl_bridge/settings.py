@@ -207,6 +207,8 @@ def why_rows_stay(config: DictConfig) -> str | None:
         # The workers draw then which rows an update takes.
         "actor.shuffle=True": actor.get("shuffle", False) and several,
         "distillation.enabled=True": (config.get("distillation") or {}).get("enabled", False),
+        # It learns to predict every row's tokens, whatever their advantages are.
+        "model.mtp.enable_train=True": OmegaConf.select(config, f"{_MODEL}.mtp.enable_train"),
     }
-    return next((f"actor_rollout_ref.{name}" if name.startswith("actor") else name for name, is_so in cases.items()
-                 if is_so), None)  # fmt: skip
+    return next((f"actor_rollout_ref.{name}" if name.startswith(("actor", "model")) else name
+                 for name, is_so in cases.items() if is_so), None)  # fmt: skip

@@ -76,3 +76,14 @@ def test_pools_go_on_from_a_checkpoint() -> None:
     assert [other.again() for _ in range(6)] == [made.again() for _ in range(6)]
     with pytest.raises(TypeError):
         other.restore({"turn": 1, "seen": {"0": {"unknown": 1}}, "drawn": {}})
+
+
+def test_what_a_checkpoint_does_not_bring_back_is_forgotten() -> None:
+    made = pools((4, 8), (8, 8), (4, 8))
+    made.draw("there", 1)
+    made.draw("gone", 3)  # of a step that broke off in `sync`
+    made.draw("behind", 9)
+    made.keep({"there", "behind"}, rows=2)
+    assert made.drawn == {"there": 1}
+    assert set(made.seen) == {0, 1}
+    assert not made.passes_over(3)

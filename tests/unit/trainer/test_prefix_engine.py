@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+# Importing verl's engines warns about optional ones that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
@@ -193,12 +194,69 @@ def test_a_probe_finds_what_no_configuration_says(
     assert "no prefix trees in training, because of a model whose probe differs by" in capsys.readouterr().err
 
 
+def test_a_probe_that_is_no_number_is_left_to_verl(
+    kit: Any,
+    classes: tuple[type, type, type],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from verl_multiturn.verl_bridge.prefix_tree import attention
+
+    right = attention._attend_block
+    monkeypatch.setattr(attention, "_attend_block", lambda *given: right(*given) * float("nan"))
+    columns = kit.forward(kit.make_engine(classes[1], model), kit.make_batch(kit.random_rows(0)))
+    assert not columns["log_probs"].values().isnan().any()
+    assert "because of a model whose probe differs by inf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_model_that_hands_no_forest_down_is_left_to_verl(
+    kit: Any, classes: tuple[type, type, type], model: Path, capsys: pytest.CaptureFixture[str], takes: bool
+) -> None:
+    from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST
+
+    engine = kit.make_engine(classes[1], model)
+    verls = engine.module.forward
+
+    def forward(**given: Any) -> Any:
+        if not takes and FOREST in given:
+            raise TypeError(f"forward() got an unexpected keyword argument {FOREST!r}")
+        return verls(**{name: value for name, value in given.items() if name != FOREST})
+
+    engine.module.forward = forward
+    batch = kit.make_batch(kit.random_rows(0))
+    columns = [kit.forward(each, batch)["log_probs"] for each in (engine, kit.make_engine(classes[0], model))]
+    assert torch.equal(columns[0].values(), columns[1].values())
+    assert "because of a model that does not hand further arguments down to its attention" in capsys.readouterr().err
+
+
 def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, type, type]) -> None:
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch
 
     assert unfit_batch({}) is None
     assert unfit_batch({"distillation_use_topk": True}) == "top-k distillation"
     assert unfit_batch({"rope_dimensions": 2}) == "positions of several dimensions"
+
+
+def test_a_loss_that_depends_on_its_micro_batches_is_left_to_verl(
+    kit: Any, engines: tuple[Any, Any], classes: tuple[type, type, type], model: Path
+) -> None:
+    from verl_multiturn.errors import ConfigError
+    from verl_multiturn.verl_bridge.prefix_tree.support import unfit_loss
+
+    told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in ("vanilla", "gspo", "geo_mean", "kl_cov")]
+    assert told[:2] == [None, None]
+    assert told[2:] == [f"loss_mode={mode}, which depends on the micro-batches" for mode in ("geo_mean", "kl_cov")]
+    batch = kit.make_batch(kit.as_rows(*([1, 2, 3, end] for end in range(4, 8)), prompt=2), micro_batch_size_per_gpu=1)
+    norm = {"loss_agg_mode": "seq-mean-token-sum-norm"}
+    assert unfit_loss(kit.make_loss(**norm, loss_scale_factor=9).keywords["config"]) is None
+    for loss in (kit.make_loss("geo_mean"), kit.make_loss(**norm)):
+        found = [kit.backward(engine, batch, loss) for engine in (engines[0], kit.make_engine(classes[1], model))]
+        assert [len(output["loss"]) for output, _ in found] == [4, 4]
+        assert kit.gradients_differ(found[0][1], found[1][1])[0] <= 1e-5
+        with pytest.raises(ConfigError, match="which depends on the micro-batches; set"):
+            kit.backward(engines[1], batch, loss)
 
 
 def test_verl_finds_the_engines_by_their_vendors(

@@ -25,11 +25,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.compat.kernels import varlen_attention
 from verl_multiturn.verl_bridge.prefix_tree.forest import Forest, Segment
 
 ATTENTION = "verl_multiturn_prefix_tree"
 FOREST = "prefix_forest"
+NOT_HANDED_DOWN = "a model that does not hand further arguments down to its attention"
 
 _CALL = 1 << 14
 """A further call of the attention costs about as much as this many pairs of a query and a key."""
@@ -148,8 +150,13 @@ def attend(
 
     Returns:
         The output, `(1, tokens, heads, size)`, and no weights.
+
+    Raises:
+        ConfigError: The forest did not come.
     """
-    layout: Layout = kwargs.pop(FOREST)
+    layout: Layout | None = kwargs.pop(FOREST, None)
+    if layout is None:
+        raise ConfigError(f"prefix trees cannot be used with {NOT_HANDED_DOWN}; set custom.multiturn.prefix_tree=off")
     layout.layers.add(id(module))
     layout.refusal = layout.refusal or _beyond(module, kwargs)
     scale = kwargs.get("scaling")

@@ -42,9 +42,9 @@ from verl.workers.engine.utils import postprocess_batch_func
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.prefix_tree import packing
-from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST, Layout, in_forest
+from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST, NOT_HANDED_DOWN, Layout, in_forest
 from verl_multiturn.verl_bridge.prefix_tree.forest import Ints, grow, sort_rows
-from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_model
+from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_loss, unfit_model
 
 _FLAGS = ("distillation_use_topk", "distillation_only", "enable_routing_replay", "use_fused_kernels")
 # What verl's code of a micro-batch's outputs reads.
@@ -80,7 +80,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             self._is_fit = self._find_fitness()
         flags = {name: tu.get_non_tensor_data(data=data, key=name, default=False) for name in _FLAGS}
         flags["rope_dimensions"] = data["position_ids"].dim() - 1
-        if not self._is_fit or not self._allows(unfit_batch(flags)):
+        actor = getattr(loss_function, "keywords", {}).get("config")  # of verl's partial `ppo_loss`
+        if not self._is_fit or not self._allows(unfit_batch(flags) or unfit_loss(actor)):
             return super().forward_backward_batch(data, loss_function, forward_only)
         self._is_forest = True
         try:
@@ -237,13 +238,19 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
                     _, ours = self.forward_step(data, None, True)
             except ConfigError as error:
                 return str(error).partition("cannot be used with ")[2].partition(";")[0]
+            except TypeError as error:
+                if FOREST not in str(error):
+                    raise
+                return NOT_HANDED_DOWN
             finally:
                 self._is_forest = False
         most = _FURTHEST.get(getattr(self, "_autocast_dtype", torch.bfloat16), 0.2)
-        differ = torch.zeros(1, device=get_device_id())
+        farthest: list[Tensor] = []
         for name in ("log_probs", "entropy"):
             pairs = zip(verls["model_output"][name].unbind(), ours["model_output"][name].unbind(), strict=True)
-            differ[0] = max(differ.item(), *((one[:-1] - other[:-1]).abs().max().item() for one, other in pairs))
+            farthest += [(one[:-1] - other[:-1]).abs().max().float() for one, other in pairs]
+        # A NaN is beyond every bound; a maximum, and that over the ranks, may leave it out.
+        differ = torch.stack(farthest).nan_to_num(nan=torch.inf).max().reshape(1).to(get_device_id())
         torch.distributed.all_reduce(differ, op=torch.distributed.ReduceOp.MAX, group=self.get_data_parallel_group())
         found = differ.item()
         return None if found <= most else f"a model whose probe differs by {found:.2g}, where {most:.2g} is the most"

@@ -11,6 +11,9 @@ from typing import Any
 
 from torch import nn
 
+_OF_MICRO_BATCHES = ("geo_mean", "clip_cov", "kl_cov")
+"""verl's policy losses that average over the rows of a micro-batch, or choose tokens among its own."""
+
 
 def unfit_engine(engine: Any, model: Any) -> str | None:
     """Return why an engine with these settings computes no forests; None: it can.
@@ -80,4 +83,19 @@ def unfit_batch(flags: Mapping[str, Any]) -> str | None:
         return "use_fused_kernels=True"
     if flags.get("rope_dimensions", 1) > 1:
         return "positions of several dimensions"
+    return None
+
+
+def unfit_loss(settings: Any) -> str | None:
+    """Return why a loss would be another one in micro-batches of other rows; None: it would not.
+
+    Args:
+        settings: verl's settings of the actor, by which it computes the loss; None: there is no such loss.
+    """
+    if (policy := getattr(settings, "policy_loss", None)) is None:
+        return None
+    if (mode := policy.get("loss_mode", "vanilla")) in _OF_MICRO_BATCHES:
+        return f"loss_mode={mode}, which depends on the micro-batches"
+    if settings.loss_agg_mode == "seq-mean-token-sum-norm" and settings.loss_scale_factor is None:
+        return "loss_agg_mode=seq-mean-token-sum-norm without loss_scale_factor, which depends on the micro-batches"
     return None

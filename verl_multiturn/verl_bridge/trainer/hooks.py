@@ -50,7 +50,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
@@ -58,7 +58,6 @@ from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
-from verl_multiturn.verl_bridge.names import ENGINE_CHOICE, ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
@@ -71,7 +70,7 @@ from verl_multiturn.verl_bridge.trainer.joining import FURTHER, Joining
 from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
-from verl_multiturn.verl_bridge.trainer.rank_parts import deal
+from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     MultiTurnReplayBufferAsync,
     Sleep,
@@ -161,7 +160,7 @@ class MultiTurnHooks:
         has_queue = self.mode != "sync"
         self._history = History(self._saves, has_queue) if has_queue or self._filters else None
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
-        self._keeps_groups = OmegaConf.select(config, ENGINE_CHOICE) in (ENGINE_VENDOR, STRICT_ENGINE_VENDOR)
+        self._keeps_groups = has_our_engine(config)
         """Whether a rank gets whole groups, whose rows share their prompt."""
         self._prompts = 0
         """Prompts of the batch that was balanced last."""
@@ -188,7 +187,10 @@ class MultiTurnHooks:
     def _fetch_one_gen_batch(self) -> Any:
         fetch = super()._fetch_one_gen_batch  # type: ignore[misc]
         pools = None if self._filter is None else self._filter.pools
-        return fetch() if pools is None else draw_prompt(pools, fetch, self.train_dataset)
+        if pools is None:
+            return fetch()
+        self.train_dataset.is_numbered = True  # verl's first fetch starts what loads the rows
+        return draw_prompt(pools, fetch, self.train_dataset)
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
         # With more of them, groups would be beyond the bound from the start.
@@ -231,11 +233,13 @@ class MultiTurnHooks:
         self.saved_step = self.global_steps if named is None else None
         if self._history is not None:
             kept = self._history.load(self._checkpoint_folder() if named is None else Path(named))
+            restored = list_prompts(TRAIN)
             if self._filter is not None and kept is not None:
                 self._filter.restore(kept)
+                if self._filter.pools is not None:
+                    self._filter.pools.keep(restored, len(self.train_dataset))
             # The keeper that knew of their outages is gone. verl begins the groups that had not finished again.
-            restored = list_prompts(TRAIN).items()
-            self._outages.doubt([uid for uid, tag in restored if tag.get("status") == "finished"])
+            self._outages.doubt([uid for uid, tag in restored.items() if tag.get("status") == "finished"])
 
     def _checkpoint_folder(self) -> Path:
         """Return the folder of the step's checkpoint."""

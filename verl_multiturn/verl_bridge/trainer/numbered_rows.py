@@ -21,16 +21,15 @@ POSITION = "__position__"
 
 
 class NumberedRows(RLHFDataset):
-    """verl's data set, whose training rows have their position as a further column."""
+    """verl's data set, whose rows have their position as a further column, where the trainer asks for it."""
 
-    def __init__(self, data_files: Any, *arguments: Any, config: Any, **named: Any) -> None:
-        super().__init__(data_files, *arguments, config=config, **named)
-        self._is_numbered = data_files == config.get("train_files")
+    is_numbered = False
+    """Whether the trainer asks. It does so for its training rows; those of validation may come from the same file."""
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         """Return a row."""
         row: dict[str, Any] = super().__getitem__(item)
-        return {**row, POSITION: int(item)} if self._is_numbered else row
+        return {**row, POSITION: int(item)} if self.is_numbered else row
 
 
 def draw_prompt(pools: Pools, fetch: Callable[[], Any], rows: Any) -> Any:
