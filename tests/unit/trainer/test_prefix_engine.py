@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 
 @pytest.fixture(scope="module")
-def kit() -> Any:
+def kit() -> Iterator[Any]:
     from tests.support import training_engine
 
-    return training_engine
+    yield training_engine
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
