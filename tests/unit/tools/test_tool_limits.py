@@ -298,17 +298,12 @@ async def test_a_tool_that_holds_up_the_loop_is_named(caplog: pytest.LogCaptureF
 
 
 async def test_a_tool_that_keeps_the_interpreters_lock_is_named_when_it_gives_it_back() -> None:
-    def match(length: int) -> float:
-        began = time.monotonic()
-        re.match(r"(a+)+$", "a" * length + "b")
-        return time.monotonic() - began
-
-    length = next(length for length in range(16, 64) if match(length) > 0.3)
-
     class Matches(EchoTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            await asyncio.sleep(0.1)  # the watch has looked by now
-            match(length + 1)
+            length = 16
+            while not watch.found:  # each search takes twice as long, and the watch can look only between two
+                re.match(r"(a+)+$", "a" * length + "b")
+                length += 1
             return "x"
 
     with CallWatch(blocked_s=0.2) as watch:
