@@ -111,6 +111,9 @@ def fates(
     steps: Iterable[Mapping[str, Any]] = (),
     joined: Iterable[Mapping[str, Any]] = (),
     runs: Iterable[Mapping[str, Any]] = (),
+    *,
+    other_starts: Iterable[str] = (),
+    has_joins: bool = False,
 ) -> list[Fate]:
     """Return the fate of every conversation that began, in the order of their beginnings.
 
@@ -119,11 +122,13 @@ def fates(
         steps: The lines of `steps.jsonl` (`StepLine`, `End`).
         joined: The rows of all joins, with `start`; their lists are not read.
         runs: The runs' files.
+        other_starts: Starts that are known of the conversations of other groups.
+        has_joins: Whether there are joins of other groups.
     """
     steps, runs = list(steps), list(runs)
     named = {str(each.get("start", "")) for each in [*steps, *runs]}
     known = _conversations(lines, named)
-    starts = _starts(steps, [each.start for each in known.values()], runs)
+    starts = _starts(steps, [*other_starts, *(each.start for each in known.values())], runs)
     _join(known, joined, starts)
     groups = {each.uid: int(each.rows[0]["step"]) for each in known.values() if each.rows}
     begun = defaultdict(list)
@@ -131,8 +136,8 @@ def fates(
         begun[each.uid, each.number].append(each)
     found = []
     for each in sorted(known.values(), key=lambda each: (each.at, each.request_id)):
-        again = max(begun[each.uid, each.number], key=lambda other: other.at) if each.uid else each
-        found.append(_fate(each, again, starts, groups))
+        again = max(begun[each.uid, each.number], key=lambda other: (other.at, other.request_id)) if each.uid else each
+        found.append(_fate(each, again, starts, groups, has_joins or bool(groups)))
     return found
 
 
@@ -252,7 +257,11 @@ def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], 
 
 
 def _fate(
-    each: _Conversation, last: _Conversation, starts: Mapping[str, _Start], joined_groups: Mapping[str, int]
+    each: _Conversation,
+    last: _Conversation,
+    starts: Mapping[str, _Start],
+    joined_groups: Mapping[str, int],
+    has_joins: bool,
 ) -> Fate:
     """Return the fate of a conversation.
 
@@ -261,6 +270,7 @@ def _fate(
         last: The one of its name that was begun last.
         starts: What is known of the starts.
         joined_groups: The groups of which a row is in a join, each with the step.
+        has_joins: Whether any join is there.
     """
 
     def fate(name: str, step: int | None = None, why: str = "", **more: bool) -> Fate:
@@ -289,7 +299,7 @@ def _fate(
         if each.is_over:
             return fate("cut", joined, "it ended when enough siblings had")
         return fate("lost", joined, "its group was taken without it, and no line says why")
-    return _without_a_trace(each, starts, bool(joined_groups), fate)
+    return _without_a_trace(each, starts, has_joins, fate)
 
 
 def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fate:

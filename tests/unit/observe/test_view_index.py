@@ -1,6 +1,7 @@
 """The index: what it reads, what it reads again, and what it says of what it cannot read."""
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from verl_multiturn.observe.view.index import NAME, Index
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.table import Table
 from verl_multiturn.records.fates import count, fates_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records
 
 START = "20261126T101500_5f3a2c"
@@ -27,6 +29,11 @@ def index_of(folder: Path) -> Index:
 
 def rows(index: Index) -> dict[str, dict[str, Any]]:
     return {row["request_id"]: row for row in index.table.to_pylist()}
+
+
+def fates_in(index: Index) -> dict[str, tuple[Any, ...]]:
+    names = ("fate", "why", "step", "trained_step", "trained_tokens", "score")
+    return {request_id: tuple(row[name] for name in names) for request_id, row in rows(index).items()}
 
 
 def lines_file(folder: Path) -> Path:
@@ -46,7 +53,8 @@ def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
     assert place[0] > 0 or place[1] > 0
     assert row == {
         "request_id": f"{START}-t2-1-0", "uid": f"{START}-t2-1", "number": 0, "validation": False, "step": 2,
-        "rerolled_from": None, "began": BEGAN, "ended": BEGAN + 3.0, "event": "end", "why": "", "data_source": "sums",
+        "rerolled_from": None, "began": BEGAN, "ended": BEGAN + 3.0, "event": "end", "said": "", "why": "",
+        "data_source": "sums",
         "index": "7", "stop_reason": "finished", "valid": True, "rows": 1, "turns": 2, "calls": 1, "failed_calls": 0,
         "prompt_tokens": 6, "response_tokens": 10, "sampled_tokens": 7, "seconds": 3.0, "generate_s": 2.0,
         "tools_s": 0.5, "interaction_s": 0.0, "score": 1.0, "file": 0, "trained_step": 2, "update": 0,
@@ -113,6 +121,43 @@ def test_only_what_was_appended_is_read(run: Path) -> None:
     assert index.refresh()
     assert rows(index)["new"] | {"began": BEGAN + 50, "ended": BEGAN + 51, "fate": "cut"} == rows(index)["new"]
     assert len(index) == 21
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_followed_run_has_the_rows_of_one_that_is_read_at_its_end(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    source, folder = tmp_path / "source", tmp_path / "followed"
+    sample_run(source, start=START)
+    sample_run(source, start="20261127T000000_aaaaaa", join=seed % 2 == 0)
+    cut = {
+        "event": "step",
+        "start": START,
+        "step": 3,
+        "join": None,
+        "failed": ["whole-group"],
+        "filtered": ["cancelled"],
+    }
+    more = [cut, {"event": "end", "start": START, "at": BEGAN + 90}][: 1 + seed % 3]
+    waiting: list[list[tuple[Path, bytes]]] = []  # of each file what is still to be written, last first
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and not path.name.endswith(".gz"):
+            text = path.read_bytes()
+            if path.name == "steps.jsonl":
+                text += b"".join(map(line_of, more))
+            parts = text.splitlines(keepends=True) if path.suffix == ".jsonl" else [text]
+            waiting.append([(folder / path.relative_to(source), part) for part in parts][::-1])
+    (folder / "join").mkdir(parents=True)
+    index = index_of(folder)
+    while waiting:
+        for _ in range(rng.choice([1, 1, 2, 9])):
+            if waiting:
+                one = rng.choice(waiting)
+                path, part = one.pop()
+                with path.open("ab") as file:
+                    file.write(part)
+                waiting = [each for each in waiting if each]
+        index.refresh()
+        assert fates_in(index) == fates_in(index_of(folder))
 
 
 def test_slices_and_parts_change_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,14 +36,14 @@ from verl_multiturn.observe.view.index_rows import (
     table_of,
 )
 from verl_multiturn.records import schema
-from verl_multiturn.records.fates import fates
+from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
 from verl_multiturn.records.joins import parse_name
 from verl_multiturn.records.reader import Placed, Records
 
 NAME = "view-index.parquet"
-_VERSION = "1"
+_VERSION = "2"
 _PART = 100_000
 """Rows of one part. Only parts that change are copied."""
 _SLICE = 100_000
@@ -77,7 +77,10 @@ class Index:
         self._files: list[str] = []
         self._read: dict[str, int] = {}
         self._joins: list[str] = []
-        self._steps = -1
+        self._told: list[Any] = []
+        """What decides the fates of conversations that have no new line; see `_teller`."""
+        self._touched: set[str] = set()
+        """Groups with new lines."""
         self._looked: dict[str, int] = {}
         self._seen: set[str] = set()
         self._open_file()
@@ -109,17 +112,27 @@ class Index:
         known = set(self._joins)
         joins = [path for path in (self.folder / "join").glob("*.parquet") if path.name not in known]
         self._read_joins([path for path in joins if parse_name(path.name) is not None])
-        steps = _size(self.folder / STEPS)
-        if self.version != before or steps != self._steps:
-            self._steps = steps
-            self._find_fates()
+        told, self._told = self._told, self._teller()
+        if self.version != before or told != self._told:
+            self._find_fates(everywhere=told != self._told)
+            self._touched = set()
             self.version += 1
         return self.version != before
+
+    def _teller(self) -> list[Any]:
+        """Return what other conversations' fates hang on: the run's steps, joins and starts."""
+        runs = sorted(path.stem.removeprefix("run-") for path in self.folder.glob("run-*.json"))
+        return [
+            _size(self.folder / STEPS),
+            len(self._joins),
+            sorted({start_of(stem, runs) for stem in self._files}),
+            runs,
+        ]
 
     def save(self) -> None:
         """Write the index beside the records; where that cannot be, it stays in memory."""
         state: dict[str, Any] = {"version": _VERSION, "read": self._read, "files": self._files, "joins": self._joins}
-        state |= {"steps": self._steps, "looked": self._looked}
+        state |= {"told": self._told, "looked": self._looked}
         table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
         half = self.folder / f".{NAME}.{os.getpid()}"
         try:
@@ -144,7 +157,7 @@ class Index:
             return
         self._parts = [part.replace_schema_metadata(None) for part in parts]
         self._read, self._files, self._joins = state["read"], state["files"], state["joins"]
-        self._steps, self._looked = state["steps"], state["looked"]
+        self._told, self._looked = state["told"], state["looked"]
 
     def _read_lines(self, path: Path) -> None:
         start = self._read.get(path.name, 0)
@@ -200,14 +213,16 @@ class Index:
         found = self._records.placed_from(file, max(last[0], 0))
         return [placed for placed in found if (placed.offset, placed.place) > last]
 
-    def _find_fates(self) -> None:
-        """Enter the fates that neither a join nor a line alone says."""
-        open_ids = pa.concat_tables([_undecided(part) for part in self._parts]) if self._parts else SCHEMA.empty_table()
-        uids = pc.unique(open_ids["uid"])
+    def _find_fates(self, everywhere: bool) -> None:
+        """Enter the fates that neither a join nor a line alone says: of groups with new lines, or of all open ones."""
+        touched = pa.array(self._touched, pa.string())
+        open_ones = [part.filter(_undecided(part, everywhere, touched))["uid"] for part in self._parts]
+        uids = pc.unique(pa.concat_arrays([pa.array([], pa.string()), *(each.combine_chunks() for each in open_ones)]))
         if not len(uids):
             return
         steps, runs = [*self._records.steps(), *self._records.ends()], self._records.runs
-        starts = [name.start if (name := parse_name(join)) else "" for join in self._joins]
+        of_joins = [name.start if (name := parse_name(join)) else "" for join in self._joins]
+        others: dict[str, Any] = {"other_starts": self._told[2], "has_joins": bool(self._joins)}
         for first in range(0, len(uids), _UIDS):
             some = uids.slice(first, _UIDS)
             rows = [
@@ -215,20 +230,20 @@ class Index:
                 for part in self._parts
                 for row in part.filter(pc.is_in(part["uid"], some)).select(_TOLD).to_pylist()
             ]
-            joined = [_joined_row(row, starts[row["join"]]) for row in rows if row["join"] is not None]
+            joined = [_joined_row(row, of_joins[row["join"]]) for row in rows if row["join"] is not None]
             lines = (line for row in rows for line in self._lines_again(row))
             before = {row["request_id"]: row for row in rows if row["join"] is None}
             changed = {}
-            for fate in fates(lines, steps, joined, runs):
+            for fate in fates(lines, steps, joined, runs, **others):
                 row = before.get(fate.request_id)
-                if row is not None and (row["fate"], row["why"] or "") != (fate.fate, fate.why):
+                if row is not None and (row["fate"], row["why"]) != (fate.fate, fate.why):
                     changed[fate.request_id] = fate_row(fate.request_id, fate.fate, fate.why)
             self._put(changed)
 
     def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the lines that a row was made of, as far as fates read them."""
         names = ("request_id", "uid", "number", "validation", "step")
-        line = {name: row[name] for name in names} | {"why": row["why"]}
+        line = {name: row[name] for name in names} | {"why": row["said"]}
         line["file"] = "" if row["file"] is None else self._files[row["file"]]
         if row["began"] is not None:
             yield {**line, "event": "begin", "at": row["began"]}
@@ -250,7 +265,9 @@ class Index:
                     changed[row["request_id"]] = before
                 self._parts[place] = part.filter(pc.invert(known))
         self._parts = [part for part in self._parts if len(part)]
-        self._append(table_of(list(changed.values())))
+        made = table_of(list(changed.values()))
+        self._touched.update(made["uid"].to_pylist())
+        self._append(made)
 
     def _append(self, table: pa.Table) -> None:
         if self._parts and len(self._parts[-1]) + len(table) <= _PART:
@@ -311,14 +328,17 @@ def _joined(rows: pa.Table, number: int) -> pa.Table:
     return pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
 
 
-_TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "why", "file", "join", "fate"]
-_TOLD += ["trained_step", "trained_tokens", "untrained"]
+_TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "said", "file", "join", "fate"]
+_TOLD += ["trained_step", "trained_tokens", "untrained", "why"]
 
 
-def _undecided(part: pa.Table) -> pa.Table:
-    """Return the rows whose fate another conversation, a step or the run's end may decide."""
-    decided = pc.is_in(part["fate"], pa.array(["raised", "cut", "lost", "evicted", "filtered", "discarded", "failed"]))
-    return part.filter(pc.and_(pc.is_null(part["join"]), pc.invert(decided)))
+def _undecided(part: pa.Table, everywhere: bool, touched: pa.Array) -> pa.ChunkedArray:
+    """Return which rows have a fate that their group's new lines, or another group, a step or the run's end decide."""
+    found = pc.is_in(part["uid"], touched)
+    if everywhere:
+        decided = pc.is_in(part["fate"], pa.array(["raised", "cut", "evicted", "filtered", "discarded", "failed"]))
+        found = pc.or_(found, pc.invert(decided))
+    return pc.and_(pc.is_null(part["join"]), found)
 
 
 def _joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:

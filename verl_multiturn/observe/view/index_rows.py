@@ -24,15 +24,15 @@ LINES = [
     ("data_source", _TEXT), ("index", _TEXT), ("stop_reason", _TEXT), ("valid", _BOOL), ("rows", _INT),
     ("turns", _INT), ("calls", _INT), ("failed_calls", _INT), ("prompt_tokens", _INT), ("response_tokens", _INT),
     ("sampled_tokens", _INT), ("seconds", _REAL), ("generate_s", _REAL), ("tools_s", _REAL), ("interaction_s", _REAL),
-    ("score", _REAL), ("file", _INT), ("offset", pa.int64()), ("place", _INT),
+    ("score", _REAL), ("file", _INT), ("offset", pa.int64()), ("place", _INT), ("said", _TEXT),
 ]  # fmt: skip
 JOIN = [
     ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
     ("group_std", _REAL), ("join", _INT), ("fate", _TEXT),
 ]  # fmt: skip
 SCHEMA = pa.schema(LINES + JOIN)
-HIDDEN = ("file", "offset", "place", "join", "event")
-"""Columns that say where a conversation is stored; no table shows them."""
+HIDDEN = ("file", "offset", "place", "join", "event", "said")
+"""Columns that no table shows: where a conversation is stored, and why it ended by its line (`why` is the fate's)."""
 COLUMNS = LINES + JOIN
 _WIDTH = len(COLUMNS)
 _AT = {name: at for at, (name, _) in enumerate(COLUMNS)}
@@ -42,7 +42,9 @@ _OF_LINE, _OF_SUMMARY = defaults(schema.Line), defaults(schema.Summary)
 """Columns that every line has."""
 _FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
 """Columns of a summary, and where they begin."""
-_VALIDATION, _BEGAN, _ENDED, _EVENT, _WHY = (_AT[name] for name in ("validation", "began", "ended", "event", "why"))
+_VALIDATION, _BEGAN, _ENDED, _EVENT, _SAID, _WHY = (
+    _AT[name] for name in ("validation", "began", "ended", "event", "said", "why")
+)
 _INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
     _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
 )
@@ -85,7 +87,7 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
     elif event == "score":
         row[_SCORE] = number
     elif row[_EVENT] in (None, "begin"):
-        row[_ENDED], row[_EVENT], row[_WHY] = at, event, line.get("why") or ""
+        row[_ENDED], row[_EVENT], row[_SAID] = at, event, line.get("why") or ""
         if event in _OVER:
             row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
             if (summary := line.get("summary")) is not None:
@@ -97,7 +99,7 @@ def enter_record(changed: dict[str, Row], placed: Placed, file: int) -> None:
     record = placed.record
     row = changed[record["request_id"]] = [None] * _WIDTH
     row[: len(_NAMES)] = [record[name] for name in _NAMES]
-    row[_BEGAN], row[_ENDED], row[_EVENT], row[_WHY] = record["began"] or None, record["ended"] or None, "end", ""
+    row[_BEGAN], row[_ENDED], row[_EVENT], row[_SAID] = record["began"] or None, record["ended"] or None, "end", ""
     row[_FILE], row[_OFFSET], row[_PLACE] = file, placed.offset, placed.place
     _summarize(row, summary_of(record))
 
