@@ -22,6 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl_multiturn.rollout.cache.holding import STAYS
 from verl_multiturn.rollout.cache.need import AWAY_S, CacheNeed
 
 PARAMETERS, KV_BYTES, LAYERS, WIDTH = 7.6e9, 57_344, 28, 3584
@@ -101,11 +102,16 @@ class Rollout:
             return
         self._asked = self.now
         away = {each.number for _, _, each in self._tools if self.now - each.used > AWAY_S}
-        told = [(float(each.number), each.tokens) for each in self._live if each.number not in away]
+        told = [(float(each.number), self._needs(each)) for each in self._live if each.number not in away]
         self._youngest = self._need.tell("client", told, FULL).youngest
         come = sorted((each for each in self._held if each.number <= self._youngest), key=lambda each: each.number)
         self._queue += come
         self._held = [each for each in self._held if each.number > self._youngest]
+
+    def _needs(self, one: Conversation) -> int:
+        """Return the tokens that a conversation needs, as `Holding` counts them."""
+        growth = 0 if one.tokens == PROMPT else SAMPLED + ANSWER
+        return one.tokens + growth * (STAYS if one.number > self._youngest else 1)
 
     def _admit(self) -> None:
         """Let in what fits beside the running ones, and read what is not cached."""

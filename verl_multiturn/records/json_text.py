@@ -58,31 +58,45 @@ def plain(value: Any, image: Callable[[Any], Any] = digest_of) -> Any:
             known[id(found)] = image(found)
         return known[id(found)]
 
-    return _plain(value, (), instead)
+    return _plain(value, set(), instead)
 
 
-def _plain(value: Any, above: tuple[int, ...], image: Callable[[Any], Any]) -> Any:
-    if value is None or value is True or value is False:
+def _plain(value: Any, above: set[int], image: Callable[[Any], Any]) -> Any:
+    kind = type(value)
+    if kind is str:  # what nearly everything is goes first
+        return value if value.isascii() else _text(value)
+    if kind is int:
+        return value if value in _INTEGERS else show(value)
+    if kind is float:
+        return value if math.isfinite(value) else str(value)
+    if value is None or kind is bool:
         return value
+    if kind is dict or kind is list or isinstance(value, Mapping | list | tuple | set | frozenset):
+        if id(value) in above or len(above) == _DEEPEST:
+            return show(value)
+        above.add(id(value))
+        made: Any
+        if kind is dict or isinstance(value, Mapping):
+            made = {_key(key): _plain(item, above, image) for key, item in value.items()}
+        else:
+            made = [_plain(item, above, image) for item in value]
+        above.remove(id(value))
+        return made
+    if isinstance(value, np.ndarray):
+        return _array(value, above, image)
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int):
         return int(value) if value in _INTEGERS else show(value)
     if isinstance(value, float | np.floating):
         return _number(value)
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        if id(value) in above or len(above) == _DEEPEST:
-            return show(value)
-        above = (*above, id(value))
-        if isinstance(value, Mapping):
-            keys = ((_text(key if isinstance(key, str) else show(key)), item) for key, item in value.items())
-            return {key: _plain(item, above, image) for key, item in keys}
-        return [_plain(item, above, image) for item in value]
-    if isinstance(value, np.ndarray):
-        return _array(value, above, image)
     if is_pil(value):
         return image(value)
     return value.item() if isinstance(value, np.integer | np.bool_) else _text(show(value))
+
+
+def _key(key: Any) -> str:
+    return key if type(key) is str and key.isascii() else _text(key if isinstance(key, str) else show(key))
 
 
 def _text(value: str) -> str:
@@ -100,7 +114,7 @@ def _number(value: float | np.floating[Any]) -> float | str:
     return float(str(value)) if isinstance(value, np.float32) else float(value)
 
 
-def _array(value: np.ndarray[Any, Any], above: tuple[int, ...], image: Callable[[Any], Any]) -> Any:
+def _array(value: np.ndarray[Any, Any], above: set[int], image: Callable[[Any], Any]) -> Any:
     if value.dtype.str in _ARRAYS and (value.dtype.kind != "f" or np.isfinite(value).all()):
         return np.ascontiguousarray(value)
     return [_plain(item, above, image) for item in (list(value) if value.ndim else [value.item()])]

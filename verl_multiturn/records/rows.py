@@ -48,12 +48,16 @@ def version_runs(versions: Sequence[int] | NDArray[Any]) -> list[list[int]]:
 
 
 def _runs(columns: Sequence[Sequence[int] | NDArray[Any]]) -> list[list[int]]:
-    table = np.array([np.asarray(column, np.int64) for column in columns]).T
-    if not len(table):
-        return []
-    starts = np.concatenate([[0], np.flatnonzero((table[1:] != table[:-1]).any(axis=1)) + 1])
-    counts = np.diff(np.append(starts, len(table)))
-    return np.column_stack([counts, table[starts]]).tolist()  # type: ignore[no-any-return]
+    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
+    runs: list[list[int]] = []
+    last: tuple[int, ...] | None = None
+    for values in zip(*lists, strict=True):
+        if values == last:
+            runs[-1][0] += 1
+        else:
+            last = values
+            runs.append([1, *map(int, values)])
+    return runs
 
 
 def columns(row: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -16,11 +16,11 @@ def of(began: float, group: str = "") -> Resident:
 
 def test_the_oldest_conversations_that_fit_are_let_in() -> None:
     need = CacheNeed(1000)
-    assert need.tell("a", [(1.0, 300), (4.0, 300)], 0.9) == Told(0.6, math.inf)
-    assert need.tell("b", [(2.0, 300), (3.0, 300)], 0.9) == Told(1.2, 3.0)  # that of 4.0 waits in the other worker
+    assert need.tell("a", [(1.0, 300), (4.0, 250)], 0.9) == Told(0.55, math.inf, 350)
+    assert need.tell("b", [(2.0, 300), (3.0, 250)], 0.9) == Told(1.1, 3.0, 25)  # that of 4.0 waits in the other worker
     assert need.tell("a", [(1.0, 950), (4.0, 300)], 0.9).youngest == 1.0
     assert need.tell("a", [(1.0, 2000)], 0.9).youngest == 1.0  # the oldest is let in whatever it needs
-    assert need.tell("a", [], 0.9) == Told(0.6, math.inf)
+    assert need.tell("a", [], 0.9) == Told(0.55, math.inf, 350)
 
 
 def test_a_client_that_has_died_does_not_count() -> None:
@@ -28,7 +28,7 @@ def test_a_client_that_has_died_does_not_count() -> None:
     need = CacheNeed(1000, lambda: now[0])
     need.tell("dead", [(1.0, 2000)], 0.9)
     now[0] = 31.0
-    assert need.tell("a", [(2.0, 500)], 0.9) == Told(0.5, math.inf)
+    assert need.tell("a", [(2.0, 500)], 0.9) == Told(0.5, math.inf, 400)
 
 
 async def test_a_prompt_that_siblings_share_counts_once() -> None:
@@ -64,7 +64,7 @@ async def test_a_conversation_without_a_turn_counts_for_ten_seconds() -> None:
     now[0] = 70.1
     assert holding.told() == [(2.0, 800)]
     holding.note(away, "r", list(range(810)))  # it comes back
-    assert holding.told() == [(1.0, 810), (2.0, 0)]
+    assert holding.told() == [(1.0, 820), (2.0, 10)]  # it has grown by 10, and may again
 
 
 async def test_of_an_agents_requests_without_a_turn_the_longest_counts() -> None:
@@ -126,8 +126,13 @@ async def test_nothing_waits_where_the_cache_suffices() -> None:
         holding.note(resident, "r", list(range(100)))
         await holding.let_in(resident)
         assert resident.held_s == 0
-    await settle()
-    assert (server.asked, holding.use) == (1, 0.8)  # one question for all that came at once
+    assert server.asked == 1
+    holding = Holding(server.ask)
+    residents = [of(float(began)) for began in range(8)]
+    for resident in residents:
+        holding.note(resident, "r", list(range(100)))
+    await asyncio.gather(*map(holding.let_in, residents))
+    assert (server.asked, holding.use) == (2, 0.8)  # one question for all that came at once
 
 
 async def test_the_younger_wait_and_all_are_let_in_in_the_end() -> None:
@@ -154,7 +159,7 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
     holding, old = Holding(server.ask), of(1.0)
     young = [of(2.0), of(3.0), of(4.0)]
     for resident in (old, *young):
-        holding.note(resident, "r", list(range(700 if resident is old else 300)))
+        holding.note(resident, "r", list(range(700 if resident is old else 310)))
     await holding.let_in(old)
     await settle()
     waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
@@ -163,7 +168,50 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
     holding.leave(old)
     await settle()
     assert (server.asked, [each.done() for each in waiting]) == (1, [True, True, False])
-    await asyncio.wait_for(waiting[2], 60)  # the next answer lets it in: 900 tokens fit
+    holding.leave(young[0])
+    await asyncio.wait_for(waiting[2], 60)
+
+
+async def test_between_two_answers_the_room_that_was_given_is_kept_to() -> None:
+    server, others = Server(), CacheNeed(1000)
+    holding, residents = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
+    for resident in residents:
+        holding.note(resident, "r", list(range(100)))
+        await holding.let_in(resident)
+    for resident in residents[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
+        holding.rest(resident, "r")
+        holding.note(resident, "r", list(range(260)))
+    third = asyncio.ensure_future(holding.let_in(residents[2]))
+    fourth = of(4.0)
+    holding.note(fourth, "r", [1])
+    waiting = asyncio.ensure_future(holding.let_in(fourth))
+    for resident in residents[:2]:
+        await holding.let_in(resident)
+    await settle()
+    assert (server.asked, third.done(), waiting.done()) == (1, False, False)
+    residents[0].leave()
+    await settle()
+    assert (server.asked, third.done()) == (1, False)  # for one that waits there has to be room for some turns
+    residents[1].leave()
+    await settle()
+    assert (server.asked, third.done()) == (1, True)
+    residents[2].leave()
+    await settle()
+    assert (server.asked, waiting.done()) == (1, True)
+    assert others.tell("a", [(1.0, 100)], 0.9).room == 800
+    assert others.tell("b", [], 0.9).room == 800
+    assert others.tell("b", [(2.0, 100)], 0.9).room == 350  # for each of the two clients
+
+
+async def test_one_that_waits_needs_room_for_some_turns() -> None:
+    server = Server()
+    holding, old, young = Holding(server.ask), of(1.0), of(2.0)
+    for tokens in (100, 200):
+        for resident in (old, young):
+            holding.note(resident, "r", list(range(tokens)))
+    assert holding.told() == [(1.0, 300), (2.0, 300)]
+    holding._is_known, holding._youngest = True, 1.0
+    assert holding.told() == [(1.0, 300), (2.0, 600)]
 
 
 async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:

@@ -5,8 +5,13 @@
                  ▼
               it waits until they fit: the oldest conversation first, nothing is aborted
 
-The server is asked at most twice a second, as long as conversations come, go or wait. In between its last answer
-holds, and what a conversation leaves goes to those that wait in the same client.
+The server is asked at most twice a second, as long as conversations come, go or wait. In between the client goes on by
+itself from the last answer: what its conversations need more comes from the room that it was given, and beyond that its
+youngest one waits; what one leaves goes to those that wait. Before the first answer nothing is sent, since many begin
+at once.
+
+A conversation needs what it has and what its next turn adds, as far as its last one tells. One that waits needs room
+for some turns: else it would be thrown out again at once, and be read as often.
 
 A conversation counts while it has a turn, and for a while afterwards: where tools take long, its tokens are read again,
 which costs less than an engine that waits with it.
@@ -30,6 +35,7 @@ from dataclasses import dataclass, field
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, Conversations, Told
 from verl_multiturn.rollout.cache.residents import Resident
+from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.engine import common_length
 
 logger = logging.getLogger(__name__)
@@ -38,6 +44,10 @@ _EVERY_S = 0.5
 """Seconds between two questions, at least."""
 # Seconds in which a server has to answer.
 _ANSWER_S = 5.0
+STAYS = 4
+"""Turns for which one that waits has to have room."""
+_NOTHING = Told(math.nan, math.inf, math.inf)
+"""What is known of a server that says nothing: nothing waits for it."""
 
 
 @dataclass
@@ -48,8 +58,14 @@ class _Stay:
     """Tokens of each of its requests."""
     turns: set[str] = field(default_factory=set)
     """Requests that have a turn."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Tokens of each request's last prompt."""
+    growth: int | None = None
+    """Tokens by which its last prompt was longer than the one before; None: it has had one."""
     since: float = 0.0
     """When its last turn ended."""
+    taken: int = 0
+    """Tokens of the room that are kept for it."""
 
     def counts(self, now: float) -> bool:
         """Tell whether the others have to leave room for it."""
@@ -89,12 +105,16 @@ class Holding:
         """What the server last said."""
         self._ask = ask
         self._clock = clock
-        self._youngest = math.inf
+        self._youngest, self._room = math.inf, math.inf
+        self._is_known = False
+        """Whether the server has answered since conversations are there, or is not to be waited for."""
+        self._changed = 0
+        """Tokens that conversations need more than when the server was asked."""
+        self._usual = 0
+        """The growth of a conversation that has had one turn: that of the last one that had two."""
         self._stays: dict[Resident, _Stay] = {}
         self._groups: dict[str, _Group] = {}
         self._held: dict[asyncio.Future[None], Resident] = {}
-        self._freed = 0
-        """Tokens of conversations that were let in and have ended since the last answer."""
         self._asking: asyncio.Task[None] | None = None
         self._is_new = False
         """Whether something has changed that the server does not know."""
@@ -112,7 +132,12 @@ class Holding:
             group.shared[resident] = common_length(group.first, prompt)
         stay.tokens[request_id] = len(prompt) + sampled
         stay.turns.add(request_id)
+        if len(prompt) > (last := stay.prompts.get(request_id, len(prompt))):
+            self._usual = stay.growth = len(prompt) - last
+        stay.prompts[request_id] = len(prompt)
         self._is_new = True
+        if resident.began <= self._youngest:
+            self._take(stay, self._needs(resident))
 
     def rest(self, resident: Resident, request_id: str) -> None:
         """Note the end of a request's turn."""
@@ -132,27 +157,28 @@ class Holding:
     async def let_in(self, resident: Resident) -> None:
         """Wait until the conversation's next turn may be sent."""
         self._look()
-        while resident.began > self._youngest:
+        while not self._is_known or resident.began > self._youngest:
             waiting = asyncio.get_running_loop().create_future()
             self._held[waiting] = resident
             self._look()
             try:
-                with resident.held():
+                with resident.held() if self._is_known else stopped():
                     await waiting
             finally:
                 del self._held[waiting]
 
     def leave(self, resident: Resident) -> None:
         """Forget a conversation that is over, or that goes on at another server."""
-        if (stay := self._stays.pop(resident, None)) is None:
+        if resident not in self._stays:
             return
+        stay = self._stays.pop(resident)
         group = self._groups[resident.group].shared
-        shared = group.pop(resident)
+        del group[resident]
         if not group:
             del self._groups[resident.group]
         self._is_new = True
         if resident.began <= self._youngest and stay.counts(self._clock()):
-            self._freed += max(0, stay.needed() - (shared if group else 0))
+            self._take(stay, 0)
             self._hand_on()
 
     def told(self) -> Conversations:
@@ -164,24 +190,53 @@ class Holding:
             stay = self._stays[resident]
             if not stay.counts(now):
                 continue
-            shared = self._groups[resident.group].shared[resident] if resident.group in groups else 0
+            stay.taken = self._needs(resident, resident.group in groups)
+            told.append((resident.began, stay.taken))
             groups.add(resident.group)
-            told.append((resident.began, max(0, stay.needed() - shared)))
         return told
+
+    def _needs(self, resident: Resident, has_sibling: bool | None = None) -> int:
+        """Return how many tokens a conversation needs; what it shares with a sibling counts once."""
+        stay, shared = self._stays[resident], self._groups[resident.group].shared
+        if has_sibling is None:
+            has_sibling = len(shared) > 1
+        growth = self._usual if stay.growth is None else stay.growth
+        more = growth * (STAYS if resident.began > self._youngest else 1)
+        return max(0, stay.needed() - (shared[resident] if has_sibling else 0)) + more
+
+    def _take(self, stay: _Stay, tokens: int) -> None:
+        """Leave room for so many tokens of a conversation."""
+        more, stay.taken = tokens - stay.taken, tokens
+        self._changed += more
+        self._room -= more
+        self._tighten()
+
+    def _tighten(self) -> None:
+        """Let the youngest wait that were let in and do not fit any more; the oldest never does."""
+        if self._room >= 0:
+            return
+        now = self._clock()
+        inside = [each for each, stay in self._stays.items() if each.began <= self._youngest and stay.counts(now)]
+        inside.sort(key=lambda each: each.began)
+        while self._room < 0 and len(inside) > 1:
+            stay = self._stays[inside.pop()]
+            self._room, stay.taken = self._room + stay.taken, 0
+            self._youngest = inside[-1].began
 
     def _hand_on(self) -> None:
         """Let conversations in that fit into what others have left."""
         for resident in sorted(set(self._held.values()), key=lambda each: each.began):
-            if (needed := self._stays[resident].needed() if resident in self._stays else 0) > self._freed:
+            if resident in self._stays and self._needs(resident) > self._room:
                 break
-            self._freed -= needed
             self._youngest = max(self._youngest, resident.began)
+            if resident in self._stays:
+                self._take(self._stays[resident], self._needs(resident))
         self._release()
 
     def _release(self) -> None:
         """Wake the turns that may be sent, the oldest conversation first."""
         for waiting, resident in sorted(self._held.items(), key=lambda held: held[1].began):
-            if resident.began <= self._youngest and not waiting.done():
+            if self._is_known and resident.began <= self._youngest and not waiting.done():
                 waiting.set_result(None)
 
     def _look(self) -> None:
@@ -197,23 +252,30 @@ class Holding:
                 if not self._is_new and not self._held and self._clock() < asked + REMINDED_S:
                     await asyncio.sleep(_EVERY_S)
                     continue
-                self._is_new, asked = False, self._clock()
+                self._is_new, self._changed, asked = False, 0, self._clock()
                 try:
                     async with asyncio.timeout(_ANSWER_S):
                         told = await self._ask(self.told())
                     self._is_silent = told is None
-                    self.use, self._youngest = told or (math.nan, math.inf)
+                    self.use, self._youngest, self._room = told or _NOTHING
                 except TimeoutError:
-                    self._youngest = math.inf
+                    self.use, self._youngest, self._room = _NOTHING
                 except Exception as error:  # one that has died, or is not ours
                     logger.warning(
                         "a server does not say its cache's use, and nothing waits for it: %s", describe(error)
                     )
-                    self._youngest, self._is_silent = math.inf, True
-                self._freed = 0
+                    self.use, self._youngest, self._room = _NOTHING
+                    self._is_silent = True
+                self._is_known = True
+                for resident, stay in self._stays.items():
+                    stay.taken = stay.taken if resident.began <= self._youngest else 0
+                self._room -= self._changed  # which the answer does not know yet
+                self._tighten()
                 self._release()
                 if self._is_silent:
                     return
                 await asyncio.sleep(_EVERY_S)
         finally:
             self._asking = None
+            self._is_known = self._is_silent
+            self._youngest = self._room = math.inf

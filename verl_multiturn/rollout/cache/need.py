@@ -3,9 +3,10 @@
 Each client tells its conversations, in every question, and is told the use and the youngest conversation that fits:
 
     client  (when it began, its tokens) of each conversation  ──▶  server, which knows those of all clients
-    client  holds the turns of what began later               ◀──  `Told`: use, youngest
+    client  holds the turns of what began later               ◀──  `Told`: use, youngest, room
 
-A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens. What the
+A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens, and for
+what its next turn adds. What the
 engine itself calls its use counts the running requests alone, and calls a cache free from which each turn throws
 another conversation out.
 
@@ -38,9 +39,11 @@ class Told(NamedTuple):
     """What a server says of its cache."""
 
     use: float
-    """Tokens of all conversations that count, as a share of the cache: above 1 they do not fit."""
+    """Tokens that all conversations need that count, as a share of the cache: above 1 they do not fit."""
     youngest: float
     """When the youngest conversation began that is let in; infinity: all are."""
+    room: float
+    """How many tokens more those of the client may need until it asks again."""
 
 
 class CacheNeed:
@@ -70,7 +73,8 @@ class CacheNeed:
         self._told = {name: (at, its) for name, (at, its) in self._told.items() if its and now - at <= _LATE_S}
         every = sorted(one for _, its in self._told.values() for one in its)
         needed = sum(tokens for _, tokens in every)
-        return Told(needed / self._tokens, _youngest(every, full * self._tokens) if needed else math.inf)
+        youngest, left = _youngest(every, full * self._tokens) if needed else (math.inf, full * self._tokens)
+        return Told(needed / self._tokens, youngest, left / max(1, len(self._told)))
 
 
 def require_room(tokens: int, rollout: Any) -> None:
@@ -93,12 +97,12 @@ def require_room(tokens: int, rollout: Any) -> None:
         )
 
 
-def _youngest(oldest_first: Conversations, room: float) -> float:
-    """Return when the last conversation began that fits with all older ones; infinity: all fit."""
+def _youngest(oldest_first: Conversations, room: float) -> tuple[float, float]:
+    """Return when the last conversation began that fits with all older ones, and what it leaves; infinity: all fit."""
     youngest = oldest_first[0][0]
     for began, tokens in oldest_first:
+        if tokens > room:
+            return youngest, room if began > youngest else 0.0
         room -= tokens
-        if room < 0:
-            return youngest
         youngest = began
-    return math.inf
+    return math.inf, room
