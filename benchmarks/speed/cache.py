@@ -138,10 +138,10 @@ class Engine:
         server._admission, server._switching = Admission(), asyncio.Lock()
         server._hits = server.tokenizer_manager = CacheHits(self._engine.tokenizer_manager)
         tokens = await cache_tokens(self._engine.tokenizer_manager)
-        if tokens is None:
+        if not tokens:
             raise SystemExit("SGLang does not say how many tokens its cache holds")
-        self.cache = tokens
-        server._need = CacheNeed(tokens)
+        self.cache = sum(tokens)
+        server._need = CacheNeed(self.cache)
         self._server = server
 
     def client(self, lead_ms: int, full: float | None) -> Any:

@@ -196,15 +196,15 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
             exited.set_result(status)
 
     monkeypatch.setattr(SGLangHttpServer, "launch_server", launch)
-    server.config = SimpleNamespace(prompt_length=100, response_length=100, max_model_len=None)
+    server.config = SimpleNamespace(prompt_length=50, response_length=50, max_model_len=None)
     monkeypatch.setattr(module.os, "_exit", end)
     await server.launch_server(master_address=None)
     assert not exited.done()
     assert (await server.cache_need("client", [(1.0, 150)], 0.9)).use == 0.75  # of 200 tokens
     full = [(1.0, 150), (2.0, 150)]
-    assert (await server.cache_need("client", full, 0.9)) == (1.5, 1.0)
+    assert (await server.cache_need("client", full, 0.9)) == (1.5, 1.0, pytest.approx(30))
     server._admission.close(leaves=True)
-    assert (await server.cache_need("client", full, 0.9)) == (1.5, math.inf)  # none waits for a server that leaves
+    assert (await server.cache_need("client", full, 0.9)) == (1.5, math.inf, math.inf)  # none waits for a server that leaves
     try:
         children[0].kill()
         children[0].join()

@@ -19,17 +19,17 @@ def local_tensor_class() -> type:
     return LocalSerializedTensor  # type: ignore[no-any-return]
 
 
-async def cache_tokens(manager: Any) -> int | None:
-    """Return how many tokens an engine's cache holds, summed over its data-parallel ranks; None where it does not say.
+async def cache_tokens(manager: Any) -> list[int]:
+    """Return how many tokens the cache of each of an engine's data-parallel ranks holds; [] where it does not say.
 
     Args:
         manager: SGLang's tokenizer manager.
     """
     try:
         states = await manager.get_internal_state()
-        return sum(int(state["memory_usage"]["token_capacity"]) for state in states) or None
+        return [tokens for state in states if (tokens := int(state["memory_usage"]["token_capacity"]))]
     except (AttributeError, KeyError, TypeError):  # no part of SGLang's documented interface
-        return None
+        return []
 
 
 def then(value: Any, finish: Callable[[Any], Any]) -> Any:

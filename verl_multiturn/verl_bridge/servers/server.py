@@ -67,11 +67,11 @@ class AsyncSGLangServer(SGLangHttpServer):
         if self.node_rank == 0:
             self._hits = CacheHits(self.tokenizer_manager)
             self.tokenizer_manager = self._hits
-            if (tokens := await cache_tokens(self.tokenizer_manager)) is None:
-                logger.warning("SGLang does not say how many tokens its cache holds, so that no turn waits for room")
+            if tokens := await cache_tokens(self.tokenizer_manager):
+                require_room(min(tokens), self.config)  # a conversation has to fit into the rank that it is sent to
+                self._need = CacheNeed(sum(tokens))
             else:
-                require_room(tokens, self.config)
-                self._need = CacheNeed(tokens)
+                logger.warning("SGLang does not say how many tokens its cache holds, so that no turn waits for room")
         loop = asyncio.get_running_loop()
         for process in multiprocessing.active_children():
             loop.add_reader(process.sentinel, _ended, process, loop)
@@ -124,7 +124,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         if self._need is None:
             return None
         told = self._need.tell(client, conversations, full)
-        return told._replace(youngest=math.inf) if self._admission.leaves else told
+        return told._replace(youngest=math.inf, room=math.inf) if self._admission.leaves else told
 
     async def resumed(self, patience_s: float = 0.0) -> bool:
         """Wait until the server samples again, and return True; return False when it leaves the load balancer.
