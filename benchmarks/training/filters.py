@@ -195,7 +195,7 @@ def measure(steps: Sequence[dict[str, float]], first: int) -> dict[str, float]:
         first: The first step that counts.
     """
     counted = [step for step in steps if step.get("training/global_step", 0) >= first]
-    signals = sum(_GROUPS - step["rollout/reward/groups_equal"] for step in counted)
+    signals = sum(_GROUPS - step.get("rollout/groups_equal", _GROUPS) for step in counted)
     conversations = sum(step.get("rollout/filter/conversations", _GROUPS * _GROUP) for step in counted)
     accuracy = [value for step in steps for key, value in step.items() if key.startswith("val-core/")]
     return {
