@@ -87,6 +87,7 @@ class Journal:
         self.on_cut: Callable[[], Awaitable[None]] | None = None
         """Called when an attempt was cut, before the server learns of it."""
         self._loaded = loaded
+        manager = vars(manager).get("_manager", manager)  # SGLang's own, behind what our server puts before it
         self._generate = manager.generate_request
         self._send = manager._send_one_request
         self._by_id: dict[str, Attempt] = {}

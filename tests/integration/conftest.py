@@ -30,9 +30,12 @@ def processors(models: Path) -> dict[str, Any]:
     return {kind: hf_processor(str(models / kind)) for kind in KINDS}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """Start a Ray cluster of this process, and end it after the file's tests."""
+    """Start a Ray cluster of this process for all tests that end processes of Ray (the mark `deaths`).
+
+    Actors die with their handles, so a file finds nothing of another's but the keeper of slots.
+    """
     import ray
 
     start_ray(num_cpus=4)

@@ -1,5 +1,6 @@
 """The simulated asynchronous training: the world itself, and a short form of `benchmarks.staleness`."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,10 @@ def test_step_times_by_hand(mode: str, ends: list[float]) -> None:
 def test_the_predictions_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks import async_sim_cache
+    from benchmarks import async_sim, async_sim_cache
     from benchmarks.async_sim import main
 
+    monkeypatch.setattr(async_sim, "hours", functools.cache(async_sim.hours))
     cache = {"3.6": {"faster": 1.7, "read": 0.2}}
     monkeypatch.setattr(async_sim_cache, "faster", lambda: cache)
     run: dict[str, Any] = {"training_s": 2.0, "sync_s": 0.5, "token_s": 0.1, "token_s_each": 0.0}
@@ -209,7 +211,7 @@ def test_the_predictions_are_compared(
     runs = {"sync": {**run, "step_s": [3.5] * 4}, "separate_async": {**run, "step_s": [4.0, 2.5, 2.5, 2.5]}}
     file = tmp_path / "measured.json"
     file.write_text(json.dumps(runs))
-    assert main(["--measured", str(file), "--steps", "4"]) == 0
+    assert main(["--measured", str(file), "--steps", "2"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["predicted"] == {
         "sync": {"all": 3.5, "second_half": 3.5},
@@ -222,7 +224,7 @@ def test_the_predictions_are_compared(
     runs["sync"]["step_s"] = [3.0] * 4
     cache["3.6"]["faster"] = 1.5
     file.write_text(json.dumps(runs))
-    assert main(["--measured", str(file), "--steps", "4"]) == 1
+    assert main(["--measured", str(file), "--steps", "2"]) == 1
     said = capsys.readouterr().err
     assert "the prediction for sync is 17% off" in said
     assert "at 3.6 times the cache a step is 1.5 times as fast, at least 1.6" in said

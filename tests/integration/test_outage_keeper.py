@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from tests.support.warm_python import start_ray
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [
@@ -18,15 +15,6 @@ pytestmark = [
     pytest.mark.deaths,
     pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning"),
 ]
-
-
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    import ray
-
-    start_ray(num_cpus=0)
-    yield
-    ray.shutdown()
 
 
 class Worker:

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.warm_python import start_ray
-
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.deaths,
@@ -259,16 +257,13 @@ def test_groups_that_a_checkpoint_has_too_many_are_not_submitted(
 
 
 @pytest.fixture
-def queue() -> Iterator[Any]:
-    import ray
+def queue(cluster: None) -> Iterator[Any]:
     import transfer_queue
     from omegaconf import OmegaConf
 
-    start_ray(num_cpus=2)
     transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield transfer_queue
     transfer_queue.close()
-    ray.shutdown()
 
 
 def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: Path) -> None:
