@@ -2,8 +2,11 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.need import CacheNeed, Told
@@ -152,6 +155,33 @@ async def test_the_younger_wait_and_all_are_let_in_in_the_end() -> None:
     await asyncio.gather(*map(converse, reversed(range(12))))
     assert sorted(order) == list(range(12))
     assert order[-1] == 11  # the youngest is the last one
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_all_are_let_in_in_the_end_whatever_they_grow_by(seed: int) -> None:
+    """Groups of siblings that share a prompt, of random turns, one in five of which is cancelled, in a small cache."""
+    rng, server, ended = random.Random(seed), Server(), []
+    holding = Holding(server.ask)
+
+    async def converse(number: int) -> None:
+        ids = [number // 4] * rng.randrange(50, 400)
+        with residing(f"{number // 4}") as resident:
+            for _ in range(rng.randrange(1, 6)):
+                holding.note(resident, "r", ids)
+                await holding.let_in(resident)
+                ids = ids + [number] * rng.randrange(1, 120)
+                holding.note(resident, "r", ids[:-1], 1)
+                await asyncio.sleep(0)
+                holding.rest(resident, "r")
+        ended.append(number)
+
+    tasks = [asyncio.ensure_future(converse(number)) for number in range(24)]
+    await settle()
+    for task in rng.sample(tasks, 5):
+        task.cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    assert len(ended) >= 19
+    assert (holding._stays, holding._groups, holding._held) == ({}, {}, {})
 
 
 async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> None:

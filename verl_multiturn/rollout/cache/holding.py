@@ -179,6 +179,8 @@ class Holding:
         self._is_new = True
         if resident.began <= self._youngest and stay.counts(self._clock()):
             self._take(stay, 0)
+            if group and (first := next(iter(group))).began <= self._youngest:  # the prompt of both counts there now
+                self._take(self._stays[first], self._needs(first))
             self._hand_on()
 
     def told(self) -> Conversations:
@@ -190,19 +192,19 @@ class Holding:
             stay = self._stays[resident]
             if not stay.counts(now):
                 continue
-            stay.taken = self._needs(resident, resident.group in groups)
+            stay.taken = self._needs(resident, resident.group not in groups)
             told.append((resident.began, stay.taken))
             groups.add(resident.group)
         return told
 
-    def _needs(self, resident: Resident, has_sibling: bool | None = None) -> int:
-        """Return how many tokens a conversation needs; what it shares with a sibling counts once."""
+    def _needs(self, resident: Resident, is_first: bool | None = None) -> int:
+        """Return how many tokens a conversation needs; what it shares with the first of its group counts there."""
         stay, shared = self._stays[resident], self._groups[resident.group].shared
-        if has_sibling is None:
-            has_sibling = len(shared) > 1
+        if is_first is None:
+            is_first = next(iter(shared)) is resident
         growth = self._usual if stay.growth is None else stay.growth
         more = growth * (STAYS if resident.began > self._youngest else 1)
-        return max(0, stay.needed() - (shared[resident] if has_sibling else 0)) + more
+        return max(0, stay.needed() - (0 if is_first else shared[resident])) + more
 
     def _take(self, stay: _Stay, tokens: int) -> None:
         """Leave room for so many tokens of a conversation."""
