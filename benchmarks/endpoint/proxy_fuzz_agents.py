@@ -79,9 +79,12 @@ class Known:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what another completion must have in common to be mistaken for this one."""
+        """Return what another completion must have in common to be mistaken for this one.
+
+        It follows as many messages: with fewer it is a turn before what a client rewrote, and is continued rightly.
+        """
         calls = [(name, json.dumps(json.loads(given), sort_keys=True)) for _, name, given in self.received.calls]
-        return (self.received.content, *calls)
+        return (len(self.ask.messages), self.received.content, *calls)
 
 
 class Fuzzed:

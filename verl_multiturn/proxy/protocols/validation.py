@@ -6,6 +6,7 @@ one place, for all protocols.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,10 @@ from verl_multiturn.proxy.protocols.requests import RefusedError
 
 MOST_DEPTH = 64
 _MOST_SHOWN = 100
+# The two halves of a surrogate pair, or another escape; else a half alone, which UTF-8 cannot express.
+_ESCAPES = re.compile(
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)|\\u[dD][89a-fA-F]..", re.S
+)
 _EXPECTED = {
     "string_type": "a text",
     "list_type": "a list",
@@ -60,6 +65,13 @@ def check_depth(body: Mapping[str, Any]) -> None:
             return
         level = below
     raise _refused(f"the body is nested deeper than {MOST_DEPTH} levels; send a flatter one")
+
+
+def without_halves(text: bytes) -> bytes:
+    """Return a JSON text with U+FFFD in the place of halves of surrogate pairs that stand alone."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return text
+    return _ESCAPES.sub(lambda found: found[1] or b"\\ufffd", text)
 
 
 def wrong(expected: str, todo: str = "send that", field: str = "") -> PydanticCustomError:

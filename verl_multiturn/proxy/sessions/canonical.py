@@ -17,7 +17,7 @@ import orjson
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import is_image
 from verl_multiturn.proxy.protocols.requests import RefusedError
-from verl_multiturn.proxy.protocols.validation import check_depth
+from verl_multiturn.proxy.protocols.validation import check_depth, without_halves
 
 _MOST_EXACT = 20_000
 """Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
@@ -73,13 +73,15 @@ def content_key(content: Any) -> Hashable:
 def arguments_key(text: str) -> str:
     """Return a call's arguments as they are compared: parsed, so that blanks and the order of the keys do not count.
 
-    Numbers are those of JavaScript, which drops a point without a fraction and has 53 bits. Arguments that are not JSON
-    are compared as text, and so are the numbers of very many arguments.
+    Numbers are those of JavaScript, which drops a point without a fraction and has 53 bits. Halves of surrogate pairs
+    are U+FFFD, as in a body that holds the arguments as an object. Arguments that are not JSON are compared as text,
+    and so are the numbers of very many arguments.
     """
     try:
+        given = without_halves(text.encode()).decode()
         if text.count(",") > _MOST_EXACT:
-            return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
-        parsed = json.loads(text, parse_float=_number, parse_int=_number) if text.strip() else {}
+            return orjson.dumps(orjson.loads(given), option=orjson.OPT_SORT_KEYS).decode()
+        parsed = json.loads(given, parse_float=_number, parse_int=_number) if text.strip() else {}
         return json.dumps(parsed, sort_keys=True)
     except (ValueError, TypeError, RecursionError):
         return text
