@@ -47,6 +47,7 @@ from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
 from verl_multiturn.observe.traces import Followed, Span
+from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.oversampling import samples_to_start
 from verl_multiturn.verl_bridge.loops.following import follow, note
@@ -92,7 +93,9 @@ async def _loop_s() -> float:
     started = time.thread_time()
     for _ in range(count):
         with follow(row, tracer):
-            note(Outcome.begun("r"))
+            ended = Outcome.begun("r")
+            ended.trajectory.stop_reason = StopReason.FINISHED
+            note(ended)
     used = time.thread_time() - started
     await tracer.writer.aclose()
     return used / count
