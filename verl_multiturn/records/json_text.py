@@ -86,8 +86,8 @@ def _plain(value: Any, above: set[int], image: Callable[[Any], Any]) -> Any:
         return _array(value, above, image)
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int):
-        return int(value) if value in _INTEGERS else show(value)
+    if isinstance(value, int):  # a range looks for other kinds of int one by one
+        return int(value) if int(value) in _INTEGERS else show(value)
     if isinstance(value, float | np.floating):
         return _number(value)
     if is_pil(value):

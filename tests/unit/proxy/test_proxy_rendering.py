@@ -177,6 +177,7 @@ async def test_a_history_with_calls_is_rendered_by_each_template(name: str) -> N
         ('{"a": "\\ud83d!"}', '{"a": "�!"}', True),  # as the body of a client that sends it as an object is read
         ('{"a": "\\ud83d\\ude00"}', '{"a": "😀"}', True),
         ('{"a": "\\\\ud83d"}', '{"a": "�"}', False),
+        ('{"a": "\\ud8zz"}', '{"a": "\\ud8yy"}', False),  # neither is JSON
         ('{"a": 1}', '{"a": "1"}', False),
         ('{"a": 1}', '{"a": true}', False),
         ('{"a": 1}', '{"a": 1', False),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,16 @@ async def test_an_image_is_kept_by_its_digest() -> None:
     record = read(replace(made, request=replace(made.request, messages=[message])))
     assert record["calls"][0]["images"] == record["rows"][0]["images"] == [kept]
     assert record["sample"]["messages"] == [{"role": "user", "content": [{"type": "image", "image": kept}]}]
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Whole(int):
+    """A whole number of another class."""
+
+
+def test_whole_numbers_of_other_classes_are_numbers() -> None:
+    found = json.loads(line_of({"level": Level.HIGH, "whole": Whole(-(1 << 63)), "large": Whole(1 << 64)}))
+    assert found == {"level": 3, "whole": -(1 << 63), "large": str(1 << 64)}

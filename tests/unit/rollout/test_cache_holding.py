@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import verl_multiturn.rollout.cache.holding as module
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.need import CacheNeed, Told
 from verl_multiturn.rollout.cache.residents import Resident, residing
@@ -115,10 +116,14 @@ class Server:
     def __init__(self) -> None:
         self.need = CacheNeed(1000)
         self.asked = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def ask(self, conversations: Sequence[tuple[float, int]]) -> Told:
         self.asked += 1
-        return self.need.tell("client", conversations, 0.9)
+        told = self.need.tell("client", conversations, 0.9)
+        await self.answers.wait()
+        return told
 
 
 async def test_nothing_waits_where_the_cache_suffices() -> None:
@@ -231,6 +236,82 @@ async def test_between_two_answers_the_room_that_was_given_is_kept_to() -> None:
     assert others.tell("a", [(1.0, 100)], 0.9).room == 800
     assert others.tell("b", [], 0.9).room == 800
     assert others.tell("b", [(2.0, 100)], 0.9).room == 350  # for each of the two clients
+
+
+async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EVERY_S", 0)
+    server = Server()
+    holding, old, second = Holding(server.ask), of(1.0), of(2.0)
+    young = [of(3.0 + number) for number in range(6)]
+    for resident in (old, second, *young):
+        for tokens in (280, 300):
+            holding.note(resident, "r", list(range(tokens)))
+    await asyncio.gather(*map(holding.let_in, (old, second)))
+    waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
+    await settle()
+    assert holding._youngest == 2.0
+    server.answers.clear()
+    await settle()  # it is being asked
+    second.leave()
+    await settle()
+    assert [each.done() for each in waiting] == [True, False, False, False, False, False]  # 640 tokens of 900
+    old.leave()
+    await settle()
+    assert [each.done() for each in waiting] == [True, True, False, False, False, False]
+    for task in waiting:
+        task.cancel()
+
+
+async def test_one_that_comes_back_after_long_takes_room_as_a_new_one() -> None:
+    now, server = [0.0], Server()
+    holding, residents = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
+    for resident in residents:
+        holding.note(resident, "r", list(range(400)))
+        holding.rest(resident, "r")
+        now[0] += 20
+    assert holding.told() == []
+    holding._is_known, holding._youngest, holding._room = True, math.inf, 900
+    for resident in residents:
+        holding.note(resident, "r", list(range(400)))
+    assert (holding._room, holding._youngest) == (100, 2.0)
+
+
+async def test_a_prompt_of_siblings_counts_at_the_oldest_that_is_there() -> None:
+    now, server = [0.0], Server()
+    holding, away, sibling = Holding(server.ask, lambda: now[0]), of(1.0, "g"), of(2.0, "g")
+    for resident in (sibling, away):  # the younger one came first
+        holding.note(resident, "r", list(range(500)))
+    assert holding.told() == [(1.0, 500), (2.0, 0)]
+    holding._room = 400
+    holding.note(away, "r", list(range(500)), 1)
+    assert holding._room == 399
+    holding.rest(away, "r")
+    now[0] += 20
+    assert holding.told() == [(2.0, 500)]
+    holding.note(sibling, "r", list(range(500)), 1)
+    assert holding._room == 398
+
+
+async def test_a_turn_that_waits_from_the_beginning_is_held() -> None:
+    server = Server()
+    holding, old, young = Holding(server.ask), of(1.0), of(2.0)
+    for resident in (old, young):
+        holding.note(resident, "r", list(range(600)))
+    waiting = asyncio.ensure_future(holding.let_in(young))
+    await holding.let_in(old)
+    await settle()
+    old.leave()
+    await asyncio.wait_for(waiting, 60)
+    assert young.held_s > 0
+
+
+async def test_a_question_that_is_cancelled_is_no_answer() -> None:
+    async def cancelled(_: Any) -> None:
+        raise asyncio.CancelledError
+
+    holding, resident = Holding(cancelled), of(1.0)
+    holding.note(resident, "r", [1])
+    await asyncio.wait_for(holding.let_in(resident), 60)
 
 
 async def test_one_that_waits_needs_room_for_some_turns() -> None:

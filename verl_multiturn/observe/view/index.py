@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Index:
         self._read: dict[str, int] = {}
         self._joins: list[str] = []
         self._told: list[Any] = []
-        """What decides the fates of conversations that have no new line; see `_teller`."""
+        """What decides the fates of groups without new lines; see `_teller`."""
         self._touched: set[str] = set()
         """Groups with new lines."""
         self._looked: dict[str, int] = {}
@@ -112,10 +112,10 @@ class Index:
         known = set(self._joins)
         joins = [path for path in (self.folder / "join").glob("*.parquet") if path.name not in known]
         self._read_joins([path for path in joins if parse_name(path.name) is not None])
-        told, self._told = self._told, self._teller()
+        told = self._teller()
         if self.version != before or told != self._told:
-            self._find_fates(everywhere=told != self._told)
-            self._touched = set()
+            self._find_fates(told[2], everywhere=told != self._told)
+            self._told, self._touched = told, set()
             self.version += 1
         return self.version != before
 
@@ -213,8 +213,13 @@ class Index:
         found = self._records.placed_from(file, max(last[0], 0))
         return [placed for placed in found if (placed.offset, placed.place) > last]
 
-    def _find_fates(self, everywhere: bool) -> None:
-        """Enter the fates that neither a join nor a line alone says: of groups with new lines, or of all open ones."""
+    def _find_fates(self, starts: Sequence[str], everywhere: bool) -> None:
+        """Enter the fates that neither a join nor a line alone says: of groups with new lines, or of all open ones.
+
+        Args:
+            starts: The starts whose files are there.
+            everywhere: Whether what decides other groups' fates has changed.
+        """
         touched = pa.array(self._touched, pa.string())
         open_ones = [part.filter(_undecided(part, everywhere, touched))["uid"] for part in self._parts]
         uids = pc.unique(pa.concat_arrays([pa.array([], pa.string()), *(each.combine_chunks() for each in open_ones)]))
@@ -222,7 +227,7 @@ class Index:
             return
         steps, runs = [*self._records.steps(), *self._records.ends()], self._records.runs
         of_joins = [name.start if (name := parse_name(join)) else "" for join in self._joins]
-        others: dict[str, Any] = {"other_starts": self._told[2], "has_joins": bool(self._joins)}
+        others: dict[str, Any] = {"other_starts": [*starts, *filter(None, of_joins)], "has_joins": bool(self._joins)}
         for first in range(0, len(uids), _UIDS):
             some = uids.slice(first, _UIDS)
             rows = [

@@ -20,7 +20,8 @@ MOST_DEPTH = 64
 _MOST_SHOWN = 100
 # The two halves of a surrogate pair, or another escape; else a half alone, which UTF-8 cannot express.
 _ESCAPES = re.compile(
-    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)|\\u[dD][89a-fA-F]..", re.S
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}",
+    re.S,
 )
 _EXPECTED = {
     "string_type": "a text",

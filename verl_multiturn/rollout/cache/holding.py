@@ -61,11 +61,13 @@ class _Stay:
     prompts: dict[str, int] = field(default_factory=dict)
     """Tokens of each request's last prompt."""
     growth: int | None = None
-    """Tokens by which its last prompt was longer than the one before; None: it has had one."""
+    """Tokens by which a prompt was longer than the request's last one; None: none was yet."""
     since: float = 0.0
     """When its last turn ended."""
     taken: int = 0
-    """Tokens of the room that are kept for it."""
+    """Tokens of the room that are kept for it; 0 where it waits or does not count."""
+    told: int = 0
+    """Tokens that the server was last told of it."""
 
     def counts(self, now: float) -> bool:
         """Tell whether the others have to leave room for it."""
@@ -109,9 +111,9 @@ class Holding:
         self._is_known = False
         """Whether the server has answered since conversations are there, or is not to be waited for."""
         self._changed = 0
-        """Tokens that conversations need more than when the server was asked."""
+        """Tokens that those that were let in need more than when the server was asked."""
         self._usual = 0
-        """The growth of a conversation that has had one turn: that of the last one that had two."""
+        """Growth of a conversation that has none of its own yet: that of the last prompt that grew."""
         self._stays: dict[Resident, _Stay] = {}
         self._groups: dict[str, _Group] = {}
         self._held: dict[asyncio.Future[None], Resident] = {}
@@ -149,8 +151,10 @@ class Holding:
         """Forget a request that goes on at another server."""
         if (stay := self._stays.get(resident)) is not None:
             stay.turns.discard(request_id)
+            stay.prompts.pop(request_id, None)
             if len(stay.tokens) > 1 or request_id not in stay.tokens:
                 stay.tokens.pop(request_id, None)
+                self._is_new = True
             else:
                 self.leave(resident)
 
@@ -179,7 +183,8 @@ class Holding:
         self._is_new = True
         if resident.began <= self._youngest and stay.counts(self._clock()):
             self._take(stay, 0)
-            if group and (first := next(iter(group))).began <= self._youngest:  # the prompt of both counts there now
+            # The prompt of both counts there now.
+            if (first := self._first(resident.group)) is not None and first.began <= self._youngest:
                 self._take(self._stays[first], self._needs(first))
             self._hand_on()
 
@@ -190,21 +195,30 @@ class Holding:
         now = self._clock()
         for resident in sorted(self._stays, key=lambda each: each.began):
             stay = self._stays[resident]
-            if not stay.counts(now):
-                continue
-            stay.taken = self._needs(resident, resident.group not in groups)
-            told.append((resident.began, stay.taken))
-            groups.add(resident.group)
+            stay.told = 0
+            if stay.counts(now):
+                stay.told = self._needs(resident, resident.group not in groups)
+                told.append((resident.began, stay.told))
+                groups.add(resident.group)
+            stay.taken = stay.told if resident.began <= self._youngest else 0
         return told
 
     def _needs(self, resident: Resident, is_first: bool | None = None) -> int:
         """Return how many tokens a conversation needs; what it shares with the first of its group counts there."""
         stay, shared = self._stays[resident], self._groups[resident.group].shared
         if is_first is None:
-            is_first = next(iter(shared)) is resident
+            is_first = self._first(resident.group) is resident
         growth = self._usual if stay.growth is None else stay.growth
         more = growth * (STAYS if resident.began > self._youngest else 1)
         return max(0, stay.needed() - (0 if is_first else shared[resident])) + more
+
+    def _first(self, group: str) -> Resident | None:
+        """Return the oldest conversation of a group that counts; what all share counts at it."""
+        now = self._clock()
+        shared = self._groups[group].shared if group in self._groups else ()
+        return min(
+            (each for each in shared if self._stays[each].counts(now)), key=lambda each: each.began, default=None
+        )
 
     def _take(self, stay: _Stay, tokens: int) -> None:
         """Leave room for so many tokens of a conversation."""
@@ -214,7 +228,7 @@ class Holding:
         self._tighten()
 
     def _tighten(self) -> None:
-        """Let the youngest wait that were let in and do not fit any more; the oldest never does."""
+        """Let the youngest that were let in wait from their next turns on where they do not fit; never the oldest."""
         if self._room >= 0:
             return
         now = self._clock()
@@ -235,10 +249,10 @@ class Holding:
                 self._take(self._stays[resident], self._needs(resident))
         self._release()
 
-    def _release(self) -> None:
-        """Wake the turns that may be sent, the oldest conversation first."""
+    def _release(self, every: bool = False) -> None:
+        """Wake the turns that may be sent, or every one, to look again; the oldest conversation first."""
         for waiting, resident in sorted(self._held.items(), key=lambda held: held[1].began):
-            if self._is_known and resident.began <= self._youngest and not waiting.done():
+            if self._is_known and (every or resident.began <= self._youngest) and not waiting.done():
                 waiting.set_result(None)
 
     def _look(self) -> None:
@@ -262,18 +276,20 @@ class Holding:
                     self.use, self._youngest, self._room = told or _NOTHING
                 except TimeoutError:
                     self.use, self._youngest, self._room = _NOTHING
-                except Exception as error:  # one that has died, or is not ours
+                except (Exception, asyncio.CancelledError) as error:  # one that has died, or is not ours
+                    if (task := asyncio.current_task()) is not None and task.cancelling():
+                        raise
                     logger.warning(
                         "a server does not say its cache's use, and nothing waits for it: %s", describe(error)
                     )
                     self.use, self._youngest, self._room = _NOTHING
                     self._is_silent = True
-                self._is_known = True
+                was_known, self._is_known = self._is_known, True
                 for resident, stay in self._stays.items():
-                    stay.taken = stay.taken if resident.began <= self._youngest else 0
+                    stay.taken = (stay.taken or stay.told) if resident.began <= self._youngest else 0
                 self._room -= self._changed  # which the answer does not know yet
                 self._tighten()
-                self._release()
+                self._release(every=not was_known)  # those that wait on do so for want of room
                 if self._is_silent:
                     return
                 await asyncio.sleep(_EVERY_S)

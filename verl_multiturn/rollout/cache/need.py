@@ -6,9 +6,8 @@ Each client tells its conversations, in every question, and is told the use and 
     client  holds the turns of what began later               ◀──  `Told`: use, youngest, room
 
 A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens, and for
-what its next turn adds. What the
-engine itself calls its use counts the running requests alone, and calls a cache free from which each turn throws
-another conversation out.
+what its next turn adds. What the engine itself calls its use counts the running requests alone, and calls a cache free
+from which each turn throws another conversation out.
 
 Invariants:
 - the oldest conversation is always let in, so that all are in the end;
@@ -43,7 +42,8 @@ class Told(NamedTuple):
     youngest: float
     """When the youngest conversation began that is let in; infinity: all are."""
     room: float
-    """How many tokens more those of the client may need until it asks again."""
+    """How many tokens more those of the client may need until it asks again: an equal share of what is left now. Others
+    that ask meanwhile are given a share of it, too."""
 
 
 class CacheNeed:
