@@ -7,9 +7,9 @@
   changes, and verl's own name. Nothing is started.
 - `batch`: one step of the quickstart's small batch under both names, on the CPU. SGLang's sampler has one stream of
   random numbers for all requests of its batch, so that which request gets which depends on when they come. So the
-  engine samples one request at a time here, without a cache. Compared are all columns of all rows of the first batch
-  and of the validation before it (greedy), bit by bit, whatever their order: prompts, sampled tokens, masks,
-  log-probabilities, weight versions.
+  engine samples one request at a time here, of one worker, without a cache. Compared are all columns of all rows of
+  the first batch and of the validation before it (greedy), bit by bit, whatever their order: prompts, sampled tokens,
+  masks, log-probabilities, weight versions.
 - `training`: the quickstart under both names, `--steps` steps each. In both parts the classes of all processes are
   asked at the checkpoint.
 - `gpu`: with adapters, on a machine with a GPU: after five steps the engine's log-probabilities of its tokens are
@@ -60,6 +60,7 @@ RUN_CLASSES = {
 }
 """Classes of a run's processes on the CPU platform, by `rollout.name`."""
 _ONE_BY_ONE = (
+    f"++{_ROLLOUT}.agent.num_workers=1",
     f"++{_ROLLOUT}.engine_kwargs.sglang.max_running_requests=1",
     f"++{_ROLLOUT}.engine_kwargs.sglang.disable_radix_cache=True",
 )

@@ -80,9 +80,9 @@ FOUND: list[Case] = [
     (f"{_MODEL}.lora_rank", 16, _MEGATRON),
     (f"{_MODEL}.lora_rank", 16, _APART),
     ("distillation.enabled", True, _SEVERAL),
-    ("algorithm.filter_groups.metric", "reward", {**_SEVERAL, "algorithm.filter_groups.enable": True}),
-    ("critic.ppo_max_token_len_per_gpu", 1000, _CRITIC),
-    ("critic.forward_max_token_len_per_gpu", 1000, _CRITIC),
+    # `algorithm.filter_groups.metric` was one, too: of several rows verl's filter compares rows, ours conversations.
+    ("critic.ppo_max_token_len_per_gpu", 1000, {**_CRITIC, "critic.use_dynamic_bsz": True}),
+    ("critic.forward_max_token_len_per_gpu", 1000, {**_CRITIC, "critic.use_dynamic_bsz": True}),
     ("trainer.balance_batch", False, {}),
     # They change speed, memory or safety.
     (f"{_ROLLOUT}.enable_prefix_caching", False, {}),
