@@ -5,11 +5,11 @@
 - `composed`: whole GPU configurations are judged by our start-up check and by verl's, and verl's registries are asked
   for the classes of their training workers and servers: LoRA, LoRA with a bound on the age of tokens, weights sent as
   changes, and verl's own name. Nothing is started.
-- `batch`: one step of the quickstart's small batch under both names, on the CPU. SGLang's sampler has one stream of
-  random numbers for all requests of its batch, so that which request gets which depends on when they come. So the
-  engine samples one request at a time here, of one worker, without a cache. Compared are all columns of all rows of
-  the first batch and of the validation before it (greedy), bit by bit, whatever their order: prompts, sampled tokens,
-  masks, log-probabilities, weight versions.
+- `batch`: one step of the quickstart with one prompt under both names, on the CPU. SGLang's sampler has one stream of
+  random numbers for all requests of its batch, so that which request gets which depends on when they come, and prompts
+  come in an order of chance. So the engine samples one request at a time here, of one prompt and worker, without a
+  cache. Compared are all columns of all rows of the first batch and of the validation before it (greedy), bit by bit,
+  whatever their order: prompts, sampled tokens, masks, log-probabilities, weight versions.
 - `training`: the quickstart under both names, `--steps` steps each. In both parts the classes of all processes are
   asked at the checkpoint.
 - `gpu`: with adapters, on a machine with a GPU: after five steps the engine's log-probabilities of its tokens are
@@ -60,6 +60,9 @@ RUN_CLASSES = {
 }
 """Classes of a run's processes on the CPU platform, by `rollout.name`."""
 _ONE_BY_ONE = (
+    "data.train_batch_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     f"++{_ROLLOUT}.agent.num_workers=1",
     f"++{_ROLLOUT}.engine_kwargs.sglang.max_running_requests=1",
     f"++{_ROLLOUT}.engine_kwargs.sglang.disable_radix_cache=True",
