@@ -32,7 +32,7 @@ from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 MODEL_DIR = HERE / "model"
 TEMPLATE = HERE.parent / "quickstart" / "model" / "chat_template.jinja"
 TEST_SHARE = 0.5
-COPY_FIRST = 0.6
+COPY_FIRST = 0.85
 
 
 def conversation(repository: Repository, test_first: bool, repaired: str) -> list[dict[str, str]]:
