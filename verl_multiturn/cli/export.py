@@ -16,8 +16,9 @@ from rich.table import Table
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.launch.export import DTYPES, Exported, ExportError
+from verl_multiturn.launch.export import DTYPES, ExportError
 from verl_multiturn.launch.export import export as write_export
+from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.models import Model, find_model
 
 _NO_STACK = "export needs torch, transformers, accelerate and peft ({error}); run it in the environment that trains"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.logits import (
     empty_model,
     load_folder,
@@ -46,41 +47,6 @@ _TOLERANCE, _SHARE = 1e-4, 1e-5
 
 class ExportError(MultiTurnError):
     """An export was begun and could not be finished; nothing is left under its name."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What an export wrote, and what its check found.
-
-    Attributes:
-        folder: The folder.
-        model: Hash of its weights, as `model_hash` has it.
-        dtype: Data types of its weights.
-        tensors: Number of its tensors.
-        parameters: Number of its parameters.
-        size: Bytes of its weights.
-        lora: The adapter that was merged; None: there was none.
-        difference: Largest difference between its logits and the checkpoint's.
-        allowed: Largest difference that passes.
-        rounding: Largest difference that rounding to `--dtype` made; None: nothing was rounded.
-        from_base: Largest difference between its logits and the base's; None: the base is not at hand.
-        base: Hash of the base's weights; None: it is not at hand.
-        written: Names of the files beside the weights that the run's settings gave.
-    """
-
-    folder: Path
-    model: str
-    dtype: str
-    tensors: int
-    parameters: int
-    size: int
-    lora: Lora | None
-    difference: float
-    allowed: float
-    rounding: float | None
-    from_base: float | None
-    base: str | None
-    written: list[str]
 
 
 @dataclass(frozen=True)

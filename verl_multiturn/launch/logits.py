@@ -62,10 +62,11 @@ def logits_with_adapter(config: Any, base: Mapping[str, Tensor], lora: Lora, tru
     ranks = lora.ranks
     first = next(iter(ranks.values()))
     adapter = LoraConfig(
-        r=first, lora_alpha=lora.alpha, target_modules=list(ranks), rank_pattern=dict(ranks),
+        r=first, lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=list(ranks), rank_pattern=dict(ranks),
         alpha_pattern=dict.fromkeys(ranks, lora.alpha), lora_dropout=0.0, bias="none",
     )  # fmt: skip
-    model = get_peft_model(_filled(config, base, trusts_code), adapter).eval()
+    model: Any = get_peft_model(_filled(config, base, trusts_code), adapter).eval()
     layers = dict(model.base_model.model.named_modules())
     with torch.no_grad():
         for layer, (down, up) in lora.parts.items():

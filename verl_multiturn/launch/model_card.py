@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.launch.lora import Lora
+from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.models import Model
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
@@ -47,20 +47,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-class Facts(Protocol):
-    """What an export found, as far as the card tells it (`export.Exported`)."""
-
-    model: str
-    dtype: str
-    parameters: int
-    lora: Lora | None
-    difference: float
-    rounding: float | None
-    from_base: float | None
-    base: str | None
-
-
-def write_card(model: Model, folder: Path, name: str, facts: Facts) -> list[str]:
+def write_card(model: Model, folder: Path, name: str, facts: Exported) -> list[str]:
     """Write what the model's run tells into its folder, and return the names of the files.
 
     Args:
@@ -139,7 +126,7 @@ def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:
 
 
 def _card(
-    model: Model, run: Mapping[str, Any], folder: Path, name: str, schemas: Sequence[Any] | None, facts: Facts
+    model: Model, run: Mapping[str, Any], folder: Path, name: str, schemas: Sequence[Any] | None, facts: Exported
 ) -> Iterator[str]:
     """Yield the lines of the card."""
     base = model.setting("actor_rollout_ref.model.path")
@@ -168,7 +155,7 @@ def _card(
     yield from ("", "The licenses of the base and of the data hold for this model, too; this page does not know them.")
 
 
-def _base_line(base: Any, facts: Facts) -> str:
+def _base_line(base: Any, facts: Exported) -> str:
     if not isinstance(base, str):
         return "not known"
     name = Path(base).name if Path(base).is_absolute() else base
@@ -268,7 +255,7 @@ def _digest(path: Path) -> str:
     if not path.is_file():
         return "not at hand when this was written"
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()  # type: ignore[arg-type,return-value]
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _table(title: str, rows: Any, note: str = "") -> Iterator[str]:

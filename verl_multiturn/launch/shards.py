@@ -85,13 +85,15 @@ def _whole(name: str, parts: list[Any], paths: Sequence[Path]) -> Tensor:
         for path, part in zip(paths, parts, strict=True):
             if not torch.equal(part, parts[0]):
                 raise ConfigError(f"{str(path)!r}: {name!r} is another than that of rank 0; name another checkpoint")
-        return parts[0].detach()
+        plain: Tensor = parts[0].detach()
+        return plain
     placements, mesh = parts[0].placements, parts[0].device_mesh.mesh
     split = [axis for axis, placement in enumerate(placements) if placement.is_shard()]
     if len(split) > 1 or any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         raise ConfigError(f"{name!r} is split as {placements}; expected shards of FSDP or HSDP in one dimension alone")
     if not split:
-        return parts[0].to_local().detach()
+        copied: Tensor = parts[0].to_local().detach()
+        return copied
     # The ranks along the axis that is split; at all other axes of the mesh, which hold copies, the first.
     line = mesh.movedim(split[0], -1).reshape(-1, mesh.shape[split[0]])[0]
     pieces = [parts[rank].to_local().detach() for rank in line.tolist()]
