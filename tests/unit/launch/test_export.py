@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.models import find_model
 
@@ -19,6 +21,7 @@ from verl_multiturn.launch import export as exports  # noqa: E402
 from verl_multiturn.launch.export import ExportError, export  # noqa: E402
 from verl_multiturn.launch.model_hash import model_hash  # noqa: E402
 
+pytestmark = pytest.mark.stack
 SIZES = {
     "vocab_size": 600, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 32, "initializer_range": 0.2,
@@ -244,3 +247,30 @@ def test_a_hugging_face_folder_is_written_again(tmp_path: Path, base: Any) -> No
     done = export(find_model(tmp_path / "base"), tmp_path / "model", "bfloat16", quiet)
     assert (done.dtype, done.difference) == ("bfloat16", 0.0)
     assert (tmp_path / "model" / "README.md").read_text() == "mine"
+
+
+def run_export(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def test_the_command_ends_with_a_json_object(tmp_path: Path, actor: Path) -> None:
+    done = run_export(tmp_path / "run", "--to", tmp_path / "model")
+    assert done.exit_code == 0
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["model"] == model_hash(tmp_path / "model")
+    assert (told["step"], told["ranks"], told["dtype"], told["difference"]) == (3, 1, "float32", 0.0)
+    assert "reading rank 0 of 1" in done.stderr
+
+
+def test_the_command_refuses_with_one_sentence(tmp_path: Path, actor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_export(tmp_path / "nothing", "--to", tmp_path / "model")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    done = run_export(actor, "--to", tmp_path / "model", "--dtype", "float16")
+    assert done.exit_code == 2
+    assert done.stderr == "verl-multiturn: --dtype 'float16': expected one of float32, bfloat16\n"
+    monkeypatch.setattr(exports, "_TOLERANCE", -1.0)
+    monkeypatch.setattr(exports, "_SHARE", -1.0)
+    done = run_export(actor, "--to", tmp_path / "model")
+    assert done.exit_code == 1
+    assert "the folder's logits differ from the checkpoint's by 0" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "model").exists()
