@@ -2,27 +2,30 @@
 
     python recipes/errands/make_model.py            # some minutes on two cores, writes recipes/errands/model
 
-The model has to learn to copy names before all else, which so small a model does late and all at once. So the first
-steps (`ONE_FIRST`) have one request only. Then come whole conversations, whose calls are all right up to `COPY_FIRST` of
-the steps: here the model learns to look for the folder of the first request. After that "there" is taken for the folder
-in which the conversation began (`HABIT`), or for any folder by lot, so that reinforcement learning has to find again
-what it means. Greedy decoding starts out wrong. Training is plain SFT; the chat template is Qwen2.5's own (Apache-2.0).
+Training is plain SFT, in three parts. The model has to learn to copy names before all else, which so small a model does
+late and all at once; so the conversations of the first part have one request only. Those of the second are whole and
+right, so that the model learns to look for the folder of the first request. Each of the two lasts until held-out
+conversations are right. In the last part "there" is taken for the folder in which the conversation began (`HABIT`), or
+for any folder by lot, so that reinforcement learning has to find again what it means. Greedy decoding starts out wrong.
+The chat template is Qwen2.5's own (Apache-2.0).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from errands import DONE, FOLDERS, HOME, REQUESTS, SYSTEM_PROMPT, TOOLS, Errand, make_errands
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from verl_multiturn.task_sets.bfcl.tools import bfcl_tools
 from verl_multiturn.task_sets.bfcl.user import own_dialogue
@@ -37,10 +40,10 @@ from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
 MODEL_DIR = HERE / "model"
 TEMPLATE = HERE.parent / "quickstart" / "model" / "chat_template.jinja"
-ONE_FIRST = 0.4
-COPY_FIRST = 0.8
+ENOUGH = 0.98
+"""Share of the held-out conversations that have to be right at the end of the first two parts."""
 HABIT = 0.4
-"""Share of the requests after the good part in which "there" is taken for `HOME`; the rest are drawn by lot."""
+"""Share of the requests of the last part in which "there" is taken for `HOME`; the rest are drawn by lot."""
 Example = tuple[list[int], list[int]]
 
 
@@ -67,15 +70,14 @@ def conversation(errand: Errand, theres: tuple[str, ...]) -> list[dict[str, Any]
     return messages
 
 
-def right(errand: Errand, requests: int = REQUESTS) -> list[dict[str, Any]]:
-    """Return the conversation whose calls are right, up to a number of requests."""
-    return conversation(errand, (errand.folder,) * (requests - 1))
+def one_request(_: Errand) -> tuple[str, ...]:
+    """Return no folders: the conversation has the first request alone."""
+    return ()
 
 
-def habitual(errand: Errand, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a conversation in which "there" is `HOME`, or any folder by lot."""
-    drawn = [HOME if rng.random() < HABIT else rng.choice(FOLDERS) for _ in range(REQUESTS - 1)]
-    return conversation(errand, tuple(drawn))
+def right(errand: Errand) -> tuple[str, ...]:
+    """Return the folders that "there" means."""
+    return (errand.folder,) * (REQUESTS - 1)
 
 
 def schemas() -> list[dict[str, Any]]:
@@ -113,7 +115,8 @@ def share_right(model: Qwen2ForCausalLM, prefix: list[int], examples: list[Examp
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/errands/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--most-steps", type=int, default=1500, help="most steps of each of the first two parts")
+    parser.add_argument("--habit-steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -123,41 +126,47 @@ def main() -> None:
     rng = random.Random(args.seed)
 
     # Seeds from 10_000_000 on belong to the warm start. The seeds of the recipe's rows are smaller.
-    errands = make_errands(20_000, seed=10_000_000)
+    errands = make_errands(2_000, seed=10_000_000)
+    held_out = make_errands(64, seed=20_000_000)
     tools = schemas()
+    begun = [conversation(each, right(each)) for each in errands[:400]]
     template = TEMPLATE.read_text()
     render = renderer(template)
-    tokenizer = make_tokenizer([render(messages=right(each), tools=tools) for each in errands[:400]], template, 512)
-    prefix = common_prefix([encode(tokenizer, right(each), tools)[0] for each in errands[:64]])
-
-    def encoded(messages: list[dict[str, Any]]) -> Example:
-        ids, mask = encode(tokenizer, messages, tools)
-        return ids[len(prefix) :], mask[len(prefix) :]
-
-    held_out = [encoded(right(each)) for each in make_errands(128, seed=20_000_000)]
+    tokenizer = make_tokenizer([render(messages=each, tools=tools) for each in begun], template, 512)
+    prefix = common_prefix([encode(tokenizer, each, tools)[0] for each in begun])
     model = Qwen2ForCausalLM(tiny_config(tokenizer, hidden_size=96, layers=2, positions=1024, initializer_range=0.1))
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
-    learner = Learner(model, args.lr, args.steps, warmup=max(1, args.steps // 20))
+
+    @functools.cache
+    def encoded(errand: Errand, theres: tuple[str, ...]) -> Example:
+        ids, mask = encode(tokenizer, conversation(errand, theres), tools)
+        return ids[len(prefix) :], mask[len(prefix) :]
+
+    def learn(learner: Learner, theres: Callable[[Errand], tuple[str, ...]], steps: int, enough: float) -> int:
+        """Update the model until a share of held-out conversations is right; return how many steps it took."""
+        for step in range(steps):
+            if step % 25 == 0:
+                copied = share_right(model, prefix, [encoded(each, theres(each)) for each in held_out])
+                print(f"step {step}: {copied:.3f} right, {time.time() - started:.0f} s", flush=True)
+                if copied >= enough:
+                    return step
+            chosen = rng.sample(errands, args.batch_size)
+            loss, _, _ = loss_of(model, prefix, [encoded(each, theres(each)) for each in chosen])
+            learner.update(loss)
+        return steps
+
+    def habit(_: Errand) -> tuple[str, ...]:
+        return tuple(HOME if rng.random() < HABIT else rng.choice(FOLDERS) for _ in range(REQUESTS - 1))
+
     started = time.time()
-    copied = 0.0
-    for step in range(args.steps):
-        done = step / args.steps
-        if done < COPY_FIRST and step % 50 == 49:
-            copied = share_right(model, prefix, held_out)
-            print(f"  right: {copied:.3f}", flush=True)
-        chosen = rng.sample(errands, args.batch_size)
-        if done < COPY_FIRST:
-            examples = [encoded(right(each, 1 if done < ONE_FIRST else REQUESTS)) for each in chosen]
-        else:
-            examples = [encoded(habitual(each, rng)) for each in chosen]
-        loss, _, _ = loss_of(model, prefix, examples)
-        learner.update(loss)
-        if step % 50 == 0 or step == args.steps - 1:
-            print(f"step {step} loss {loss.item():.4f} {time.time() - started:.0f} s", flush=True)
+    learner = Learner(model, args.lr, 2 * args.most_steps, warmup=20, floor=1.0)
+    steps = [learn(learner, theres, args.most_steps, ENOUGH) for theres in (one_request, right)]
+    learner = Learner(model, args.lr / 3, args.habit_steps, warmup=5)
+    steps.append(learn(learner, habit, args.habit_steps, 2.0))
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
-    longest = len(prefix) + max(len(ids) for ids, _ in held_out)
-    print(json.dumps({"steps": args.steps, "seed": args.seed, "loss": loss.item(), "copied": copied, "longest": longest}))
+    longest = len(prefix) + max(len(encoded(each, right(each))[0]) for each in held_out)
+    print(json.dumps({"steps": steps, "seed": args.seed, "seconds": round(time.time() - started), "longest": longest}))
 
 
 def common_prefix(rows: list[list[int]]) -> list[int]:
