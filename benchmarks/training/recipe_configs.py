@@ -39,7 +39,7 @@ COMMON = RECIPES / "common" / "config" / "variant"
 # the critic's when it checks its settings.)
 BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'common' / 'model'}"]
 # Recipes that train a tiny model of their own, on a CPU.
-TINY = {"quickstart", "ask_first", "frozen_lake", "proxy_quickstart", "repair"}
+TINY = {"quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair"}
 # Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
 

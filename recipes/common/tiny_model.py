@@ -45,9 +45,14 @@ def suffix_logits(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.
         prefix_ids: Token ids of the shared prefix.
         ids_BT: Token ids of the rows after the prefix.
     """
-    cache = model(input_ids=torch.tensor([prefix_ids]), use_cache=True).past_key_values
+    return model.lm_head(suffix_states(model, prefix_ids, ids_BT))
+
+
+def suffix_states(model: Qwen2ForCausalLM, prefix_ids: list[int], ids_BT: torch.Tensor) -> torch.Tensor:
+    """Return the last hidden states `[B, T, H]` of rows that share a prefix, as `suffix_logits` takes them."""
+    cache = model.model(input_ids=torch.tensor([prefix_ids]), use_cache=True).past_key_values
     expanded = DynamicCache()
     for index, layer in enumerate(cache.layers):
         rows = (ids_BT.shape[0], -1, -1, -1)
         expanded.update(layer.keys.expand(*rows), layer.values.expand(*rows), index)
-    return model(input_ids=ids_BT, past_key_values=expanded).logits
+    return model.model(input_ids=ids_BT, past_key_values=expanded).last_hidden_state

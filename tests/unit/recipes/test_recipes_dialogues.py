@@ -1,4 +1,4 @@
-"""The recipe artist: its rows, and the dialogues that these play."""
+"""The recipes artist and errands: their rows, and the dialogues that these play."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any
 
 import pytest
 
+from recipes.errands.errands import HOME, REQUESTS, Errand, make_errands
+from recipes.errands.report import all_right, right
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn import Limits, Outcome, scripted_rollout
 from verl_multiturn.data import tool_call
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
 from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Dialogue, dialogue_of
+from verl_multiturn.task_sets.bfcl.user import own_dialogue
 from verl_multiturn.tools.loading.kwargs import hidden_tools, tools_of_row
 from verl_multiturn.tools.loading.registry import load_tools
 
-ARTIST = RECIPES / "artist"
+ARTIST, ERRANDS = RECIPES / "artist", RECIPES / "errands"
 
 
 @pytest.fixture(autouse=True)
 def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the folder of the recipe's scripts, and forget the modules that a test before read there."""
-    monkeypatch.setattr(sys, "path", [str(ARTIST), *sys.path])
-    for name in ("dialogue_rows", "smoke_model"):
+    """Set the folders of the recipes' scripts, and forget the modules that a test before read there."""
+    monkeypatch.setattr(sys, "path", [str(ARTIST), str(ERRANDS), *sys.path])
+    for name in ("dialogue_rows", "smoke_model", "errands"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -93,3 +96,68 @@ def test_the_variants_take_other_rewards() -> None:
         for variant in ((), ("all",), ("turns",))
     }
     assert [Path(path).name for path in users.values()] == ["paper.yaml", "all.yaml", "turns.yaml"]
+
+
+def errand_turns(errand: Errand, *theres: str) -> list[str]:
+    """Return what a model says that takes "there" for these folders."""
+    calls = [errand.call(index, folder) for index, folder in enumerate((errand.folder, *theres))]
+    return [said for call in calls for said in (tool_call(*call), "Done.")]
+
+
+def test_no_held_out_errand_is_trained_on(tmp_path: Path) -> None:
+    rows = prepared("errands", tmp_path, "--tools", str(ERRANDS / "tools.yaml"))
+    dialogues = {
+        split: [row["extra_info"]["interaction_kwargs"]["bfcl"]["dialogue"] for row in found]
+        for split, found in rows.items()
+    }
+    assert (len(dialogues["train"]), len(dialogues["test"]), len(set(dialogues["test"]))) == (2048, 128, 128)
+    assert not set(dialogues["train"]) & set(dialogues["test"])
+    tools = load_tools(ERRANDS / "tools.yaml")
+    assert {tuple(tools_of_row(row, tools, "row")[0]) for row in rows["test"]} == {("cp", "mv")}
+
+
+def test_an_errand_is_asked_in_few_words() -> None:
+    errand = Errand("music", ("Move", "Copy", "Move"), ("plan.txt", "poem.txt", "map.txt"))
+    dialogue = own_dialogue(errand.dialogue())
+    assert dialogue.turns == ('Move "plan.txt" to "music".', 'Copy "poem.txt" there.', 'Move "map.txt" there.')
+    assert [call.name for calls in dialogue.gold for call in calls] == ["mv", "cp", "mv"]
+    assert list(dialogue.config["GorillaFileSystem"]["root"]) == [HOME]
+
+
+def test_an_errand_is_paid_by_the_request(tmp_path: Path) -> None:
+    rows = prepared("errands", tmp_path, "--train-size", "8", "--test-size", "4")
+
+    def earned(user: str, *theres: str) -> tuple[list[float | None], list[bool]]:
+        """Return what each turn earned, and which of them were right."""
+        row, errand = rows["test"][0], make_errands(1, seed=9_000_000)[0]
+        wanted = [folder or errand.folder for folder in theres]
+        outcome = rollout(row, ERRANDS / "tools.yaml", ERRANDS / user, errand_turns(errand, *wanted))
+        record = {"replies": [{"metrics": reply.metrics} for reply in outcome.replies]}
+        assert outcome.score == 0
+        return [reply.reward for reply in outcome.replies], right(record)
+
+    third = 1 / REQUESTS
+    assert earned("user.yaml", "", "") == ([third, third, third], [True, True, True])
+    assert earned("user.yaml", HOME, "") == ([third, 0, 0], [True, False, False])  # what went astray stays so
+    assert earned("user.yaml", "", HOME) == ([third, third, 0], [True, True, False])
+    lottery = [earned("lottery.yaml", "", HOME) for _ in range(40)]
+    assert {value for values, _ in lottery for value in values} == {0, third}
+    assert all(judged == [True, True, False] for _, judged in lottery)
+
+
+def test_an_errand_that_was_cut_is_not_right() -> None:
+    said = {"metrics": {}}
+    good, bad = ({"metrics": {"turn_right": value}} for value in (1.0, 0.0))
+    records = [{"replies": [said, good, good, good]}, {"replies": [said, good]}, {"replies": [said, good, bad, bad]}]
+    assert [right(record) for record in records] == [[True] * 3, [True, False, False], [True, False, False]]
+    assert (all_right(records), all_right(records[1:]), all_right([])) == (0.3333, 0.0, None)
+
+
+@pytest.mark.slow
+def test_errands_are_credited_by_the_turn() -> None:
+    users = {}
+    for variant in ((), ("lottery",)):
+        config = composed("errands", *variant)
+        assert config.algorithm.adv_estimator == "mt_turns"
+        users[variant] = config.actor_rollout_ref.rollout.custom.multiturn.interaction_config_path
+    assert [Path(path).name for path in users.values()] == ["user.yaml", "lottery.yaml"]
