@@ -107,6 +107,9 @@ def described(name: str, project: str, service: str = "main", **more: object) ->
         ({"Running": False, "ExitCode": 137, "OOMKilled": True}, "inside"),
         ({"Running": False, "ExitCode": 0}, "inside"),
         ({"Running": False, "ExitCode": 143}, "inside"),
+        ({"Running": False, "ExitCode": 0, "Status": "exited"}, "inside"),
+        ({"Running": False, "ExitCode": 0, "Status": "created"}, "outside"),
+        ({"Running": False, "ExitCode": 0, "Status": "initialized"}, "outside"),
     ],
 )
 def test_who_ended_a_container(engine: Engine, state: dict[str, object], lost: str) -> None:

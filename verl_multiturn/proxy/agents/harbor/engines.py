@@ -29,6 +29,8 @@ _SERVICE = "com.docker.compose.service"
 _MAIN = "main"
 _ASK_S, _PULL_S = 60.0, 3_600.0
 _KILLED = 128 + 9
+_NEVER_BEGAN = ("created", "configured", "initialized")
+"""States of a container in which no process of it has run: the first is Docker's, all are podman's."""
 _NAMED = re.compile(r"vmt-([0-9a-f]{8})-(\d+)-(\d+)-")
 
 
@@ -98,7 +100,8 @@ def lost_container(engine: str, project: str) -> Lost:
     """Return who ended the main container of a project; nobody if it runs.
 
     From inside, the first process of a container cannot be killed: the kernel ignores it. So SIGKILL without the mark
-    of the memory limit came from outside, and so does the removal of a container. Whatever else ended it ran in it.
+    of the memory limit came from outside, and so does the removal of a container, and one that the engine made and never
+    began. Whatever else ended it ran in it.
     """
     status, found = _containers(engine, project)
     if status != 0:
@@ -108,6 +111,8 @@ def lost_container(engine: str, project: str) -> Lost:
     state = found[0]["State"]
     if state.get("Running"):
         return ""
+    if state.get("Status") in _NEVER_BEGAN:
+        return "outside"
     return "outside" if state.get("ExitCode") == _KILLED and not state.get("OOMKilled") else "inside"
 
 
