@@ -18,6 +18,8 @@ from typing import NamedTuple
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9
+"""Differences of means that are no further apart are equal."""
 
 
 class Interval(NamedTuple):
@@ -151,8 +153,8 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
     if not rows:
         return None
     mean = fmean(differences)
-    if max(differences) == min(differences):
-        p = 2.0 ** (1 - rows) if mean else 1.0
+    if max(differences) - min(differences) <= _ROUNDING:
+        p = 2.0 ** (1 - rows) if abs(mean) > _ROUNDING else 1.0
         half = wilson(0.0, rows, t_quantile(CONFIDENCE, max(1, rows - 1))).high
         interval = Interval(max(-1.0, mean - half), min(1.0, mean + half)) if share else None
         return Difference(mean, interval, p, rows)
