@@ -223,7 +223,7 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]]
                 )
             sample = _sample(record, start, scores.get(record["request_id"]))
             best = found[row["number"]].get(sample.number)
-            if best is None or _worth(sample) >= _worth(best):
+            if best is None or _worth(sample) > _worth(best):
                 found[row["number"]][sample.number] = sample
     return found, names
 
