@@ -24,6 +24,7 @@ from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.serve import serve
@@ -57,6 +58,7 @@ recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or cop
 app.add_typer(recipes_app, name="recipe")
 for command in (show, view, explain, replay, convert, serve, index, retrieval_server):
     app.command()(command)
+app.command("eval")(evaluate)
 console = Console()
 _DAY_S = 86_400.0
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"

@@ -87,6 +87,18 @@ class HttpEngine:
         for task in self._asked:
             task.cancel()
 
+    async def check(self) -> None:
+        """Refuse a server that does not serve the model, before anything is asked of it.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        raise NotImplementedError
+
+    async def generate(self, ask: Ask) -> Generation:
+        """Sample, as `Engine.generate` describes."""
+        raise NotImplementedError
+
     async def answered(self) -> bool:
         """Tell whether the server says that it can generate."""
         try:
@@ -137,6 +149,14 @@ class HttpEngine:
         try:
             async with self._client().post(self.url + path, json=body, headers=self._headers) as response:
                 yield response
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{self.url}{path}: {describe(error)}") from error
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        try:
+            limit = aiohttp.ClientTimeout(total=self._alive_s)
+            async with self._client().get(self.url + path, headers=self._headers, timeout=limit) as response:
+                return await self._read(response)
         except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{self.url}{path}: {describe(error)}") from error
 
@@ -193,9 +213,8 @@ class GenerateEngine(HttpEngine):
             ConfigError: It has, or it says nothing of them.
         """
         try:
-            async with self._client().get(f"{self.url}/get_model_info", headers=self._headers) as response:
-                found = (await self._read(response)).get("weight_version")
-        except (aiohttp.ClientError, OSError, EngineError) as error:
+            found = (await self._get("/get_model_info")).get("weight_version")
+        except EngineError as error:
             raise ConfigError(f"{self.url}: SGLang does not answer ({describe(error)}); start it, or name another") from (
                 None
             )
@@ -264,7 +283,6 @@ class CompletionsEngine(HttpEngine):
 
     Args:
         url: Address that ends before `/completions`, as in `http://127.0.0.1:8000/v1`.
-        model: Name of the model, as the endpoint knows it.
         encode: Returns the ids of a text, without tokens around it.
         end_id: Token that ends a turn. The endpoint cuts it off.
         options: As `HttpEngine` has them.
@@ -272,9 +290,23 @@ class CompletionsEngine(HttpEngine):
 
     level = "completions"
 
-    def __init__(self, url: str, model: str, encode: Callable[[str], Sequence[int]], end_id: int, **options: Any) -> None:
+    def __init__(self, url: str, encode: Callable[[str], Sequence[int]], end_id: int, **options: Any) -> None:
         super().__init__(url, "/models", **options)
-        self._model, self._encode, self._end_id = model, encode, end_id
+        self._encode, self._end_id = encode, end_id
+        self._model = ""
+
+    async def check(self) -> None:
+        """Ask for the name of the model, the first that the endpoint lists.
+
+        Raises:
+            ConfigError: It does not answer, or lists none.
+        """
+        try:
+            self._model = str((await self._get("/models"))["data"][0]["id"])
+        except (EngineError, KeyError, IndexError, TypeError) as error:
+            raise ConfigError(f"{self.url}/models lists no model ({describe(error)}); name an endpoint that does") from (
+                None
+            )
 
     async def generate(self, ask: Ask) -> Generation:
         """Sample with the endpoint, as `Engine.generate` describes.

@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.processes.system import end_with_parent, kill_group
-from verl_multiturn.rollout.http_engine import GenerateEngine
+from verl_multiturn.rollout.http_engine import HttpEngine
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 
 _PROGRAM = Path(__file__).with_name("serve_sglang.py")
@@ -104,7 +104,7 @@ class SglangChild:
             )
         self._looking: asyncio.Task[None] | None = None
 
-    async def ready(self, engine: GenerateEngine) -> float:
+    async def ready(self, engine: HttpEngine) -> float:
         """Wait until it serves the model, and return the seconds since its start; give `engine` up when it ends later.
 
         Raises:
@@ -119,7 +119,7 @@ class SglangChild:
         self._looking = asyncio.ensure_future(self._looks(engine))
         return time.monotonic() - self._began
 
-    async def _looks(self, engine: GenerateEngine) -> None:
+    async def _looks(self, engine: HttpEngine) -> None:
         while self._process.poll() is None:
             await asyncio.sleep(_LOOK_S)
         engine.give_up(f"SGLang {self._end()}; its log is {self._log}")
