@@ -22,7 +22,10 @@ from verl_multiturn.records.run_file import write_whole
 
 MANIFEST = "evaluation.json"
 """Name of the file that says what a folder's evaluation is."""
-_ASKED = ("recipe", "variant", "overrides", "model", "samples", "temperature", "engine", "rows_digest", "reward_digest")
+_ASKED = (
+    "recipe", "variant", "overrides", "only", "model", "samples", "temperature", "engine", "rows_digest",
+    "reward_digest", "settings_digest",
+)  # fmt: skip
 """Entries of that file that must be the same when an evaluation goes on."""
 
 
@@ -165,7 +168,10 @@ def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         return dict(wanted)
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
-        differing = next((name for name in _ASKED if there[name] != wanted[name]), None)
+        # The same weights may have been moved.
+        pairs = [(there[name], wanted[name]) for name in _ASKED]
+        pairs = [(old["hash"], new["hash"]) if isinstance(old, dict) else (old, new) for old, new in pairs]
+        differing = next((name for name, (old, new) in zip(_ASKED, pairs, strict=True) if old != new), None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error!r}); name another folder with --out") from None
     if differing is not None:
