@@ -26,6 +26,7 @@ from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
+from verl_multiturn.cli.export import export
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (show, view, explain, replay, convert, serve, index, retrieval_server):
+for command in (show, view, explain, replay, convert, export, serve, index, retrieval_server):
     app.command()(command)
 app.command("eval")(evaluate)
 console = Console()
