@@ -35,8 +35,8 @@ from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
-from verl_multiturn.verl_bridge.model.processors import image_reader
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import image_reader
 from verl_multiturn.verl_bridge.replay.conversations import Played, Replay
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Played]]

@@ -1,4 +1,4 @@
-"""`verl-multiturn eval`: a model's figures on a recipe's rows, by the trainer's own loop and reward, without the trainer."""
+"""`verl-multiturn eval`: a model's figures on a recipe's rows, by the trainer's own loop and reward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -17,7 +17,9 @@ from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.models import FoundModel, find_model
+from verl_multiturn.launch.evaluated import EvaluatedModel, evaluated, names_of, rows_of_run
+from verl_multiturn.launch.export import ExportError
+from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.launch.run import environment_of, run_recipe
@@ -27,7 +29,8 @@ from verl_multiturn.observe.progress import say
 
 def evaluate(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Folders of models, in the form of Hugging Face.")
+        list[Path],
+        typer.Argument(metavar="MODEL…", help="Runs, checkpoints of verl, or Hugging Face folders."),
     ],
     recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
     variants: Annotated[
@@ -41,7 +44,7 @@ def evaluate(
     rows: Annotated[
         list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's validation.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Conversations for each row (rollout.val_kwargs.n).")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Conversations of each row (val_kwargs.n).")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Temperature of the sampling (rollout.val_kwargs.temperature).")
     ] = None,
@@ -62,19 +65,22 @@ def evaluate(
             raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
+        asked = _Asked(only, samples, temperature, engine, anyway)
         found = [find_model(model) for model in models]
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
             for folder in _folders(found, out, recipe, variants or [], smoke)
         ]
         with interruptible():
-            whole = [
-                _evaluate(plan, model, rows, only, samples, temperature, engine, anyway)
-                for plan, model in zip(plans, found, strict=True)
-            ]
+            whole = []
+            for plan, model, named in zip(plans, found, models, strict=True):
+                own = tuple(rows) if rows else rows_of_run(model)
+                if own is None and (status := run_recipe(plan, only_prepare=True)):
+                    raise typer.Exit(status)
+                whole.append(_evaluate(plan, evaluated(str(named), model, plan.out, say), own, asked))
     except KeyboardInterrupt:
         fail("interrupted; what has ended is kept, and the same command goes on", 130)
-    except EngineError as error:
+    except (EngineError, ExportError) as error:
         fail(str(error))
     except MultiTurnError as error:
         refuse(error)
@@ -88,33 +94,27 @@ def evaluate(
         fail("some conversations are invalid or were not judged; the same command asks for them again")
 
 
+class _Asked(NamedTuple):
+    only: str | None
+    samples: int | None
+    temperature: float | None
+    engine: str
+    anyway: bool
+
+
 def _folders(
-    found: Sequence[FoundModel], out: Path | None, recipe: str, variants: Sequence[str], smoke: bool
+    models: Sequence[Model], out: Path | None, recipe: str, variants: Sequence[str], smoke: bool
 ) -> list[Path]:
     """Return the folder of each model's evaluation."""
-    names = [model.folder.name for model in found]
-    names = [name if names.count(name) == 1 else model.weights for name, model in zip(names, found, strict=True)]
-    if out is not None and len(found) == 1:
+    if out is not None:
         require_folder(out, f"--out {str(out)!r}")
-        return [out]
-    if out is None:
-        parts = [Path(recipe).name, *variants, *(["smoke"] if smoke else [])]
-        out = Path("outputs") / "-".join(["eval", *parts])
-    return [out / name for name in names]
+        if len(models) == 1:
+            return [out]
+    parts = ["eval", Path(recipe).name, *variants, *(["smoke"] if smoke else [])]
+    return [(out or Path("outputs") / "-".join(parts)) / name for name in names_of(models)]
 
 
-def _evaluate(
-    plan: RunPlan,
-    model: FoundModel,
-    rows: Sequence[Path] | None,
-    only: str | None,
-    samples: int | None,
-    temperature: float | None,
-    engine: str,
-    anyway: bool,
-) -> bool:
-    if rows is None and (status := run_recipe(plan, only_prepare=True)):
-        raise typer.Exit(status)
+def _evaluate(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: _Asked) -> bool:
     # What recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
     os.environ.update(environment_of(plan, resolved(compose_run(plan))))
     if str(plan.root) not in sys.path:
@@ -131,10 +131,10 @@ def _evaluate(
             model.weights,
             model.named,
             None if rows is None else tuple(path.resolve() for path in rows),
-            only,
-            samples,
-            temperature,
-            engine,
-            None if anyway else model.origin,
+            asked.only,
+            asked.samples,
+            asked.temperature,
+            asked.engine,
+            {} if asked.anyway else model.origin,
         )
         return evaluate(job, say, status.update)

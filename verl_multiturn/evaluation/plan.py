@@ -100,8 +100,8 @@ def numbered(digests: Sequence[str], kept: Sequence[str]) -> list[int]:
         numbers = places.get(digest, [])
         if used[digest] >= len(numbers):
             raise ConfigError(
-                "the data set has a row that its file has not, so that no row can be named; let eval read the rows with "
-                "verl's own data set (data.custom_cls)"
+                "the data set has a row that its file has not, so that no row can be named; leave the rows as verl's "
+                "own data set reads them (data.custom_cls)"
             )
         found.append(numbers[used[digest]])
         used[digest] += 1

@@ -147,8 +147,7 @@ class _Evaluation:
         try:
             for row in rows:
                 conversations.loop_of(row)
-            if self._job.origin is not None:
-                check_origin(self._job.origin, model, conversations.schemas)
+            check_origin(self._job.origin, model, conversations.schemas)
             await self._begin(plan, engine, model, conversations.schemas)
             progress = Progress(plan, ended_in(self._records))
             if left := plan.left(progress.scores.keys()):
@@ -170,9 +169,7 @@ class _Evaluation:
         await engine.check()
         self._say(f"ready after {time.monotonic() - self._began:.1f} s")
 
-    async def _begin(
-        self, plan: Plan, engine: HttpEngine, model: LoadedModel, schemas: list[Any]
-    ) -> None:
+    async def _begin(self, plan: Plan, engine: HttpEngine, model: LoadedModel, schemas: list[Any]) -> None:
         """Write what this evaluation is, or find that the folder holds the same one."""
         job, config = self._job, self._config
         params = config.actor_rollout_ref.rollout.val_kwargs
@@ -252,4 +249,3 @@ class _Evaluation:
 
 def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
-

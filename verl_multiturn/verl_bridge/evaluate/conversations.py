@@ -32,7 +32,7 @@ from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
-from verl_multiturn.verl_bridge.names import AGENT_LOOP, OUR_LOOPS, PROXY_LOOP
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, OUR_LOOPS
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,9 @@ class Conversations:
     async def _session(self, fields: Mapping[str, Any], name: str, followed: Followed) -> Sequence[CertifiedOutput]:
         if self._endpoint is None:
             model = self._model
-            self._endpoint = build_endpoint(self.runner, self._config, model.tokenizer, model.model_type, model.processor)
+            self._endpoint = build_endpoint(
+                self.runner, self._config, model.tokenizer, model.model_type, model.processor
+            )
         outcome, receipts = await self._endpoint.run(name, fields, self._sampling, note)
         return self.runner.finish(outcome, receipts, fields, 0, self._sampling)
 
@@ -163,5 +165,3 @@ class Conversations:
         await close_all([*owners, *([self._endpoint] if self._endpoint is not None else [])])
         if runner.records is not None:
             await runner.records.aclose()
-
-

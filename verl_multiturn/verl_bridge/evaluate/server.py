@@ -100,7 +100,7 @@ class SglangChild:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509  # it calls no Python lock
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),  # it calls no Python lock
             )
         self._looking: asyncio.Task[None] | None = None
 

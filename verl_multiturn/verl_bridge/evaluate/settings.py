@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ class Job:
     temperature: float | None = None
     engine: str = "sglang"
     """`sglang`, or the address of an endpoint."""
-    origin: Mapping[str, Any] | None = None
-    """File of the run that the model comes from (`schema.RunFile`); None: nobody knows it."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """What the file of the run says that the model comes from (`schema.RunFile`), as far as it is known."""
 
     @property
     def out(self) -> Path:
@@ -161,8 +161,7 @@ def check_origin(origin: Mapping[str, Any], model: LoadedModel, schemas: Sequenc
     known = (origin.get("template") or {}).get("digest")
     if known is not None and digest(model.template.encode()) != known:
         raise ConfigError(f"the model's chat template is another than its run's; {_ANYWAY}")
-    trained = [schema["function"]["name"] for schema in origin.get("schemas") or []]
-    if list(schemas) != list(origin.get("schemas") or []):
-        now = [schema["function"]["name"] for schema in schemas]
-        what = f"tools are {now}, and its run's were {trained}" if now != trained else "tools have other schemas"
+    if (trained := origin.get("schemas")) is not None and list(schemas) != list(trained):
+        now, then = ([schema["function"]["name"] for schema in each] for each in (schemas, trained))
+        what = f"tools are {now}, and those of the model's run {then}" if now != then else "tools have other schemas"
         raise ConfigError(f"the recipe's {what}; {_ANYWAY}")

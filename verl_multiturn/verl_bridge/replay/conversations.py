@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.certificate.receipts import Receipt
-from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.base import Interaction
