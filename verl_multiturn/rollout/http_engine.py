@@ -215,9 +215,8 @@ class GenerateEngine(HttpEngine):
         try:
             found = (await self._get("/get_model_info")).get("weight_version")
         except EngineError as error:
-            raise ConfigError(
-                f"{self.url}: SGLang does not answer ({describe(error)}); start it, or name another"
-            ) from (None)
+            told = f"{self.url}: SGLang does not answer ({describe(error)}); start it, or name another"
+            raise ConfigError(told) from None
         if found != self._weights:
             raise ConfigError(
                 f"{self.url} serves the weights {found!r}, and the model's are {self._weights!r}; start SGLang with "
@@ -304,9 +303,8 @@ class CompletionsEngine(HttpEngine):
         try:
             self._model = str((await self._get("/models"))["data"][0]["id"])
         except (EngineError, KeyError, IndexError, TypeError) as error:
-            raise ConfigError(
-                f"{self.url}/models lists no model ({describe(error)}); name an endpoint that does"
-            ) from (None)
+            told = f"{self.url}/models lists no model ({describe(error)}); name an endpoint that does"
+            raise ConfigError(told) from None
 
     async def generate(self, ask: Ask) -> Generation:
         """Sample with the endpoint, as `Engine.generate` describes.

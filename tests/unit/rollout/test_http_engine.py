@@ -93,7 +93,7 @@ async def test_a_generation() -> None:
         (generation([5], weight_version="default"), "the weights 'default' sampled it, and the model's are '00ff'"),
         (
             generation([5], output_token_logprobs=[[-0.25, 6, None]]),
-            "1 ids came with the log-probabilities of 1 others",
+            "1 ids came with the log-probabilities of 1 other",
         ),
         (generation([5], output_token_logprobs=None), "answered what is no generation"),
         ({"error": "no"}, "answered what is no generation"),

@@ -120,8 +120,8 @@ class Conversations:
         """Roll a row out, judge it and hand its record over.
 
         Raises:
-            ConfigError, ToolContractError, InteractionContractError, AgentContractError: The author of the data, a tool,
-                an interaction, an agent or the configuration made a mistake.
+            ConfigError, ToolContractError, InteractionContractError, AgentContractError: The author of the data, a
+                tool, an interaction, an agent or the configuration made a mistake.
         """
         uid, name = str(row.number), f"{row.number}-{sample}-{self._suffix}"
         loop, fields = self.loop_of(row), dict(self._rows[row.position])

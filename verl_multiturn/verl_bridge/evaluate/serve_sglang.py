@@ -1,7 +1,7 @@
 """SGLang's server, as a program: `python -P serve_sglang.py ARGUMENTS`, with the fields of `ServerArgs` as JSON.
 
-verl gives SGLang's engine the fields of `ServerArgs`, and a recipe's `engine_kwargs` are such fields; SGLang's own command
-line has other names for some of them. It is run by its path, since importing this package's room would import verl.
+verl gives SGLang's engine the fields of `ServerArgs`, and a recipe's `engine_kwargs` are such fields; SGLang's own
+command line has other names for some of them. It is run by its path, since to import this room is to import verl.
 """
 
 from __future__ import annotations

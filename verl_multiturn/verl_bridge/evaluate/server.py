@@ -121,7 +121,7 @@ class SglangChild:
 
     async def _looks(self, engine: HttpEngine) -> None:
         while self._process.poll() is None:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110  # a process of the operating system sets no event
         engine.give_up(f"SGLang {self._end()}; its log is {self._log}")
 
     def close(self) -> None:

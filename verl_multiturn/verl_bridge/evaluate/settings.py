@@ -114,8 +114,8 @@ def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
     held = getattr(dataset, "dataframe", None)
     if held is None:
         raise ConfigError(
-            f"data.custom_cls={type(dataset).__name__}: eval knows the rows of verl's RLHFDataset and of its subclasses; "
-            "derive yours from it"
+            f"data.custom_cls={type(dataset).__name__}: eval knows the rows of verl's RLHFDataset and its "
+            "subclasses; derive yours from it"
         )
     kept = [held[place] for place in range(len(held))]
     marks = [row_digest(row) for row in kept]
