@@ -70,7 +70,7 @@ class HttpEngine:
         self._asked: set[asyncio.Task[Any]] = set()
         self._heard = 0.0
         self._watch: asyncio.Task[None] | None = None
-        self.lost = ""
+        self.lost: str = ""
         """Why the server is given up; "" while it is not."""
 
     async def aclose(self) -> None:
@@ -114,8 +114,7 @@ class HttpEngine:
         Raises:
             EngineError: There is none.
         """
-        if self.lost:
-            raise EngineError(self.lost)
+        self._require()
         asking = asyncio.ensure_future(self._ask_again(path, body))
         self._asked.add(asking)
         if self._watch is None:
@@ -124,13 +123,17 @@ class HttpEngine:
         try:
             return await asking
         except asyncio.CancelledError:
-            if self.lost and not _is_cancelled():
-                raise EngineError(self.lost) from None
+            if not _is_cancelled():
+                self._require()
             asking.cancel()
             raise
         finally:
             self._asked.discard(asking)
             self._heard = time.monotonic()
+
+    def _require(self) -> None:
+        if self.lost:
+            raise EngineError(self.lost)
 
     async def _ask_again(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         for pause_s in (*_PAUSES_S, None):

@@ -120,7 +120,7 @@ class _Evaluation:
                 await engine.aclose()
         finally:
             if self._child is not None:
-                await asyncio.to_thread(self._child.close)
+                self._child.close()
 
     def _arguments(self) -> dict[str, Any]:
         return server_arguments(self._config, str(self._job.model), self._job.weights, free_port())

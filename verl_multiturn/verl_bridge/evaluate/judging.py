@@ -42,8 +42,8 @@ class Judge:
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
         if OmegaConf.select(config, "reward.reward_model.enable"):
             raise ConfigError(
-                "reward.reward_model.enable=True: a reward model runs in Ray, which eval does not start; let the reward "
-                "function ask a model over HTTP, or evaluate with the trainer (trainer.val_only=True)"
+                "reward.reward_model.enable=True: a reward model runs in Ray, which eval does not start; let the "
+                "reward function ask a model over HTTP, or evaluate with the trainer (trainer.val_only=True)"
             )
         self._config, self._tokenizer = config, tokenizer
         self._rewards = Rewards(Outages(settings_of(config.actor_rollout_ref.rollout).outage))

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -102,7 +103,7 @@ class SglangChild:
                 start_new_session=True,
                 preexec_fn=functools.partial(end_with_parent, os.getpid()),  # it calls no Python lock
             )
-        self._looking: asyncio.Task[None] | None = None
+        self._descriptor: int | None = None
 
     async def ready(self, engine: HttpEngine) -> float:
         """Wait until it serves the model, and return the seconds since its start; give `engine` up when it ends later.
@@ -116,18 +117,25 @@ class SglangChild:
             if time.monotonic() - self._began > READY_S:
                 raise EngineError(f"SGLang was not ready after {READY_S:.0f} s; {self._told()}")
             await asyncio.sleep(_LOOK_S)
-        self._looking = asyncio.ensure_future(self._looks(engine))
+        self._descriptor = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._ended, engine)  # readable when it has ended
         return time.monotonic() - self._began
 
-    async def _looks(self, engine: HttpEngine) -> None:
-        while self._process.poll() is None:
-            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110  # a process of the operating system sets no event
+    def _ended(self, engine: HttpEngine) -> None:
+        self._forget()
+        self._process.wait()
         engine.give_up(f"SGLang {self._end()}; its log is {self._log}")
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def close(self) -> None:
         """End it, and all that it started."""
-        if self._looking is not None:
-            self._looking.cancel()
+        self._forget()
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -148,7 +156,12 @@ class SglangChild:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this machine that nothing listens on, and of which SGLang's others are ports, too.
+
+    SGLang 0.5.12 refuses one beyond 55535, since it may listen 10,000 above.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 50_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
