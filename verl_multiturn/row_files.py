@@ -63,8 +63,8 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
 def row_digest(row: Mapping[str, Any]) -> str:
     """Return the digest of what a row says, 16 hexadecimal digits.
 
-    It is the same wherever the row stands, in a parquet file and in a JSONL file, read by pyarrow, pandas or `datasets`:
-    the order of keys does not count, an entry that is null is one that is missing, an array is a list, and 2.0 is 2.
+    It is the same wherever the row stands, in a parquet and in a JSONL file, read by pyarrow, pandas or `datasets`: the
+    order of keys does not count, an entry that is null is one that is missing, an array is a list, and 2.0 is 2.
     Everything else counts, `extra_info.index` as well, by which a reward may look its task up.
 
     Args:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, variance
+from statistics import fmean
 from typing import NamedTuple
 
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9
+"""Differences of means that are no further apart are equal."""
 
 
 class Interval(NamedTuple):
@@ -104,7 +106,7 @@ def estimate(values_R: Sequence[float], samples: int, *, share: bool = True) -> 
         return Estimate(mean, wilson(mean, effective_rows(values_R, samples), within), rows)
     if rows < 2:
         return Estimate(mean, None, rows)
-    half = t_quantile(CONFIDENCE, rows - 1) * math.sqrt(variance(values_R) / rows)
+    half = t_quantile(CONFIDENCE, rows - 1) * math.sqrt(_variance(values_R, mean) / rows)
     return Estimate(mean, Interval(mean - half, mean + half), rows)
 
 
@@ -114,7 +116,7 @@ def effective_rows(values_R: Sequence[float], samples: int) -> float:
     Where all rows are right, all are wrong, or there is one row, nothing tells their spread: each counts as one answer.
     """
     rows, mean = len(values_R), fmean(values_R)
-    spread = variance(values_R) if rows > 1 else 0.0
+    spread = _variance(values_R, mean) if rows > 1 else 0.0
     if not 0.0 < mean < 1.0 or rows < 2:
         return rows
     return min(mean * (1 - mean) * rows / spread, samples) if spread else samples
@@ -151,11 +153,16 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
     if not rows:
         return None
     mean = fmean(differences)
-    if max(differences) == min(differences):
-        p = 2.0 ** (1 - rows) if mean else 1.0
+    if max(differences) - min(differences) <= _ROUNDING:
+        p = 2.0 ** (1 - rows) if abs(mean) > _ROUNDING else 1.0
         half = wilson(0.0, rows, t_quantile(CONFIDENCE, max(1, rows - 1))).high
         interval = Interval(max(-1.0, mean - half), min(1.0, mean + half)) if share else None
         return Difference(mean, interval, p, rows)
-    error = math.sqrt(variance(differences) / rows)
+    error = math.sqrt(_variance(differences, mean) / rows)
     half = t_quantile(CONFIDENCE, rows - 1) * error
     return Difference(mean, Interval(mean - half, mean + half), two_sided_p(mean / error, rows - 1), rows)
+
+
+def _variance(values: Sequence[float], mean: float) -> float:
+    """Return the variance of values, with n - 1: `statistics.variance` of floats, 20 times as fast."""
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -1,7 +1,7 @@
 """`read_results`: what an evaluation left in its folder, as typed results.
 
     evaluation.json        Evaluation   what was asked
-    records/               Sample       a conversation for each row and sample, the one that counts where there are several
+    records/               Sample       a conversation for each row and sample: the one that counts
     records/join/          its reward   `score`, and `acc` among its parts
 
 Invariants:
@@ -212,8 +212,8 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]]
                 )
             if record["model"] != model:
                 raise ConfigError(
-                    f"record {record['request_id']!r} in {str(file.path)!r} is of the model {show(record['model'])}, and "
-                    f"the evaluation of {model!r}; give each evaluation a folder of its own"
+                    f"record {record['request_id']!r} in {str(file.path)!r} is of the model {show(record['model'])}, "
+                    f"and the evaluation of {model!r}; give each evaluation a folder of its own"
                 )
             name = row["digest"], str(record["sample"]["data_source"])
             if names.setdefault(row["number"], name) != name:
@@ -316,7 +316,7 @@ class _Clock(NamedTuple):
 
 
 def _unchosen(results: Results, clock: _Clock) -> Iterator[EvaluatedRow]:
-    """Yield the whole rows of an evaluation that is not over, which are there whatever their length: `Results.shown`."""
+    """Yield the whole rows of an evaluation that is not over which are there whatever their length: `Results.shown`."""
     took = [sample.seconds for row in results.rows for sample in row.samples if sample.start == clock.start]
     longest = max([*took, *(clock.now - began for began in clock.open.values())], default=0.0)
     first_open = min((int(uid) for uid in clock.open if uid.isdecimal()), default=None)
@@ -327,11 +327,3 @@ def _unchosen(results: Results, clock: _Clock) -> Iterator[EvaluatedRow]:
             return
         if results.is_whole(row):
             yield row
-
-
-def common_rows(each: Sequence[Results]) -> Iterator[tuple[EvaluatedRow, ...]]:
-    """Yield the rows that figures of all evaluations may be made of, side by side, in the order of the first."""
-    shown = [{(row.number, row.digest): row for row in results.shown} for results in each]
-    for name in shown[0]:
-        if all(name in own for own in shown):
-            yield tuple(own[name] for own in shown)
