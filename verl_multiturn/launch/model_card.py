@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def write_card(model: Model, folder: Path, name: str, facts: Exported) -> list[str]:
+def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Callable[[str], None]) -> list[str]:
     """Write what the model's run tells into its folder, and return the names of the files.
 
     Args:
@@ -55,6 +55,7 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported) -> list[s
         folder: The folder, with configuration, tokenizer and weights.
         name: The model's name in the card.
         facts: What the export found.
+        tell: Gets a line about a file that cannot be written.
 
     Raises:
         OSError: A file cannot be written.
@@ -65,7 +66,7 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported) -> list[s
         (folder / TEMPLATE).write_text(text, encoding="utf-8")
     if (folder / TEMPLATE).is_file():
         written.append(TEMPLATE)
-    schemas = _schemas(model, run)
+    schemas = _schemas(model, run, tell)
     if schemas is not None:
         (folder / TOOLS).write_text(json.dumps(schemas, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         written.append(TOOLS)
@@ -90,7 +91,7 @@ def run_file_of(model: Model) -> Mapping[str, Any]:
     return {}
 
 
-def _schemas(model: Model, run: Mapping[str, Any]) -> list[Any] | None:
+def _schemas(model: Model, run: Mapping[str, Any], tell: Callable[[str], None]) -> list[Any] | None:
     """Return the schemas of the run's tools: those that the template got, else those of its YAML; None: not known."""
     if run.get("schemas"):
         return list(run["schemas"])
@@ -99,7 +100,8 @@ def _schemas(model: Model, run: Mapping[str, Any]) -> list[Any] | None:
         return None
     try:
         return [schema_of(tool).as_dict() for tool in load_tools(path).values()]
-    except MultiTurnError:  # classes that are not importable here
+    except MultiTurnError as error:  # of a class that cannot be imported here, for example
+        tell(f"{TOOLS} is not written: {error}")
         return None
 
 
