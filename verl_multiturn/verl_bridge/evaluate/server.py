@@ -100,7 +100,6 @@ class SglangChild:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=functools.partial(end_with_parent, os.getpid()),  # it calls no Python lock
             )
         self._descriptor: int | None = None
 
