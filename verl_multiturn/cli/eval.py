@@ -63,6 +63,11 @@ def evaluate(
     try:
         if engine != "sglang" and not engine.startswith(("http://", "https://")):
             raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+        if engine.rstrip("/").endswith("/chat/completions"):
+            raise ConfigError(
+                f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
+                "evaluated; name an address that ends in /v1, or SGLang's own"
+            )
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
         asked = _Asked(only, samples, temperature, engine, anyway)
