@@ -62,7 +62,7 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Cal
     Raises:
         OSError: A file cannot be written.
     """
-    run = _run_file(model)
+    run = run_file_of(model)
     written = []
     if isinstance(text := run.get("template", {}).get("text"), str):
         (folder / TEMPLATE).write_text(text, encoding="utf-8")
@@ -90,7 +90,7 @@ def _written_again(facts: Exported) -> str:
     return f"\n\nWritten again by `verl-multiturn export`: weights `{facts.model}`, {facts.dtype}{rounded}.\n"
 
 
-def _run_file(model: Model) -> Mapping[str, Any]:
+def run_file_of(model: Model) -> Mapping[str, Any]:
     """Return the run's file of the newest start; {}: the run has no records."""
     if model.run is None:
         return {}
