@@ -41,6 +41,9 @@ class BashTool(BaseTool):
         config: The fields of `BashSettings`.
         tool_schema: As in `BaseTool`; None for the tool's own.
 
+    Attributes:
+        workspaces: Settings of the workspaces.
+
     Raises:
         ConfigError: A setting is wrong, the schema does not require `command`, `root` is not a folder, or workspaces do
             not work on this machine.
@@ -55,9 +58,9 @@ class BashTool(BaseTool):
         if root is not None and not root.is_dir():
             raise ConfigError(f"config.root: {str(root)!r} is no folder; give the folder of what the rows name")
         self._root = None if root is None else root.resolve()
-        self._shared = WorkspaceSettings.model_validate(self._settings.model_dump(exclude={"root"}))
-        check(self._shared)
-        self._pool = WorkspacePool(self._shared)
+        self.workspaces = WorkspaceSettings.model_validate(self._settings.model_dump(exclude={"root"}))
+        check(self.workspaces)
+        self._pool = WorkspacePool(self.workspaces)
         self._workspaces: dict[str, Workspace] = {}
 
     def get_schema(self) -> ToolSchema:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.harbor.folder import HarborFolder, read_folder
+from verl_multiturn.task_sets.harbor.folder import HarborFolder, for_tests, read_folder
 from verl_multiturn.workspaces.left import Left, collect
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
@@ -40,6 +40,7 @@ async def check_folders(
     checked: dict[Path, tuple[HarborFolder, Task]] = {}
     refused: dict[Path, str] = {}
     slots = asyncio.Semaphore(_AT_ONCE)
+    settings = for_tests(settings)
     played = settings.model_copy(update={"folders": (*settings.folders, _SOLUTION)})
     async with WorkspacePool(played) as pool:
         judge = Judge(settings, at_once=_AT_ONCE)

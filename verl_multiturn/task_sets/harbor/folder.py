@@ -22,12 +22,15 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.harbor.definition import Definition, read_definition
+from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.task import Task, read_task
 
 ROOT = PurePosixPath("/app")
 """The folder of the task's tree, in Harbor's environment and in a workspace."""
 _VERIFIER_S = 600.0
 """Seconds of the verifier where the folder names none: Harbor's default."""
+MOST_TESTS_S = 900.0
+"""Most seconds that tests may take."""
 _UNKNOWN = {
     "": ("steps",),
     "environment": ("healthcheck", "mcp_servers", "skills_dir", "gpus", "tpu", "os"),
@@ -91,6 +94,11 @@ def read_folder(path: Path, bases: Collection[str] = ()) -> HarborFolder:
         raise ConfigError(f"the task {str(path)!r}: {error}") from None
 
 
+def for_tests(settings: WorkspaceSettings) -> WorkspaceSettings:
+    """Return the settings of workspaces in which tests run, from those in which the model works."""
+    return settings.model_copy(update={"longest_timeout_s": max(settings.longest_timeout_s, MOST_TESTS_S)})
+
+
 def _read(path: Path, bases: Collection[str]) -> HarborFolder:
     settings = tomllib.loads((path / "task.toml").read_text(encoding="utf-8"))
     environment, verifier = settings.get("environment", {}), settings.get("verifier", {})
@@ -107,13 +115,16 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
         raise _needs_harbor("its tests have an image of their own")
     if "test.sh" not in tests:
         raise ConfigError("tests/test.sh is not there, and it is what writes the reward; mend the task")
+    timeout_s = float(verifier.get("timeout_sec", _VERIFIER_S))
+    if timeout_s > MOST_TESTS_S:
+        raise _needs_harbor(f"its tests may take {timeout_s:g} s, and here at most {MOST_TESTS_S:g}")
     raw = {
         "name": path.name,
         "folder": str(path / "environment"),
         "places": _places(path / "environment", definition),
         "allowed": _allowed(settings.get("artifacts", [])),
         "variables": definition.variables | _literal(environment.get("env", {})),
-        "timeout_s": float(verifier.get("timeout_sec", _VERIFIER_S)),
+        "timeout_s": timeout_s,
         "verdict": {"kind": "script", "files": {name: data.decode() for name, data in tests.items()}},
     }
     instruction = (path / "instruction.md").read_text(encoding="utf-8").strip()
@@ -124,8 +135,13 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
 def _places(folder: Path, definition: Definition) -> dict[str, str]:
     """Return where what is copied lies in the tree."""
     places: dict[str, str] = {}
+    folders = {ROOT}
     for source, target in definition.copies:
         at = PurePosixPath(os.path.normpath(target))
+        is_file = (folder / source).is_file()
+        if is_file and at in folders:  # as docker does
+            at /= PurePosixPath(source).name
+        folders |= {*at.parents} if is_file else {at, *at.parents}
         if not at.is_relative_to(ROOT):
             raise _needs_harbor(f"its Dockerfile copies {source!r} to {target!r}, and a workspace has {str(ROOT)!r} alone")
         if not (folder / source).exists():

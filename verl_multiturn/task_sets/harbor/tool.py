@@ -25,6 +25,7 @@ from pydantic import Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError, UnjudgedError
+from verl_multiturn.task_sets.harbor.folder import for_tests
 from verl_multiturn.tools.bash import BashTool
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.workspaces.settings import WorkspaceSettings
@@ -55,7 +56,7 @@ class TaskBash(BashTool):
         settings = read_model(TaskBashSettings, config, "config")
         super().__init__({name: value for name, value in config.items() if name != "verdict_s"}, tool_schema)
         self._verdict_s = settings.verdict_s
-        self._judge = Judge(self._shared, at_once=max(2, os.cpu_count() or 1))
+        self._judge = Judge(for_tests(self.workspaces), at_once=max(2, os.cpu_count() or 1))
         self._tasks: dict[str, Task] = {}
 
     async def create(self, instance_id: str, *, task: str | None = None, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ class Written:
         instruction: What the model is asked.
         environment: Files of the folder `environment` by their path, the Dockerfile among them.
         tests: Files of the folder `tests`, `test.sh` among them.
-        solution: The text of `solution/solve.sh`.
+        solution: The text of `solution/solve.sh`; empty where there is none.
         artifacts: Paths in the agent's environment that are taken to the tests.
         collect: A command that runs in the agent's environment before that; empty for none.
         agent_s: Seconds of the agent.
@@ -40,20 +41,23 @@ class Written:
 
 
 def write_folder(path: Path, task: Written) -> None:
-    """Write a task's folder.
+    """Write a task's folder, in the place of one that is there.
 
     Args:
         path: The folder; its name is the task's.
         task: What it holds.
 
     Raises:
-        ConfigError: There is something at that path already, or it cannot be written.
+        ConfigError: There is something else at that path, or it cannot be written.
     """
     files = {"task.toml": _settings(path.name, task), "instruction.md": task.instruction.strip() + "\n"}
     files |= {f"environment/{name}": text for name, text in task.environment.items()}
     files |= {f"tests/{name}": text for name, text in task.tests.items()}
-    files["solution/solve.sh"] = task.solution
+    if task.solution:
+        files["solution/solve.sh"] = task.solution
     try:
+        if (path / "task.toml").is_file():
+            shutil.rmtree(path)
         path.mkdir(parents=True)
         for name, text in files.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
