@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.harbor.definition import Definition, read_definition
+from verl_multiturn.proxy.agents.harbor.definition import Definition, NeedsImageError, read_definition
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.task import Task, read_task
 
@@ -88,10 +88,12 @@ def read_folder(path: Path, bases: Collection[str] = ()) -> HarborFolder:
     """
     try:
         return _read(path.resolve(), bases)
-    except (OSError, ValueError) as error:  # no file, no TOML, no UTF-8
-        raise ConfigError(f"the task {str(path)!r} cannot be read: {error}; mend it") from None
+    except NeedsImageError as error:
+        raise ConfigError(f"the task {str(path)!r}: {_needs_harbor(error.why)}") from None
     except ConfigError as error:
         raise ConfigError(f"the task {str(path)!r}: {error}") from None
+    except (OSError, ValueError) as error:  # no file, no TOML, no UTF-8
+        raise ConfigError(f"the task {str(path)!r} cannot be read: {error}; mend it") from None
 
 
 def for_tests(settings: WorkspaceSettings) -> WorkspaceSettings:

@@ -15,6 +15,21 @@ from pathlib import Path, PurePosixPath
 from verl_multiturn.errors import ConfigError
 
 
+class NeedsImageError(ConfigError):
+    """A task needs an image.
+
+    Attributes:
+        why: How one sees that.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"environment 'workspace': the task needs an image, which the embedded sandbox cannot run: {why}; name a "
+            "container engine, such as 'docker', or write its Dockerfile with FROM scratch, WORKDIR, ENV and COPY alone"
+        )
+        self.why = why
+
+
 @dataclass
 class Definition:
     """What a task's folder `environment` says.
@@ -39,13 +54,13 @@ def read_definition(folder: Path, image: str | None, bases: Collection[str] = ()
         bases: Images in whose place this machine's programs do.
 
     Raises:
-        ConfigError: The task needs an image.
+        NeedsImageError: The task needs an image.
     """
     definition = Definition()
     if image and image not in bases:
-        raise _needs_image(f"its image is {image!r}")
+        raise NeedsImageError(f"its image is {image!r}")
     if (folder / "docker-compose.yaml").exists():
-        raise _needs_image("it has a docker-compose.yaml")
+        raise NeedsImageError("it has a docker-compose.yaml")
     if (dockerfile := folder / "Dockerfile").exists():
         text = re.sub(r"^\s*#.*$", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
         for line in filter(None, map(str.strip, text.splitlines())):
@@ -63,7 +78,7 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
     if instruction == "FROM" and len(words) == 1 and words[0] in ("scratch", *bases):
         return
     if "$" in value or not words:  # variables that only a builder knows
-        raise _needs_image(f"its Dockerfile says {line[:200]!r}")
+        raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")
     if instruction == "WORKDIR" and len(words) == 1:
         definition.workdir = str(PurePosixPath(definition.workdir, words[0]))
     elif instruction == "ENV" and all("=" in word for word in words):
@@ -74,11 +89,4 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
             target += PurePosixPath(source).name
         definition.copies.append((source, str(PurePosixPath(definition.workdir, target))))
     else:
-        raise _needs_image(f"its Dockerfile says {line[:200]!r}")
-
-
-def _needs_image(why: str) -> ConfigError:
-    return ConfigError(
-        f"environment 'workspace': the task needs an image, which the embedded sandbox cannot run: {why}; name a "
-        "container engine, such as 'docker', or write its Dockerfile with FROM scratch, WORKDIR, ENV and COPY alone"
-    )
+        raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")
