@@ -2,8 +2,9 @@
 
     python recipes/swe/prepare_harbor.py --out DIR --data-set swe_gym|r2e_gym|swe_rebench [--source FILE] [--count N]
 
-The tasks go to DIR/tasks, a folder each; every node needs them at this path. Their images are the data set's. `--source`
-is a local file with the data set's columns, or another name on the hub. `docs/write/swe.md` says what a task holds.
+The tasks go to DIR/tasks, a folder each; every node needs them at this path. Their images are the data set's.
+`--source` is a local file with the data set's columns, or another name on the hub. `docs/write/swe.md` says what a task
+holds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help="the most rows to train on; 0: all (%(default)s)")
     args = parser.parse_args()
     if args.smoke:
-        raise ConfigError("--smoke: the tasks of this variant need images, which a smoke run has not; leave --variant out")
+        raise ConfigError(
+            "--smoke: tasks of this variant need images, and a smoke run has none; leave --variant out"
+        )
     if args.count < 0:
         raise ConfigError(f"--count {args.count}: expected 0 or more")
     data_set = DATA_SETS[args.data_set]

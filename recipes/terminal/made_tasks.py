@@ -13,10 +13,10 @@ from pathlib import Path
 
 from verl_multiturn.task_sets.harbor.write import Written, write_folder
 
-_WORDS = (
-    "anchor bridge copper desert engine forest garden hammer island jacket kettle ladder marble needle orange pillow "
-    "quarry rocket saddle timber"
-).split()
+_WORDS = [
+    *("anchor", "bridge", "copper", "desert", "engine", "forest", "garden", "hammer", "island", "jacket"),
+    *("kettle", "ladder", "marble", "needle", "orange", "pillow", "quarry", "rocket", "saddle", "timber"),
+]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def cron(draw: random.Random) -> Made:
     hours = draw.sample(range(24), 4)
     lines = [f"0 {hour} * * * /bin/{name}" for hour, name in zip(hours, names, strict=False)]
     which = draw.randrange(3)
-    right = [line.replace(f" {hours[which]} ", f" {hours[3]} ") if at == which else line for at, line in enumerate(lines)]
+    right = [*lines]
+    right[which] = f"0 {hours[3]} * * * /bin/{names[which]}"
     return Made(
         f"In /app/crontab, let {names[which]} start at hour {hours[3]}. Leave the other lines as they are.",
         {"crontab": "\n".join(lines) + "\n"},
@@ -115,7 +116,7 @@ def setting(draw: random.Random) -> Made:
     return Made(
         f"In /app/settings.json, set {name} to {value}. Leave everything else as it is.",
         {"settings.json": json.dumps(values, indent=2) + "\n"},
-        f"sed -i 's/\"{name}\": [0-9]*/\"{name}\": {value}/' settings.json",
+        f'sed -i \'s/"{name}": [0-9]*/"{name}": {value}/\' settings.json',
         {"settings.json": json.dumps({**values, name: value}, indent=2) + "\n"},
     )
 

@@ -28,8 +28,8 @@ from verl_multiturn.workspaces.task import Task
 
 MADE = "made"
 SYSTEM_PROMPT = (
-    "You do a task in a Linux shell. Your only tool is bash: each call runs one command in /app. Look around first, then "
-    "do what is asked, and check the result. When it is done, say so in one sentence, without a call."
+    "You do a task in a Linux shell. Your only tool is bash: each call runs one command in /app. Look around first, "
+    "then do what is asked, and check the result. When it is done, say so in one sentence, without a call."
 )
 _SMOKE_TRAIN, _SMOKE_TEST = 6, 2
 _SHOWN = 20
@@ -78,7 +78,7 @@ def checked_rows(folders: Sequence[Path], bash: TaskBash, bases: Sequence[str]) 
         print(f"left out {path.name}: {why}", flush=True)
     print(json.dumps({"tasks": len(good), "left_out": len(refused)}), flush=True)
     if not good:
-        raise ConfigError(f"none of the {len(folders)} tasks can be played in a workspace; run them with --variant harbor")
+        raise ConfigError(f"none of {len(folders)} tasks can be played in a workspace; run them with --variant harbor")
     return [row(path, folder.instruction, task) for path, (folder, task) in good.items()]
 
 
@@ -97,7 +97,9 @@ def split_rows(rows: Sequence[Row], tests: int, seed: int) -> dict[str, list[Row
         ConfigError: No row would be left to train on.
     """
     if not 0 < tests < len(rows):
-        raise ConfigError(f"--test-count {tests}: expected a number from 1 to {len(rows) - 1}, one less than there are tasks")
+        raise ConfigError(
+            f"--test-count {tests}: expected 1 or more, and less than all {len(rows)} tasks"
+        )
     held_out = set(random.Random(seed).sample(range(len(rows)), tests))
     return {
         "train": [each for number, each in enumerate(rows) if number not in held_out],

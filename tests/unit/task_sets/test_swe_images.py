@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from verl_multiturn.workspaces.threads import ThreadWorkspace, open_workspace
 
 TREE = {
     "calc.py": "def add(a, b):\n    return a - b\n",
-    "tests/test_calc.py": "from calc import add\n\ndef test_zero(): assert add(0, 0) == 0\n",
+    "tests/test_calc.py": "from calc import add\ndef test_zero(): assert add(0, 0) == 0\n",
     ".gitignore": "*.log\n",
 }
 GOLD = """diff --git a/calc.py b/calc.py
@@ -32,10 +32,9 @@ GOLD = """diff --git a/calc.py b/calc.py
 TESTS = """diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py
 +++ b/tests/test_calc.py
-@@ -1,3 +1,4 @@
+@@ -1,2 +1,3 @@
  from calc import add
 +def test_add(): assert add(2, 3) == 5
- 
  def test_zero(): assert add(0, 0) == 0
 """
 ROWS: dict[str, dict[str, Any]] = {
@@ -96,7 +95,7 @@ def test_a_row_becomes_a_task(tmp_path: Path, kind: str) -> None:
     ("kind", "change", "said"),
     [
         ("swe_gym", {"eval_script": None}, "row 1: it has no eval_script, expected the columns of SumanthRH/SWE-Gym"),
-        ("swe_gym", {"problem_statement": "", "FAIL_TO_PASS": None}, "it has no problem_statement, FAIL_TO_PASS, expec"),
+        ("swe_gym", {"problem_statement": "", "FAIL_TO_PASS": None}, "it has no problem_statement, FAIL_TO_PASS"),
         ("swe_gym", {"FAIL_TO_PASS": "[]"}, "its FAIL_TO_PASS names no test"),
         ("swe_gym", {"FAIL_TO_PASS": "no JSON"}, "row 1: Expecting value"),
         ("swe_gym", {"image_name": "x\nRUN evil"}, "expected plain names"),
@@ -130,7 +129,7 @@ def image(workspace: ThreadWorkspace) -> None:
     done = workspace.run(
         "mkdir -p /tmp/var/tmp /tmp/logs/artifacts /tmp/logs/verifier && cd /testbed && git init -q && git add -A && "
         "git commit -qm base && sed -i 's/a - b/a + b/' calc.py && git commit -qam 'the solution' && git tag later && "
-        "git reset -q --hard HEAD~1 && echo built > made.log && test -z \"$(git status --short)\""
+        'git reset -q --hard HEAD~1 && echo built > made.log && test -z "$(git status --short)"'
     )
     assert done.exit_code == 0, done.output
 
@@ -142,7 +141,8 @@ def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
         image(workspace)
         script = task.environment["one_commit.sh"].replace("/root", "/tmp/root")
         assert workspace.run(script).exit_code == 0
-        known = workspace.run("git log --all --format=%s; git log --all -S'a + b' --format=%h; cat made.log", cwd="/testbed")
+        look = "git log --all --format=%s; git log --all -S'a + b' --format=%h; cat made.log"
+        known = workspace.run(look, cwd="/testbed")
         workspace.run(command, cwd="/testbed")
         workspace.run(task.collect)
         left = read_tar(workspace.get("work.patch", path="/tmp/logs/artifacts")).files
@@ -154,13 +154,17 @@ def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
         return known.output, read_tar(workspace.get("reward.txt", path="/tmp/logs/verifier")).files
 
 
+HOOK = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True"
+FORGED = "print('PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py::test_zero')"
+
+
 @pytest.mark.parametrize(
     ("command", "reward"),
     [
         ("sed -i 's/a - b/a + b/' calc.py; git commit -qam mine; echo 0 > tests/test_new.py", b"1\n"),
         ("true", b"0\n"),
-        ("printf 'import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True' > conftest.py", b"0\n"),
-        ("echo 'print(\"PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py::test_zero\")' > pytest.py", b"0\n"),
+        (f"echo {shlex.quote(HOOK)} > conftest.py", b"0\n"),
+        (f"echo {shlex.quote(FORGED)} > pytest.py", b"0\n"),
         ("ln -sf /etc/hostname calc.py", b"0\n"),
         ("rm -rf .git", None),  # no patch, no reward: Harbor's bridge says that the agent has failed
     ],

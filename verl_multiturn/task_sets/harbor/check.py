@@ -74,8 +74,8 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
     """
     if "solve.sh" not in folder.solution:
         raise ConfigError(
-            f"the task {str(folder.path)!r} has no solution/solve.sh, so nobody knows whether its tests can pass; leave "
-            "it out, or write one"
+            f"the task {str(folder.path)!r} has no solution/solve.sh, so nobody knows whether its tests can pass; "
+            "leave it out, or write one"
         )
     return await check_task(folder.task, judge, await _play(folder, pool))
 

@@ -145,7 +145,7 @@ def _places(folder: Path, definition: Definition) -> dict[str, str]:
             at /= PurePosixPath(source).name
         folders |= {*at.parents} if is_file else {at, *at.parents}
         if not at.is_relative_to(ROOT):
-            raise _needs_harbor(f"its Dockerfile copies {source!r} to {target!r}, and a workspace has {str(ROOT)!r} alone")
+            raise _needs_harbor(f"its Dockerfile copies {source!r} to {target!r}, which does not lie in {str(ROOT)!r}")
         if not (folder / source).exists():
             raise ConfigError(f"its Dockerfile copies {source!r}, which is not in {str(folder)!r}; mend the task")
         if source in places:
@@ -188,4 +188,4 @@ def _files_of(folder: Path) -> dict[str, bytes]:
 
 
 def _needs_harbor(why: str) -> ConfigError:
-    return ConfigError(f"it cannot be played in a workspace alone: {why}; run it behind Harbor, with `--variant harbor`")
+    return ConfigError(f"it cannot be played in a workspace: {why}; run it behind Harbor, with `--variant harbor`")

@@ -5,7 +5,8 @@
         config: {timeout_s: 120, packages: [pytest]}     # as for BashTool
         limits: {timeout_s: 4000}                        # above verdict_s
 
-Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task` as JSON. Set `tool_reward.mode=replace`.
+Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task` as JSON. Set
+`tool_reward.mode=replace`.
 
 Invariants:
 - tests never run where the model worked, and the model's workspace has nothing of them;
@@ -113,5 +114,5 @@ def _read_task(text: str | None) -> Task:
     try:
         raw = json.loads(text or "")
     except ValueError:
-        raise ConfigError(f"create_kwargs.task: {text!r:.200}, expected a Task as JSON; prepare the rows anew") from None
+        raise ConfigError(f"create_kwargs.task: {text!r:.200}, expected a Task as JSON; prepare the rows") from None
     return read_task(raw, "create_kwargs.task")

@@ -15,7 +15,7 @@ import sys
 _CREATED = re.compile(r" create mode \d+ (.+)")
 
 
-def shadows(path, names):
+def shadows(path: str, names: "set[str]") -> bool:
     """Tell whether a new file would be imported in the place of one of the modules."""
     parts = path.split("/")
     for depth, part in enumerate(parts):

@@ -9,14 +9,15 @@ EXPECTED is JSON: `{"form": "names", "passed": [name, …]}`, where each of thes
 import json
 import re
 import sys
+from typing import Any
 
 _STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]")
 
 
-def statuses_of(log):
+def statuses_of(log: str) -> "dict[str, str]":
     """Return the status of each test that pytest reports, in its summary or behind the test's name."""
-    found = {}
+    found = {}  # type: dict[str, str]
     for line in _ESCAPES.sub("", log).split("\n"):
         words = line.split()
         if len(words) > 1 and words[0] in _STATUSES:
@@ -26,9 +27,9 @@ def statuses_of(log):
     return found
 
 
-def summary_of(log):
+def summary_of(log: str) -> "dict[str, str]":
     """Return the status of each test of pytest's short summary, by its name without the file: `Class.test`."""
-    found = {}
+    found = {}  # type: dict[str, str]
     for line in _ESCAPES.sub("", log).partition("short test summary info")[2].split("\n"):
         status = next((each for each in ("PASSED", "FAILED", "ERROR") if each in line), None)
         if status is not None:
@@ -36,12 +37,12 @@ def summary_of(log):
     return found
 
 
-def plain(name):
+def plain(name: str) -> str:
     """Return a name without colours, and without the reason of a failure behind it."""
     return _ESCAPES.sub("", name).split(" - ")[0].strip()
 
 
-def grade(log, expected):
+def grade(log: str, expected: "dict[str, Any]") -> int:
     """Return the reward of a log."""
     if expected["form"] == "summary":
         wanted = {plain(name): status for name, status in expected["statuses"].items()}

@@ -46,8 +46,8 @@ git ls-files -z > "$tracked"
 find . -name .git -prune -exec rm -rf {{}} +
 git init -q
 git add -A
-xargs -0 -r sh -c 'for each; do if [ -e "$each" ] || [ -L "$each" ]; then printf "%s\\0" "$each"; fi; done' sh < "$tracked" |
-    xargs -0 -r git add -f --
+there='for each; do if [ -e "$each" ] || [ -L "$each" ]; then printf "%s\\0" "$each"; fi; done'
+xargs -0 -r sh -c "$there" sh < "$tracked" | xargs -0 -r git add -f --
 git -c user.name=task -c user.email=task@localhost commit -q --allow-empty -m "The repository as it is"
 git rev-parse HEAD > /var/tmp/first-commit
 rm "$tracked"
@@ -220,7 +220,7 @@ def _r2e_gym(row: Mapping[str, Any]) -> tuple[str, str, dict[str, str]]:
 
 
 def _named(row: Mapping[str, Any]) -> str:
-    """Return what is expected of rows as in SWE-bench: these tests pass. A name ends at its first space, as in a log."""
+    """Return what is expected of rows as in SWE-bench: these tests pass. A name ends at its first space, as in logs."""
     names = [name for key in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _names(row.get(key))]
     if not _names(row.get("FAIL_TO_PASS")):
         raise ConfigError("its FAIL_TO_PASS names no test")

@@ -64,7 +64,7 @@ class RecordedToolSession(ToolSession):
 
     @property
     def _is_unjudged(self) -> bool:
-        return self._record["stop_reason"] == "unjudged"
+        return bool(self._record["stop_reason"] == "unjudged")
 
     def _calls_of(self, gate: Gate) -> RecordedCalls:
         async def answer(method: str) -> Any:

@@ -1,7 +1,8 @@
 """What a task's folder `environment` says, as far as a workspace can do it.
 
-Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it, without
-variables. Anything else needs an image, and is refused. Imports the standard library only: the worker and Harbor's Python read it.
+Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it,
+without variables. Anything else needs an image, and is refused. Imports the standard library only: the worker and
+Harbor's Python read it.
 """
 
 from __future__ import annotations
