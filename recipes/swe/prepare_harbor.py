@@ -50,9 +50,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help="the most rows to train on; 0: all (%(default)s)")
     args = parser.parse_args()
     if args.smoke:
-        raise ConfigError(
-            "--smoke: tasks of this variant need images, and a smoke run has none; leave --variant out"
-        )
+        raise ConfigError("--smoke: tasks of this variant need images, and a smoke run has none; leave --variant out")
     if args.count < 0:
         raise ConfigError(f"--count {args.count}: expected 0 or more")
     data_set = DATA_SETS[args.data_set]

@@ -97,9 +97,7 @@ def split_rows(rows: Sequence[Row], tests: int, seed: int) -> dict[str, list[Row
         ConfigError: No row would be left to train on.
     """
     if not 0 < tests < len(rows):
-        raise ConfigError(
-            f"--test-count {tests}: expected 1 or more, and less than all {len(rows)} tasks"
-        )
+        raise ConfigError(f"--test-count {tests}: expected 1 or more, and less than all {len(rows)} tasks")
     held_out = set(random.Random(seed).sample(range(len(rows)), tests))
     return {
         "train": [each for number, each in enumerate(rows) if number not in held_out],
