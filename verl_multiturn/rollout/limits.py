@@ -67,8 +67,8 @@ class StopReason(StrEnum):
     The conversation is invalid; records keep what was sampled.
     """
     UNJUDGED = "unjudged"
-    """What was left cannot be judged, for a cause of ours. The agent of a session, or a tool's `calc_reward`, said so by
-    an `UnjudgedError`.
+    """What was left cannot be judged, for a cause of ours. The agent of a session, or a tool's `calc_reward`, said so
+    by an `UnjudgedError`.
 
     The conversation is invalid; records keep what was sampled.
     """
