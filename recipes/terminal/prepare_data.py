@@ -117,6 +117,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.count < 1:
         raise ConfigError(f"--count {args.count}: expected 1 or more")
+    if args.smoke and args.harbor:
+        raise ConfigError("--smoke: a smoke run plays its tasks in workspaces, without Harbor; leave --variant out")
     train, tests = (_SMOKE_TRAIN, _SMOKE_TEST) if args.smoke else (args.count, args.test_count)
     if args.smoke or args.source == MADE:
         made = draw_tasks(train + tests, args.seed)

@@ -58,6 +58,11 @@ def test_tasks_that_need_an_image_are_left_out_by_name(tmp_path: Path, capsys: p
         script("terminal").split_rows(found, 3, 0)
 
 
+def test_a_smoke_run_is_not_harbors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a smoke run plays its tasks in workspaces"):
+        prepared("terminal", tmp_path, "--smoke", "--harbor")
+
+
 def test_made_tasks_are_drawn_by_seed() -> None:
     draw = importlib.import_module("made_tasks").draw_tasks
     assert draw(12, 1) == draw(12, 1) != draw(12, 2)
