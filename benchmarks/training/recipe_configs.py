@@ -94,7 +94,11 @@ def judge(config: Any) -> None:
     from verl_multiturn.verl_bridge.startup import own_code
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
-    with mock.patch.object(own_code, "import_problem", import_problem):
+    # Harbor's Python, its harnesses and the accounts of clouds are the box's.
+    with (
+        mock.patch.object(own_code, "import_problem", import_problem),
+        mock.patch("verl_multiturn.proxy.agents.runners.check_harbor"),
+    ):
         prepare_config(config)
     OmegaConf.resolve(config)
     validate_config(config, need_reference_policy(config), need_critic(config))

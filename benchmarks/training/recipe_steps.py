@@ -35,6 +35,8 @@ ROWS = {
     "swe": 192,  # 64 of each of three packages
     "swe+deepswe": 768,
     "swe+rebench": 768,
+    "terminal": 1_024,  # made tasks
+    "terminal+harbor": 14_601,  # TMax-15K-Harbor
     "alfworld": 3_553,  # ALFWorld's own number of training games
     "tau2": 30,
     "tau2+retail": 74,

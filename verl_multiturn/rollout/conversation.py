@@ -133,6 +133,8 @@ class Conversation:
                         outcome.extra_fields = session.extra_fields
                         if session.lost and reason not in INVALID:
                             raise OutageEndError(session.lost)
+                        if session.unjudged and reason not in INVALID:
+                            reason, outcome.error = StopReason.UNJUDGED, session.unjudged
                         if user is not None and reason not in INVALID:
                             outcome.score = await user.score()
         except InteractionFailedError as error:

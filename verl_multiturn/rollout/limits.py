@@ -10,7 +10,8 @@ If a turn that was not cut calls a tool that ends the conversation, its calls ar
 A turn that was not cut and calls no tool is answered by the interaction, if there is one, before a limit can end the
 conversation: `ENVIRONMENT_DONE` or `ENVIRONMENT_TRUNCATED` if the interaction says so, then the limit.
 After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time, but stands still while a call
-waits for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit.
+waits for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit. `UNJUDGED`
+takes the place of the reason for which the conversation ended.
 
 A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
 it. In this order: `ENGINE_ERROR`; `OUTAGE`; `UNJUDGED`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was
@@ -66,9 +67,10 @@ class StopReason(StrEnum):
     The conversation is invalid; records keep what was sampled.
     """
     UNJUDGED = "unjudged"
-    """The agent of a session said that what was left cannot be judged, for a cause of ours (`UnjudgedError`).
+    """What was left cannot be judged, for a cause of ours. The agent of a session, or a tool's `calc_reward`, said so
+    by an `UnjudgedError`.
 
-    The session is invalid; records keep what was sampled.
+    The conversation is invalid; records keep what was sampled.
     """
     ENGINE_ERROR = "engine_error"
     """The engine failed or cut a turn off. The conversation is invalid, but records keep what was sampled before."""

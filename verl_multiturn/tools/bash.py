@@ -10,6 +10,7 @@ import asyncio
 import functools
 import io
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class BashTool(BaseTool):
         config: The fields of `BashSettings`.
         tool_schema: As in `BaseTool`; None for the tool's own.
 
+    Attributes:
+        workspaces: Settings of the workspaces.
+
     Raises:
         ConfigError: A setting is wrong, the schema does not require `command`, `root` is not a folder, or workspaces do
             not work on this machine.
@@ -54,9 +58,9 @@ class BashTool(BaseTool):
         if root is not None and not root.is_dir():
             raise ConfigError(f"config.root: {str(root)!r} is no folder; give the folder of what the rows name")
         self._root = None if root is None else root.resolve()
-        settings = WorkspaceSettings.model_validate(self._settings.model_dump(exclude={"root"}))
-        check(settings)
-        self._pool = WorkspacePool(settings)
+        self.workspaces = WorkspaceSettings.model_validate(self._settings.model_dump(exclude={"root"}))
+        check(self.workspaces)
+        self._pool = WorkspacePool(self.workspaces)
         self._workspaces: dict[str, Workspace] = {}
 
     def get_schema(self) -> ToolSchema:
@@ -107,9 +111,12 @@ class BashTool(BaseTool):
             ConfigError: The row names something that is not there, or whose files do not fit.
             SandboxError: No workspace could be started.
         """
-        given = await asyncio.to_thread(self._tars, files, folder, tar)
+        await self._open(instance_id, await asyncio.to_thread(self._tars, files, folder, tar))
+
+    async def _open(self, instance_id: str, tars: Sequence[bytes]) -> None:
+        """Open the conversation's workspace, and unpack tars into its folder."""
         workspace = self._workspaces[instance_id] = await self._pool.open()
-        for content in given:
+        for content in tars:
             try:
                 await workspace.put(content)
             except WorkspaceError as error:
@@ -162,10 +169,15 @@ class BashTool(BaseTool):
         longest_s = max(self._settings.timeout_s, self._settings.longest_timeout_s)
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and 0 < timeout_s <= longest_s):
             raise ValueError(f"timeout_s is {timeout_s!r}; write a number above 0, at most {longest_s:g}")
-        result = await workspace.run(parameters["command"], timeout_s=timeout_s)
+        variables = self._variables(instance_id)
+        result = await workspace.run(parameters["command"], timeout_s=timeout_s, env=variables)
         if result.stopped is not None:
             raise ValueError(f"{result.stopped}; its files are lost, and no further command can run")
         return ToolResponse(text=_shown(result, self._settings.timeout_s if timeout_s is None else timeout_s))
+
+    def _variables(self, instance_id: str) -> Mapping[str, str]:
+        """Return the environment variables of a conversation's commands; a class that derives may have some."""
+        return {}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the conversation's workspace, and wait until no process of it is left."""

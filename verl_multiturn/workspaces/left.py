@@ -22,7 +22,7 @@ from verl_multiturn.workspaces.tars import TarFiles, read_tar
 from verl_multiturn.workspaces.task import PytestVerdict, Task, glob_pattern
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
 
-_NEVER = {
+NEVER = {
     "a test": ("test_*.py", "*_test.py", "tests.py", "test", "tests", "testing"),
     "configuration of tests": (
         *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
@@ -39,11 +39,12 @@ _NEVER = {
 """Names that are never taken, wherever they stand in a path, in whatever case."""
 _NEVER_PATTERNS = {
     reason: re.compile(rf"(?:^|/)(?:{'|'.join(glob_pattern(glob).pattern for glob in globs)})(?:/|\Z)")
-    for reason, globs in _NEVER.items()
+    for reason, globs in NEVER.items()
 }
-_RUNNERS = frozenset(
+RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "nose", "coverage"}
 )
+"""Modules of test runners: a new file of such a name is not taken."""
 _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
 _LONGEST_NAME = 200
@@ -185,7 +186,7 @@ def _shadowed(path: str, names: Names) -> str:
         module = part.partition(".")[0]
         is_root = f"{above}__init__.py" not in names.files
         is_known = f"{above}{module}" in names.modules
-        if is_root and not is_known and (module.lower() in _RUNNERS or module in sys.stdlib_module_names):
+        if is_root and not is_known and (module.lower() in RUNNERS or module in sys.stdlib_module_names):
             return f"it would shadow the module {module!r}"
         if f"{above}{part}" not in names.folders:
             return ""  # a new folder: nothing imports from below it but by its own name

@@ -18,13 +18,16 @@ _SIGNALS = 128
 """Exit statuses above it are those of a shell that a signal has ended."""
 
 
-async def run_script(workspace: Workspace, files: Mapping[str, str], timeout_s: float) -> float:
+async def run_script(
+    workspace: Workspace, files: Mapping[str, str], timeout_s: float, variables: Mapping[str, str]
+) -> float:
     """Run `/tests/test.sh`, and return the reward that it wrote.
 
     Args:
         workspace: A fresh workspace with the tree in its folder, where the script starts.
         files: Files of `/tests`.
         timeout_s: Seconds for the run.
+        variables: Its environment variables.
 
     Raises:
         DisturbedError: The script was late or killed, or wrote no reward from 0 to 1.
@@ -33,7 +36,7 @@ async def run_script(workspace: Workspace, files: Mapping[str, str], timeout_s: 
     """
     await workspace.put(write_tar({path: text.encode() for path, text in files.items()}), _TESTS)
     await workspace.put(write_tar({}), _LOGS)
-    result = await workspace.run("bash /tests/test.sh", timeout_s=timeout_s)
+    result = await workspace.run("bash /tests/test.sh", timeout_s=timeout_s, env=variables)
     if result.timed_out:
         raise DisturbedError(f"test.sh took longer than {timeout_s:g} s")
     if result.stopped is not None:

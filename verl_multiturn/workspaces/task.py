@@ -139,6 +139,13 @@ class Task(_Part):
     folder: str | None = None
     """A folder of the host whose regular files are the tree; not its `.git`, and no compiled file."""
 
+    places: dict[str, str] | None = None
+    """Where files and folders of `folder` lie in the tree, as by `COPY` of a Dockerfile: `{"words.txt": "a.txt", "src":
+    "."}`. Null: all of `folder` lies as it is."""
+
+    variables: dict[str, str] = {}
+    """Environment variables of the model's commands, and of the tests of a `script`."""
+
     allowed: tuple[str, ...] = Field(min_length=1)
     """Globs of the paths that may be changed, made or deleted, such as `calc/**/*.py`. See `left.py` for those that
     are never taken."""
@@ -195,8 +202,7 @@ class Task(_Part):
             if not os.path.isdir(self.folder):
                 raise ConfigError(f"task {self.name!r}: folder {self.folder!r} is no folder; mend the row")
             size = 0
-            for path in _files_below(Path(self.folder)):
-                name = path.relative_to(self.folder).as_posix()
+            for name, path in _placed(Path(self.folder), self.places):
                 found[name] = path.read_bytes()
                 size += len(found[name])
                 if size > _MOST_TREE_BYTES:
@@ -233,6 +239,19 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
     words = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
     return re.compile("".join(words.get(part, re.escape(part)) for part in parts), re.DOTALL)
+
+
+def _placed(folder: Path, places: Mapping[str, str] | None) -> list[tuple[str, Path]]:
+    """Return the files of a folder, each with its path in the tree."""
+    found = []
+    for source, place in ({".": "."} if places is None else places).items():
+        path = folder / source
+        if path.is_file():
+            found.append((os.path.normpath(place), path))
+            continue
+        below = ((each.relative_to(path).as_posix(), each) for each in _files_below(path))
+        found += [(os.path.normpath(os.path.join(place, name)), each) for name, each in below]
+    return found
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -21,24 +21,25 @@ T = TypeVar("T")
 _BEFORE, _AFTER = "the untouched tree", "the repair"
 
 
-async def check_task(task: Task, judge: Judge) -> Task:
+async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Task:
     """Check a task, and return it with the `twins` that its verdict may have.
 
     Args:
-        task: The task, with its `gold`.
+        task: The task.
         judge: Judges it.
+        repair: What a repair leaves, as `collect` returns it; None: the task's `gold`.
 
     Raises:
         ConfigError: The row has to be refused; the error says why.
         OutageError: No sandbox could be started.
     """
-    if not task.gold:
+    if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
     names = Names.of(task.tree()[0])
     for path in task.gold:
         if reason := why_never(task, path, names):
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")
-    before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task))
+    before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task) if repair is None else repair)
     if isinstance(task.verdict, PytestVerdict):
         return await _check_pytest(task, task.verdict, judge, before, after)
     if isinstance(task.verdict, ScriptVerdict):

@@ -212,7 +212,7 @@ class Judge:
         if verdict.twins or with_twins:  # in one form, since comments and blank lines would say which values are true
             draw = random.SystemRandom() if with_twins else None
             files = {path: changed(text, draw)[0] if path.endswith(".py") else text for path, text in files.items()}
-        return await self._fresh(task, tree, lambda fresh: run_script(fresh, files, task.timeout_s))
+        return await self._fresh(task, tree, lambda fresh: run_script(fresh, files, task.timeout_s, task.variables))
 
     async def _attempt_calls(self, task: Task, verdict: CallsVerdict, tree: Tree) -> tuple[float, str]:
         tar, tally = await asyncio.to_thread(tree.tar), Tally()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -18,6 +19,7 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.config import OutageSettings
+from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.observe.metrics import stats_of
 from verl_multiturn.rollout.clock import stopped
@@ -248,6 +250,14 @@ async def test_a_calc_reward_that_meets_an_outage_trains_nothing() -> None:
     tool.down = {"calc_reward"}
     outcome = await run.play("a", ["ok"])
     assert outcome.stop_reason is StopReason.OUTAGE
+
+
+async def test_a_calc_reward_that_cannot_judge_trains_nothing_and_is_no_outage() -> None:
+    tool = Remote()
+    tool.calc_reward = AsyncMock(side_effect=UnjudgedError("the grader is lost"))  # type: ignore[method-assign]
+    outcome = await Run(tool, mode="mask").play("a", ["ok"])
+    assert (outcome.stop_reason, outcome.valid, outcome.outages) == (StopReason.UNJUDGED, False, [])
+    assert outcome.error == "tool 'echo': the grader is lost"
 
 
 async def test_mode_mask_ends_at_once_and_mode_off_tells_the_model() -> None:

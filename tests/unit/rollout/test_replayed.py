@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import orjson
 import pytest
@@ -17,7 +18,7 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
-from verl_multiturn.errors import EngineError
+from verl_multiturn.errors import EngineError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
@@ -159,6 +160,13 @@ CONVERSATIONS = {
 async def test_a_conversation_is_made_again(name: str) -> None:
     recorded = await record(CONVERSATIONS[name])
     assert recorded["stop_reason"] == "finished"
+    assert differences(recorded, await replay(recorded)) == []
+
+
+async def test_a_tool_that_could_not_judge_cannot_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Look, "calc_reward", AsyncMock(side_effect=UnjudgedError("the grader is lost")), raising=False)
+    recorded = await record(CONVERSATIONS["an answer"])
+    assert (recorded["stop_reason"], recorded["error"]) == ("unjudged", "tool 'look': the grader is lost")
     assert differences(recorded, await replay(recorded)) == []
 
 

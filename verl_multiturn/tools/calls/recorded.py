@@ -13,6 +13,7 @@ from typing import Any
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording, raised
+from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import EXECUTED, CallStatus, Run
@@ -61,6 +62,10 @@ class RecordedToolSession(ToolSession):
     def _is_outage(self) -> bool:
         return self._record["stop_reason"] == "outage" and not self._record["error"].startswith("interaction ")
 
+    @property
+    def _is_unjudged(self) -> bool:
+        return bool(self._record["stop_reason"] == "unjudged")
+
     def _calls_of(self, gate: Gate) -> RecordedCalls:
         async def answer(method: str) -> Any:
             if method == gate.owner.end:
@@ -85,6 +90,8 @@ class RecordedToolSession(ToolSession):
         rewards = self._record["calc_rewards"]
         if not rewards and self._record["time_up"] == "score":
             await self._recording.run_out()
+        if name not in rewards and (said := self._record["error"]).startswith(f"tool {name!r}: ") and self._is_unjudged:
+            raise UnjudgedError(said.removeprefix(f"tool {name!r}: "))
         if name not in rewards:
             raise raised("it raised, or gave no reward")
         return float(rewards[name])

@@ -8,7 +8,8 @@ Invariants:
 - a tool may change a row's kwargs or its arguments: no other conversation, call or attempt sees the change;
 - an exception of a tool's code becomes an answer to the model; a broken contract (a wrong return type) raises
   `ToolContractError`;
-- the model does not see an answer of an outage that ends the conversation (`calls/outages`).
+- the model does not see an answer of an outage that ends the conversation (`calls/outages`);
+- a tool that cannot judge, for a cause of ours, says so by `UnjudgedError`: then nobody calls it a reward of 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from verl_multiturn.calls.outages.watch import OutageEndError, Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
-from verl_multiturn.errors import ToolContractError
+from verl_multiturn.errors import ToolContractError, UnjudgedError
 from verl_multiturn.tasks import Alarms, gather
 from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.calls.answers import read_answer, read_reward
@@ -77,6 +78,8 @@ class ToolSession:
         """True if a tool that ends the conversation has answered in the last turn."""
         self.outages: dict[str, None] = {}
         """Names whose outage a call of the conversation met, in order."""
+        self.unjudged = ""
+        """Why a tool's `calc_reward` could not judge the conversation, for a cause of ours; "" if each could."""
         self._lost = ""
         self._called: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -191,7 +194,8 @@ class ToolSession:
 
         Then the conversation is lost that is `shut_out`.
 
-        Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable.
+        Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable. One
+        that raised `UnjudgedError` is named in `unjudged`.
 
         Raises:
             ToolContractError: A tool that derives from `BaseTool` returned a reward that is not a number.
@@ -207,15 +211,25 @@ class ToolSession:
             watched.begin()
             try:
                 async with watched:
-                    value = await self._calls[name].call("calc_reward")
+                    value = await self._judged(name)
             except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 self._note(watched, error)
                 continue
-            if (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
+            if isinstance(value, UnjudgedError):
+                logger.warning("tool %r: calc_reward cannot judge: %s", name, message_of(value))
+                self.unjudged = f"tool {name!r}: {message_of(value)}"
+            elif (reward := read_reward(name, "calc_reward", value, gate.is_foreign)) is not None:
                 rewards[name] = reward
         self._lost = self._lost or self.shut_out
         return rewards
+
+    async def _judged(self, name: str) -> Any:
+        """Return what `calc_reward` returns, or the error by which it says that it cannot judge: that is no failure."""
+        try:
+            return await self._calls[name].call("calc_reward")
+        except UnjudgedError as error:
+            return error
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]

@@ -1,17 +1,34 @@
 """What a task's folder `environment` says, as far as a workspace can do it.
 
-Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it.
-Anything else needs an image, and is refused. Imports the standard library only: the worker and Harbor's Python read it.
+Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it,
+without variables. Anything else needs an image, and is refused. Imports the standard library only: the worker and
+Harbor's Python read it.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from verl_multiturn.errors import ConfigError
+
+
+class NeedsImageError(ConfigError):
+    """A task needs an image.
+
+    Attributes:
+        why: How one sees that.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"environment 'workspace': the task needs an image, which the embedded sandbox cannot run: {why}; name a "
+            "container engine, such as 'docker', or write its Dockerfile with FROM scratch, WORKDIR, ENV and COPY alone"
+        )
+        self.why = why
 
 
 @dataclass
@@ -29,33 +46,40 @@ class Definition:
     copies: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_definition(folder: Path, image: str | None) -> Definition:
+def read_definition(folder: Path, image: str | None, bases: Collection[str] = ()) -> Definition:
     """Read a task's folder `environment`.
 
     Args:
         folder: The folder.
         image: The image that the task names.
+        bases: Images in whose place this machine's programs do.
 
     Raises:
-        ConfigError: The task needs an image.
+        NeedsImageError: The task needs an image.
     """
     definition = Definition()
-    if image:
-        raise _needs_image(f"its image is {image!r}")
+    if image and image not in bases:
+        raise NeedsImageError(f"its image is {image!r}")
     if (folder / "docker-compose.yaml").exists():
-        raise _needs_image("it has a docker-compose.yaml")
+        raise NeedsImageError("it has a docker-compose.yaml")
     if (dockerfile := folder / "Dockerfile").exists():
         text = re.sub(r"^\s*#.*$", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
         for line in filter(None, map(str.strip, text.splitlines())):
-            _read_line(definition, folder, line)
+            _read_line(definition, folder, line, bases)
     return definition
 
 
-def _read_line(definition: Definition, folder: Path, line: str) -> None:
+def _read_line(definition: Definition, folder: Path, line: str, bases: Collection[str]) -> None:
     instruction, _, value = line.partition(" ")
-    instruction, words = instruction.upper(), shlex.split(value)
-    if instruction == "FROM" and words == ["scratch"]:
+    instruction = instruction.upper()
+    try:
+        words = shlex.split(value)
+    except ValueError:
+        words = []
+    if instruction == "FROM" and len(words) == 1 and words[0] in ("scratch", *bases):
         return
+    if "$" in value or not words:  # variables that only a builder knows
+        raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")
     if instruction == "WORKDIR" and len(words) == 1:
         definition.workdir = str(PurePosixPath(definition.workdir, words[0]))
     elif instruction == "ENV" and all("=" in word for word in words):
@@ -66,11 +90,4 @@ def _read_line(definition: Definition, folder: Path, line: str) -> None:
             target += PurePosixPath(source).name
         definition.copies.append((source, str(PurePosixPath(definition.workdir, target))))
     else:
-        raise _needs_image(f"its Dockerfile says {line[:200]!r}")
-
-
-def _needs_image(why: str) -> ConfigError:
-    return ConfigError(
-        f"environment 'workspace': the task needs an image, which the embedded sandbox cannot run: {why}; name a "
-        "container engine, such as 'docker', or write its Dockerfile with FROM scratch, WORKDIR, ENV and COPY alone"
-    )
+        raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")

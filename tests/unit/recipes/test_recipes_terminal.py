@@ -1,0 +1,105 @@
+"""The recipe terminal, and the variant harbor of the recipe swe: their rows, tasks and settings."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.unit.task_sets.test_swe_images import ROWS
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents.harbor.runner import task_of
+from verl_multiturn.task_sets.harbor.folder import read_folder
+from verl_multiturn.workspaces.task import read_task
+
+pytestmark = pytest.mark.slow
+TOOLS = str(RECIPES / "terminal" / "tools.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(RECIPES / "terminal"), *sys.path])
+    monkeypatch.delitem(sys.modules, "made_tasks", raising=False)
+
+
+def test_the_rows_of_checked_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = prepared("terminal", tmp_path, "--smoke", "--tools", TOOLS)
+    assert {split: len(found) for split, found in rows.items()} == {"train": 6, "test": 2}
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"tasks": 8, "left_out": 0}
+    row = rows["train"][0]
+    folder = read_folder(Path(row["extra_info"]["harbor"]))
+    task = read_task(json.loads(row["extra_info"]["tools_kwargs"]["bash"]["create_kwargs"]["task"]), "row")
+    assert task == folder.task
+    assert [message["content"] for message in row["prompt"]][1] == folder.instruction
+    assert not any(name.startswith("expected") for name in task.tree()[0])
+
+
+def test_tasks_that_need_an_image_are_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = importlib.import_module("made_tasks")
+    folders = made.write_tasks(tmp_path / "mine", made.draw_tasks(3, 1))
+    with (folders[1] / "environment" / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write("RUN apt-get install -y vim\n")
+    words = ("--source", str(tmp_path / "mine"), "--test-count", "1")
+    rows = prepared("terminal", tmp_path / "rows", *words, "--tools", TOOLS)
+    assert len(rows["train"]) + len(rows["test"]) == 2
+    said = capsys.readouterr().out
+    assert "left out task-00001: the task " in said
+    assert "its Dockerfile says 'RUN apt-get install -y vim'; run it behind Harbor, with `--variant harbor`" in said
+    rows = prepared("terminal", tmp_path / "all", *words, "--harbor")
+    found = [row for split in rows.values() for row in split]
+    assert {task_of(row)["path"] for row in found} == {str(folder) for folder in folders}
+    assert not any("tools_kwargs" in row["extra_info"] for row in found)
+    with pytest.raises(ConfigError, match="--test-count 3: expected 1 or more, and less than all 3 tasks"):
+        script("terminal").split_rows(found, 3, 0)
+
+
+def test_a_smoke_run_is_not_harbors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a smoke run plays its tasks in workspaces"):
+        prepared("terminal", tmp_path, "--smoke", "--harbor")
+
+
+def test_made_tasks_are_drawn_by_seed() -> None:
+    draw = importlib.import_module("made_tasks").draw_tasks
+    assert draw(12, 1) == draw(12, 1) != draw(12, 2)
+    assert len({(made.ask, tuple(made.files.items())) for made in draw(300, 3)}) == 300
+
+
+@pytest.mark.parametrize("kind", sorted(ROWS))
+def test_rows_of_swe_data_sets(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "rows.jsonl"
+    named: list[dict[str, Any]] = [
+        {**ROWS[kind], "instance_id": f"org__calc-{n}", "commit_hash": f"{n}{'0' * 20}"} for n in range(3)
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in named))
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--data-set", kind, "--source", str(source), "--count", "1"]
+    monkeypatch.setattr(sys, "argv", ["prepare_harbor.py", *words])
+    script("swe", "prepare_harbor").main()
+    assert sorted(path.name for path in out.iterdir()) == ["tasks", "test.parquet", "train.parquet"]
+    folders = list((out / "tasks").iterdir())
+    assert len(folders) == 2
+    assert {path.name for path in folders[0].iterdir()} >= {"task.toml", "instruction.md", "environment", "tests"}
+    script("swe", "prepare_harbor").main()  # a second time, in the same place
+    source.write_text(json.dumps({"instance_id": "x", "problem_statement": "y"}) + "\n" + source.read_text())
+    with pytest.raises(ConfigError, match=r"train row \d: it has no "):
+        script("swe", "prepare_harbor").main()
+
+
+@pytest.mark.stack
+def test_the_variants_settings() -> None:
+    plain, harbor = composed("terminal"), composed("terminal", "harbor")
+    tool = plain.actor_rollout_ref.rollout.custom.multiturn.tool_reward
+    assert (plain.recipe.prepare, tool.mode) == ({}, "replace")
+    proxy = harbor.actor_rollout_ref.rollout.custom.multiturn.proxy
+    assert (harbor.recipe.prepare, harbor.recipe.tools, proxy.agent) == ({"harbor": True}, None, "harbor")
+    assert harbor.trainer.v1.trainer_mode == "separate_async"
+    for variants, turns in ((["harbor"], 20), (["deepswe", "harbor"], 50), (["rebench", "harbor"], 200)):
+        config = composed("swe", *variants)
+        harness = config.actor_rollout_ref.rollout.custom.multiturn.proxy.harbor
+        assert harness.harness_kwargs == {"command_s": 180, "step_limit": turns}
+        assert {key: value for key, value in config.recipe.prepare.items() if value} == {"data-set": "swe_gym"}

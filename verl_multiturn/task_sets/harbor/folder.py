@@ -1,0 +1,191 @@
+"""`read_folder`: a task in Harbor's form as a `Task` of the embedded sandbox, where it needs no image of its own.
+
+    task.toml         seconds of the verifier, variables, `artifacts`: what of the work is taken to the tests
+    instruction.md    what the model is asked
+    environment/      a Dockerfile with FROM, WORKDIR /app, ENV and COPY alone, and what it copies  (definition.py)
+    tests/test.sh     writes the reward
+    solution/solve.sh what `check.py` plays
+
+Invariants:
+- what cannot be had in a workspace is refused by name. Nothing of a folder is left out in silence;
+- the tests run in a fresh workspace, whatever the folder's `environment_mode` is.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents.harbor.definition import Definition, NeedsImageError, read_definition
+from verl_multiturn.workspaces.settings import WorkspaceSettings
+from verl_multiturn.workspaces.task import Task, read_task
+
+ROOT = PurePosixPath("/app")
+"""The folder of the task's tree, in Harbor's environment and in a workspace."""
+_VERIFIER_S = 600.0
+"""Seconds of the verifier where the folder names none: Harbor's default."""
+MOST_TESTS_S = 900.0
+"""Most seconds that tests may take."""
+_UNKNOWN = {
+    "": ("steps",),
+    "environment": ("healthcheck", "mcp_servers", "skills_dir", "gpus", "tpu", "os"),
+    "verifier": ("collect", "environment", "env", "user"),
+    "solution": ("env",),
+}
+"""Settings of task.toml, by section, that a workspace has no counterpart for."""
+
+
+@dataclass(frozen=True)
+class HarborFolder:
+    """A task's folder, as it was read.
+
+    Attributes:
+        path: The folder.
+        instruction: What the model is asked.
+        task: The task as the judge knows it. It has no gold repair: the solution is a script.
+        solution: Files of the folder `solution`, by their path; empty where there is none.
+    """
+
+    path: Path
+    instruction: str
+    task: Task
+    solution: Mapping[str, bytes]
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a task's folder."""
+    return (path / "task.toml").is_file()
+
+
+def folders_below(path: Path) -> list[Path]:
+    """Return the task folders at a path: the folder itself, or those in it, in the order of their names.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    found = [path] if is_folder(path) else sorted(each.parent for each in path.glob("*/task.toml"))
+    if not found:
+        raise ConfigError(
+            f"{str(path)!r} has no task in Harbor's form, expected folders with a task.toml in it; name another folder"
+        )
+    return found
+
+
+def read_folder(path: Path, bases: Collection[str] = ()) -> HarborFolder:
+    """Read a task's folder.
+
+    Args:
+        path: The folder.
+        bases: Images of which this machine's programs take the place, such as `ubuntu:24.04`, beside `scratch`.
+
+    Raises:
+        ConfigError: It is no task, cannot be read, or needs more than a workspace has.
+    """
+    try:
+        return _read(path.resolve(), bases)
+    except NeedsImageError as error:
+        raise ConfigError(f"the task {str(path)!r}: {_needs_harbor(error.why)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"the task {str(path)!r}: {error}") from None
+    except (OSError, ValueError) as error:  # no file, no TOML, no UTF-8
+        raise ConfigError(f"the task {str(path)!r} cannot be read: {error}; mend it") from None
+
+
+def for_tests(settings: WorkspaceSettings) -> WorkspaceSettings:
+    """Return the settings of workspaces in which tests run, from those in which the model works."""
+    return settings.model_copy(update={"longest_timeout_s": max(settings.longest_timeout_s, MOST_TESTS_S)})
+
+
+def _read(path: Path, bases: Collection[str]) -> HarborFolder:
+    settings = tomllib.loads((path / "task.toml").read_text(encoding="utf-8"))
+    environment, verifier = settings.get("environment", {}), settings.get("verifier", {})
+    for section, names in _UNKNOWN.items():
+        for name in names:
+            if (settings.get(section, {}) if section else settings).get(name) not in (None, [], {}, "linux"):
+                raise _needs_harbor(f"its task.toml has {f'{section}.{name}'.removeprefix('.')!r}")
+    definition = read_definition(path / "environment", environment.get("docker_image"), bases)
+    workdir = environment.get("workdir") or definition.workdir
+    if workdir != str(ROOT):
+        raise _needs_harbor(f"its commands start in {workdir!r}, and the tree of a workspace is {str(ROOT)!r}")
+    tests = _files_of(path / "tests")
+    if "Dockerfile" in tests or "docker-compose.yaml" in tests:
+        raise _needs_harbor("its tests have an image of their own")
+    if "test.sh" not in tests:
+        raise ConfigError("tests/test.sh is not there, and it is what writes the reward; mend the task")
+    timeout_s = float(verifier.get("timeout_sec", _VERIFIER_S))
+    if timeout_s > MOST_TESTS_S:
+        raise _needs_harbor(f"its tests may take {timeout_s:g} s, and here at most {MOST_TESTS_S:g}")
+    raw = {
+        "name": path.name,
+        "folder": str(path / "environment"),
+        "places": _places(path / "environment", definition),
+        "allowed": _allowed(settings.get("artifacts", [])),
+        "variables": definition.variables | _literal(environment.get("env", {})),
+        "timeout_s": timeout_s,
+        "verdict": {"kind": "script", "files": {name: data.decode() for name, data in tests.items()}},
+    }
+    instruction = (path / "instruction.md").read_text(encoding="utf-8").strip()
+    task = read_task(raw, "tests and environment")
+    return HarborFolder(path, instruction, task, _files_of(path / "solution"))
+
+
+def _places(folder: Path, definition: Definition) -> dict[str, str]:
+    """Return where what is copied lies in the tree."""
+    places: dict[str, str] = {}
+    folders = {ROOT}
+    for source, target in definition.copies:
+        at = PurePosixPath(os.path.normpath(target))
+        is_file = (folder / source).is_file()
+        if is_file and at in folders:  # as docker does
+            at /= PurePosixPath(source).name
+        folders |= {*at.parents} if is_file else {at, *at.parents}
+        if not at.is_relative_to(ROOT):
+            raise _needs_harbor(f"its Dockerfile copies {source!r} to {target!r}, which does not lie in {str(ROOT)!r}")
+        if not (folder / source).exists():
+            raise ConfigError(f"its Dockerfile copies {source!r}, which is not in {str(folder)!r}; mend the task")
+        if source in places:
+            raise _needs_harbor(f"its Dockerfile copies {source!r} twice")
+        for each in [folder / source, *(folder / source).rglob("*")]:
+            if each.is_symlink() or each.name == ".git" or not (each.is_file() or each.is_dir()):
+                raise _needs_harbor(f"its Dockerfile copies {str(each.relative_to(folder))!r}, which is no plain file")
+        places[source] = str(at.relative_to(ROOT))
+    return places
+
+
+def _allowed(artifacts: Any) -> list[str]:
+    """Return globs for what of the work is taken to the tests: the artifacts, or without any the whole tree."""
+    if not isinstance(artifacts, list):
+        raise ConfigError(f"artifacts: {artifacts!r:.200}, expected a list; mend the task")
+    globs = []
+    for each in artifacts:
+        source = each.get("source") if isinstance(each, Mapping) else each
+        if isinstance(each, Mapping) and each.keys() - {"source"}:
+            raise _needs_harbor(f"its artifact {source!r} has {sorted(each.keys() - {'source'})}")
+        at = ROOT / str(source)
+        if not at.is_relative_to(ROOT) or ".." in at.parts or set("*?") & set(str(at)):
+            raise _needs_harbor(f"its artifact {source!r} does not lie below {str(ROOT)!r}")
+        inside = "" if at == ROOT else f"{at.relative_to(ROOT)}"
+        globs += [inside, f"{inside}/**/*"] if inside else ["**/*"]
+    return globs or ["**/*"]
+
+
+def _literal(variables: Any) -> dict[str, str]:
+    """Return variables whose values stand in the folder; those of the host are not for a model."""
+    for name, value in dict(variables).items():
+        if "${" in str(value):
+            raise _needs_harbor(f"its environment.env takes {name!r} from the host")
+    return {name: str(value) for name, value in dict(variables).items()}
+
+
+def _files_of(folder: Path) -> dict[str, bytes]:
+    found = (each for each in sorted(folder.rglob("*")) if each.is_file())
+    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in found}
+
+
+def _needs_harbor(why: str) -> ConfigError:
+    return ConfigError(f"it cannot be played in a workspace: {why}; run it behind Harbor, with `--variant harbor`")
