@@ -100,8 +100,8 @@ def lost_container(engine: str, project: str) -> Lost:
     """Return who ended the main container of a project; nobody if it runs.
 
     From inside, the first process of a container cannot be killed: the kernel ignores it. So SIGKILL without the mark
-    of the memory limit came from outside, and so does the removal of a container, and one that the engine made and never
-    began. Whatever else ended it ran in it.
+    of the memory limit came from outside, and so does the removal of a container. One that the engine made and never
+    began is lost outside, too. Whatever else ended it ran in it.
     """
     status, found = _containers(engine, project)
     if status != 0:
