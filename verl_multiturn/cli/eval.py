@@ -90,6 +90,7 @@ def evaluate(
     except MultiTurnError as error:
         refuse(error)
     console, told = Console(), []
+    console = console if console.is_terminal else Console(width=160)
     for plan in plans:
         results = read_results(plan.out)
         console.print(table_of(results))
