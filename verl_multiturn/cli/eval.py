@@ -97,7 +97,7 @@ def evaluate(
         told.append(summary_of(results))
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
-        fail("some conversations are invalid or were not judged; the same command asks for them again")
+        fail("some conversations are invalid or failed; the same command asks for them again")
 
 
 class _Asked(NamedTuple):

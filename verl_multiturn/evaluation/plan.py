@@ -142,7 +142,7 @@ class Progress:
         total = len(whole) * self.plan.samples
         text = f"rows {sum(whole)} of {len(whole)} whole, {len(self.scores)} of {total} conversations"
         text += f", {self.invalid} invalid" if self.invalid else ""
-        return text + (f", {self.failed} not judged" if self.failed else "")
+        return text + (f", {self.failed} failed" if self.failed else "")
 
 
 def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:

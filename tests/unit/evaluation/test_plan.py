@@ -48,7 +48,7 @@ def test_progress_shows_no_score() -> None:
     assert progress.line() == "rows 1 of 3 whole, 3 of 6 conversations"
     progress.scores[Asked(0, 1)] = 1.0
     progress.invalid, progress.failed = 3, 1
-    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 not judged"
+    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 failed"
     assert progress.line() == text
 
 
