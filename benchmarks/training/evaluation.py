@@ -48,7 +48,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Recipe and overrides of each case."""
 _ROWS = 16
-_MOST_S = 60.0
+_MOST_S = 25.0
 """A kill comes within so many seconds of a start."""
 
 
