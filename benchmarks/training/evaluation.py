@@ -1,6 +1,6 @@
 """Does `eval` repeat a trainer's own validation token by token, and does nothing that is killed change its table?
 
-    python -m benchmarks.evaluation [--run DIR] [--parts same cases kills] [--kills 20] [--out DIR]
+    python -m benchmarks.evaluation [--run DIR] [--parts same cases kills] [--kills 20] [--engine URL] [--out DIR]
 
 - **same** (`--run`): a finished run of the quickstart. `eval DIR` must have the ids of its last validation, row by row,
   in at most 1.1 times its seconds, and no Ray. SGLang must be ready in 60 s.
@@ -8,7 +8,7 @@
   (ask_first), an agent behind the endpoint (proxy_quickstart); and `eval` of the same.
 - **kills**: an evaluation of 16 rows × 4, greedy, is killed (SIGKILL) at random moments and begun again, until it has
   ended. Each row and sample must have one conversation that counts, and the table must be that of one that was never
-  killed. Once SGLang is the evaluation's own child: nothing of it may be left.
+  killed. Of the first one's SGLang, its own child, nothing may be left.
 
 The programs are forked from this process, which has imported verl, so that a start takes seconds. The records of every
 part are verified. Exit status 1: something of this does not hold. The last line is one JSON object.
@@ -48,8 +48,6 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Recipe and overrides of each case."""
 _ROWS = 16
-_MOST_S = 60.0
-"""A kill comes within so many seconds of a start."""
 
 
 def warm() -> None:
@@ -191,13 +189,14 @@ def below(pid: int) -> Iterator[psutil.Process]:
     yield from psutil.Process(pid).children(recursive=True)
 
 
-def killed(kills: int, seed: int, out: Path) -> dict[str, Any]:
+def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     """Kill an evaluation again and again, and compare it with one that was never killed."""
     draw, words = random.Random(seed), ["eval", str(MODEL), "--recipe", "quickstart", "--samples", "4"]
-    words += ["--set", f"data.val_max_samples={_ROWS}"]
+    words += ["--set", f"data.val_max_samples={_ROWS}", "--engine", engine]
     # The first one's SGLang is its own, and must end with it.
     whole, torn = out / "whole", out / "torn"
     told = run([*words, "--out", str(whole)], out / "whole.log")
+    most_s = seconds_of(whole / "records", False)  # a kill comes within the time that all conversations take
     pid = begin([*words, "--out", str(torn)], out / "torn.log")
     while not list((torn / "records").glob("*.jsonl.gz")):
         time.sleep(0.2)
@@ -207,9 +206,14 @@ def killed(kills: int, seed: int, out: Path) -> dict[str, Any]:
     _, left = psutil.wait_procs(children, timeout=20)
     count, states = 1, []
     while count < kills:
-        pid = begin([*words, "--out", str(torn)], out / "torn.log")
-        until = time.monotonic() + draw.uniform(0.0, _MOST_S)
-        while time.monotonic() < until and not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        starts = len(list((torn / "records").glob("run-*.json")))
+        pid, found = begin([*words, "--out", str(torn)], out / "torn.log"), (0, 0)
+        while len(list((torn / "records").glob("run-*.json"))) == starts and not found[0]:
+            found = os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.05)
+        until = time.monotonic() + draw.uniform(0.0, most_s)
+        while time.monotonic() < until and not found[0]:
+            found = os.waitpid(pid, os.WNOHANG)
             time.sleep(0.05)
         if found[0]:  # it has ended: begin anew
             states.append(judged(torn, whole))
@@ -251,6 +255,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="sglang", help="of the part kills: sglang, or the address of one that runs")
     parser.add_argument("--out", type=Path, help="folder of the evaluations; a temporary one by default")
     args = parser.parse_args()
     out = (args.out or Path(tempfile.mkdtemp(prefix="evaluation-"))).absolute()
@@ -266,7 +271,7 @@ def main() -> None:
         found[name] = told = case(name, out)
         good &= told["same"] == told["conversations"] > 0 and not told["violations"] and not told["ray"]
     if "kills" in args.parts:
-        found["kills"] = told = killed(args.kills, args.seed, out)
+        found["kills"] = told = killed(args.kills, args.seed, out, args.engine)
         good &= told["tables_equal"] and not told["violations"] and not told["left_processes"]
     print(json.dumps({**found, "passed": good}))
     raise SystemExit(0 if good else 1)

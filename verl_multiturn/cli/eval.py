@@ -90,13 +90,14 @@ def evaluate(
     except MultiTurnError as error:
         refuse(error)
     console, told = Console(), []
+    console = console if console.is_terminal else Console(width=160)
     for plan in plans:
         results = read_results(plan.out)
         console.print(table_of(results))
         told.append(summary_of(results))
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
-        fail("some conversations are invalid or were not judged; the same command asks for them again")
+        fail("some conversations are invalid or failed; the same command asks for them again")
 
 
 class _Asked(NamedTuple):
