@@ -12,6 +12,8 @@ for extra in docs traces browser tasks; do # the tests build the docs, write tra
         cp "requirements/$extra.lock" ".venv/.$extra"
     fi
 done
+# Many containers set it. Every process would then compile torch, verl and SGLang anew: half of the CPU time of its imports.
+unset PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
 export RAY_worker_niceness=0 # Ray's default, 15, lets its workers starve beside the other lanes
 # The lanes share the cores, and for models so small a second thread costs more than it brings.

@@ -7,4 +7,5 @@ python="${PYTHON:-python}"
 if [[ -z "${PYTHON:-}" && -f "$root/scripts/environment.sh" && (-n "${on_cpu:-}" || " $* " == *" --smoke "*) ]]; then
     [[ " $* " == *" --print "* ]] || bash "$root/scripts/environment.sh"
     python="$root/.venv/bin/python"
+    unset PYTHONDONTWRITEBYTECODE # many containers set it; each process would then compile torch, verl and SGLang anew
 fi
