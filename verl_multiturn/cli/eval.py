@@ -12,8 +12,9 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.compose import compose_run, resolved
@@ -52,6 +53,9 @@ def evaluate(
         str, typer.Option(help="sglang, started here; or the address of SGLang, or of an endpoint that ends in /v1.")
     ] = "sglang",
     out: Annotated[Path | None, typer.Option(help="Folder of the evaluation; where one is, it goes on.")] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="PROMPT,SAMPLED", help="Prices of a million tokens, for the table's costs.")
+    ] = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also with another template, tokenizer or tools than the model's run had.")
     ] = False,
@@ -70,6 +74,7 @@ def evaluate(
             )
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
+        cost = None if price is None else Price.parse(price)
         asked = _Asked(only, samples, temperature, engine, anyway)
         found = [find_model(model) for model in models]
         plans = [
@@ -89,12 +94,11 @@ def evaluate(
         fail(str(error))
     except MultiTurnError as error:
         refuse(error)
-    console, told = Console(), []
-    console = console if console.is_terminal else Console(width=160)
+    console, told = wide_console(), []
     for plan in plans:
         results = read_results(plan.out)
-        console.print(table_of(results))
-        told.append(summary_of(results))
+        console.print(table_of(results, cost))
+        told.append(summary_of(results, cost))
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
         fail("some conversations are invalid or failed; the same command asks for them again")
