@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,7 +36,7 @@ class Judge:
         tokenizer: The model's tokenizer.
 
     Raises:
-        ConfigError: The rewards need Ray.
+        ConfigError: The rewards need Ray, or their code cannot be imported.
     """
 
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
@@ -45,12 +45,11 @@ class Judge:
                 "reward.reward_model.enable=True: a reward model runs in Ray, which eval does not start; let the "
                 "reward function ask a model over HTTP, or evaluate with the trainer (trainer.val_only=True)"
             )
-        self._config, self._tokenizer = config, tokenizer
+        try:
+            self._manager = load_reward_manager(config, tokenizer)
+        except Exception as error:  # the file of a reward function is its author's code
+            raise ConfigError(f"the recipe's reward function cannot be loaded: {describe(error)}; mend it") from None
         self._rewards = Rewards(Outages(settings_of(config.actor_rollout_ref.rollout).outage))
-
-    @cached_property
-    def _manager(self) -> Any:
-        return load_reward_manager(self._config, self._tokenizer)
 
     async def judge(
         self, row: Mapping[str, Any], outputs: Sequence[CertifiedOutput], key: RowKey

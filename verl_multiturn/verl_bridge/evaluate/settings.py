@@ -98,7 +98,7 @@ def config_of(job: Job, start: str) -> DictConfig:
     check(run, FILES)
     make_absolute(config, models_of(run))
     prepare_config(config)
-    check_own_code(RunView(config))
+    check_own_code(RunView(config), is_imported=False)  # it is imported here, before the first conversation
     return config
 
 
