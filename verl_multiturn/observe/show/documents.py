@@ -19,10 +19,10 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import are_equal
 from verl_multiturn.records import joins
 from verl_multiturn.records.fates import Fate, count, fates_of, start_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.reward_numbers import are_equal
 
 _NO_LISTS = ["request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "otc_factor",
              "group_mean", "group_std", "trained", "untrained"]  # fmt: skip
