@@ -54,6 +54,7 @@ _NOT_ASKED = ("recipe.root=", "recipe.out=", "recipe.outputs=", "trainer.", "hyd
 _OF_RAY = ("RAY_", "VERL_FILE_LOGGER_PATH")
 _NICE = 19
 _END_S = 10.0
+_KILLED_S = 60.0
 _TAIL_BYTES = 4_000
 
 
@@ -102,8 +103,10 @@ def started_as(run: Path) -> tuple[str, list[str]]:
     return str(recipe), [str(word) for word in words or []]
 
 
-def put(run: Path, step: int, checkpoint: Path, wanted: Wanted) -> None:
-    """Let a checkpoint wait for its evaluation, and start a worker. One that is at work takes it, and the new one ends.
+def put(run: Path, step: int, checkpoint: Path, wanted: Wanted) -> subprocess.Popen[bytes]:
+    """Let a checkpoint wait for its evaluation, start a worker, and return it.
+
+    Where one is at work, that one takes the checkpoint, and the new one ends at once.
 
     Args:
         run: Folder of the run.
@@ -128,7 +131,7 @@ def put(run: Path, step: int, checkpoint: Path, wanted: Wanted) -> None:
         raise
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
     with (folder / _LOG).open("ab") as log:
-        subprocess.Popen(
+        return subprocess.Popen(
             worker_command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
             start_new_session=True,
         )  # fmt: skip
@@ -275,7 +278,7 @@ def _run(wanted: Wanted, held: Path, out: Path) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End an evaluation and all that it started, first by SIGINT, so that it ends its engine."""
-    for signum, wait_s in ((signal.SIGINT, _END_S), (signal.SIGKILL, _END_S)):
+    for signum, wait_s in ((signal.SIGINT, _END_S), (signal.SIGKILL, _KILLED_S)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signum)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -15,13 +15,9 @@ from verl_multiturn.evaluation.points import FOLDER, Point, add_point, read_poin
 from verl_multiturn.launch import checkpoint_evaluations as evaluations
 from verl_multiturn.launch.checkpoint_evaluations import Wanted, has_left, put, started_as, work
 
-WANTED = Wanted("recipes/quickstart", ["smoke=cpu"], ["rows.parquet"], 4, None, 60.0)
-RIGHT = "import sys, tests.unit.launch.test_checkpoint_evaluations as made; made.evaluated(sys.argv[1])"
-
-
-def evaluated(out: str) -> None:
-    """Be a child that evaluates: two rows, two samples of each, three of four right."""
-    write_evaluation(Path(out), {0: [1.0, 0.0], 1: [1.0, 1.0]})
+WANTED = Wanted("recipes/quickstart", ["smoke=cpu"], ["rows.parquet"], 4, None, 600.0)
+RIGHT = "import shutil, sys; shutil.copytree(sys.argv[1] + '/../../made', sys.argv[1], dirs_exist_ok=True)"
+"""A child that evaluates: two rows, two samples of each, three of four right."""
 
 
 @pytest.fixture
@@ -33,18 +29,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (actor / "huggingface" / "config.json").write_text("{}")
         for name in ("model", "optim", "extra_state"):
             (actor / f"{name}_world_size_1_rank_0.pt").write_text(f"{name} of {step}")
-    monkeypatch.setattr(evaluations, "worker_command", lambda run: [sys.executable, "-c", ""])
+    write_evaluation(tmp_path / "made", {0: [1.0, 0.0], 1: [1.0, 1.0]})
+    monkeypatch.setattr(evaluations, "worker_command", lambda run: [sys.executable, "-I", "-S", "-c", ""])
     return tmp_path
 
 
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let the child of each evaluation be a program, which gets the folder of the evaluation."""
-    monkeypatch.setattr(Wanted, "command", lambda self, held, out: [sys.executable, "-c", program, str(out), str(held)])
+    monkeypatch.setattr(Wanted, "command", lambda self, held, out: [sys.executable, "-I", "-S", "-c", program, str(out), str(held)])
 
 
 def place(run: Path, *steps: int, wanted: Wanted = WANTED) -> None:
     for step in steps:
-        put(run, step, run / "checkpoints" / f"global_step_{step}", wanted)
+        assert put(run, step, run / "checkpoints" / f"global_step_{step}", wanted).wait() == 0
 
 
 def test_the_weights_that_wait_stay_when_the_trainer_removes_them(run: Path) -> None:
@@ -131,9 +128,10 @@ def test_what_a_killed_worker_left_goes_on_in_its_folder(run: Path, monkeypatch:
         raise KeyboardInterrupt
 
     place(run, 5)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(evaluations, "_run", killed)
-        work(run)
+        with pytest.raises(KeyboardInterrupt):
+            work(run)
     (run / FOLDER / "step_5").mkdir()
     assert has_left(run)
     child(monkeypatch, RIGHT)

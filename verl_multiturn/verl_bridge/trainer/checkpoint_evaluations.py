@@ -8,6 +8,7 @@ checkpoint's evaluation, which the log names. All else happens in other processe
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class EvaluateCheckpoints(CheckpointCallback):  # type: ignore[misc]  # verl has
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._last: threading.Thread | None = None
+        self._workers: list[subprocess.Popen[bytes]] = []
 
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
@@ -56,7 +58,8 @@ class EvaluateCheckpoints(CheckpointCallback):  # type: ignore[misc]  # verl has
             rows = self.config.data.val_files
             settings = settings_of(self.config.actor_rollout_ref.rollout).checkpoint_evaluation
             files = [rows] if isinstance(rows, str) else [str(path) for path in rows]
-            put(run, step, Path(checkpoint), wanted_of(settings.model_dump(), run, files))
+            self._workers = [worker for worker in self._workers if worker.poll() is None]  # the others are reaped
+            self._workers.append(put(run, step, Path(checkpoint), wanted_of(settings.model_dump(), run, files)))
         except Exception as error:  # of the disk, of the system, or of a run that no recipe began
             self._tell(step, describe(error))
 
