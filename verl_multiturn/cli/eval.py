@@ -84,13 +84,14 @@ def evaluate(
     except MultiTurnError as error:
         refuse(error)
     console, told = Console(), []
+    console = console if console.is_terminal else Console(width=160)
     for plan in plans:
         results = read_results(plan.out)
         console.print(table_of(results))
         told.append(summary_of(results))
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
-        fail("some conversations are invalid or were not judged; the same command asks for them again")
+        fail("some conversations are invalid or failed; the same command asks for them again")
 
 
 class Asked(NamedTuple):
@@ -104,13 +105,18 @@ class Asked(NamedTuple):
 
 
 def check_engine(engine: str) -> None:
-    """Refuse an engine that is neither `sglang` nor an address.
+    """Refuse an engine that cannot be asked.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither `sglang` nor the address of such an endpoint.
     """
     if engine != "sglang" and not engine.startswith(("http://", "https://")):
         raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+    if engine.rstrip("/").endswith("/chat/completions"):
+        raise ConfigError(
+            f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
+            "evaluated; name an address that ends in /v1, or SGLang's own"
+        )
 
 
 def _folders(

@@ -43,12 +43,12 @@ def test_other_rows_have_another_digest() -> None:
     assert len({Plan(ROWS, 2).digest, Plan(ROWS[:2], 2).digest, Plan((ROWS[0], ROWS[2]), 2).digest}) == 3
 
 
-def test_progress_shows_no_score_beyond_the_first_row_that_is_not_whole() -> None:
+def test_progress_shows_no_score() -> None:
     progress = Progress(Plan(ROWS, 2), {Asked(1, 0): 1.0, Asked(1, 1): 1.0, Asked(0, 0): 0.0})
     assert progress.line() == "rows 1 of 3 whole, 3 of 6 conversations"
     progress.scores[Asked(0, 1)] = 1.0
     progress.invalid, progress.failed = 3, 1
-    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 not judged; the first 2 rows: mean score 0.750"
+    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 failed"
     assert progress.line() == text
 
 

@@ -21,7 +21,8 @@ def printed(what: Group) -> list[str]:
     console = Console(width=160, force_terminal=False)
     with console.capture() as capture:
         console.print(what, highlight=False)
-    return [line.rstrip() for line in capture.get().splitlines()]
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return lines[1:] if lines[0].startswith("model ") else lines
 
 
 def test_the_table_of_a_whole_evaluation(tmp_path: Path) -> None:
@@ -69,6 +70,15 @@ def test_an_evaluation_that_is_not_over_says_so(tmp_path: Path) -> None:
         "figures are of the first 2 of these: 1 may be there only because their conversations were short",
     ]
     assert (summary_of(results)["rows"], summary_of(results)["avg"]) == (2, 0.5)
+
+
+def test_the_table_says_what_was_asked(tmp_path: Path) -> None:
+    results = read_results(write_evaluation(tmp_path, {0: [1.0]}, engine="ids"))
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(table_of(results))
+    asked = "model 1dd3c9151dcf78eb, 1 samples a row at temperature 1.0, engine ids"
+    assert capture.get().splitlines()[0].rstrip() == asked
 
 
 def test_nothing_is_said_of_no_row(tmp_path: Path) -> None:
