@@ -106,5 +106,5 @@ def _cached(conversations: Sequence[Sample]) -> float | None:
 
 
 def _cost(conversations: Sequence[Sample], price: Price) -> float:
-    given, sampled = (sum(getattr(each, name) for each in conversations) for name in ("prompt_tokens", "tokens"))
+    given, sampled = sum(each.prompt_tokens for each in conversations), sum(each.tokens for each in conversations)
     return (given * price.prompt + sampled * price.sampled) / _MILLION
