@@ -19,16 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.recipes import shipped_folder
+from benchmarks.evaluation import MODEL, begin, ended, warm
 
-_BASE = shipped_folder() / "recipes" / "quickstart" / "model"
 _CALL = 532
 """Id of `<tool_call>` in the quickstart's vocabulary."""
 EXPECTED = {"base": "go", "never": "warm-start", "trained": "nothing left to learn", "smollm2": "go"}
@@ -38,9 +35,9 @@ def make_never(folder: Path) -> None:
     """Write the quickstart's model without the ability to begin a call."""
     from safetensors.torch import load_file, save_file
 
-    shutil.copytree(_BASE, folder)
+    shutil.copytree(MODEL, folder)
     (folder / "model.safetensors").unlink()
-    tensors = load_file(_BASE / "model.safetensors")
+    tensors = load_file(MODEL / "model.safetensors")
     head = tensors["model.embed_tokens.weight"].clone()  # the base's output layer is tied to its embeddings
     head[_CALL] = 0
     save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
@@ -50,13 +47,17 @@ def make_never(folder: Path) -> None:
 
 def probed(model: Path, recipe: str, limit: int, out: Path) -> dict[str, Any]:
     """Return the last line of a model's probe, with its seconds."""
-    command = [sys.executable, "-m", "verl_multiturn.cli", "probe", str(model), "--recipe", recipe]
-    began = time.monotonic()
-    done = subprocess.run([*command, "--limit", str(limit), "--out", str(out)], stdout=subprocess.PIPE, text=True)
-    print(done.stdout, flush=True)
-    told = dict[str, Any](json.loads(done.stdout.splitlines()[-1]))
-    assert done.returncode == int(told["verdict"] != "go"), f"{told['verdict']} ended with status {done.returncode}"
-    return told | {"seconds": round(time.monotonic() - began, 1)}
+    words = ["probe", str(model), "--recipe", recipe, "--limit", str(limit), "--out", str(out)]
+    log, start = out.with_suffix(".log"), time.monotonic()
+    status = ended(begin(words, log))
+    text = log.read_text(errors="replace")
+    print(text, flush=True)
+    found = [line for line in text.splitlines() if line.startswith('{"verdict"')]
+    if not found:
+        raise SystemExit(f"the probe ended with status {status}; its output is {log}")
+    told = dict[str, Any](json.loads(found[-1]))
+    assert status == int(told["verdict"] != "go"), f"{told['verdict']} ended with status {status}"
+    return {**told, "seconds": round(time.monotonic() - start, 1)}
 
 
 def main() -> int:
@@ -68,13 +69,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the probes; one that is there goes on")
     parser.add_argument("--result", type=Path, help="write the last line into this file, too")
     asked = parser.parse_args()
+    warm()
     with tempfile.TemporaryDirectory() as made:
         out = asked.out or Path(made)
         never = out / "never-model"
         if not never.is_dir():
             out.mkdir(parents=True, exist_ok=True)
             make_never(never)
-        models = {"base": (_BASE, "quickstart"), "never": (never, "quickstart")}
+        models = {"base": (MODEL, "quickstart"), "never": (never, "quickstart")}
         models |= {"trained": (asked.trained, "quickstart")} if asked.trained else {}
         models |= {"smollm2": (asked.smollm2, "smollm2")} if asked.smollm2 else {}
         found = {name: probed(*model, asked.limit, out / name) for name, model in models.items()}

@@ -36,7 +36,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let the child of each evaluation be a program, which gets the folder of the evaluation."""
-    monkeypatch.setattr(Wanted, "command", lambda self, held, out: [sys.executable, "-I", "-S", "-c", program, str(out), str(held)])
+    command = [sys.executable, "-I", "-S", "-c", program]
+    monkeypatch.setattr(Wanted, "command", lambda self, held, out: [*command, str(out)])
 
 
 def place(run: Path, *steps: int, wanted: Wanted = WANTED) -> None:
