@@ -15,6 +15,7 @@ from verl_multiturn.evaluation.points import FOLDER, Point, add_point, read_poin
 from verl_multiturn.launch import checkpoint_evaluations as evaluations
 from verl_multiturn.launch.checkpoint_evaluations import Wanted, has_left, put, started_as, work
 
+pytestmark = pytest.mark.slow  # it starts processes
 WANTED = Wanted("recipes/quickstart", ["smoke=cpu"], ["rows.parquet"], 4, None, 600.0)
 RIGHT = "import shutil, sys; shutil.copytree(sys.argv[1] + '/../../made', sys.argv[1], dirs_exist_ok=True)"
 """A child that evaluates: two rows, two samples of each, three of four right."""

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _WAIT_S = 2.0
 
 
-class EvaluateCheckpoints(CheckpointCallback):  # type: ignore[misc]  # verl has no types
+class EvaluateCheckpoints(CheckpointCallback):
     """Has each checkpoint evaluated in a process of its own.
 
     Args:
