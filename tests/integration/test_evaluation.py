@@ -59,7 +59,7 @@ class Server:
     async def _model(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": WEIGHTS})
 
-    async def _serve(self, ready: threading.Event) -> None:
+    async def _serve(self, ready: threading.Event) -> web.AppRunner:
         app = web.Application()
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/get_model_info", self._model)
@@ -69,11 +69,14 @@ class Server:
         host, port = runner.addresses[0]
         self.url = f"http://{host}:{port}"
         ready.set()
+        return runner
 
     def run(self, ready: threading.Event) -> None:
         """Serve until `stop`."""
-        self._loop.run_until_complete(self._serve(ready))
+        runner = self._loop.run_until_complete(self._serve(ready))
         self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
 
     def stop(self) -> None:
         """End the thread."""

@@ -202,7 +202,7 @@ def _evaluation(folder: Path) -> Evaluation:
 def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]], dict[int, tuple[str, str]]]:
     """Return the conversations that count by row and sample, and of each row its digest and data source."""
     scores = _scores(records)
-    starts = [run["start"] for run in records.runs]
+    starts = _starts(records)
     found: dict[int, dict[int, Sample]] = defaultdict(dict)
     names: dict[int, tuple[str, str]] = {}
     for file in records.files:
@@ -228,6 +228,11 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]]
             if best is None or _worth(sample) > _worth(best):
                 found[row["number"]][sample.number] = sample
     return found, names
+
+
+def _starts(records: Records) -> list[str]:
+    """Return the names of all starts. That there are several is no fault: an evaluation goes on where it was ended."""
+    return [path.stem.removeprefix("run-") for folder in records.folders for path in sorted(folder.glob("run-*.json"))]
 
 
 def _worth(sample: Sample) -> tuple[bool, float]:
@@ -298,7 +303,7 @@ class _Clock(NamedTuple):
 
     @classmethod
     def of(cls, records: Records) -> _Clock:
-        starts = [run["start"] for run in records.runs]
+        starts = _starts(records)
         begun: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
         now: dict[str, float] = defaultdict(float)
         for line in records.lines():

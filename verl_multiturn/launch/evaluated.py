@@ -46,7 +46,9 @@ def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) 
     if not model.ranks:
         folder = model.folder.resolve()
         return EvaluatedModel(named, folder, model_hash(folder), _of_export(folder))
-    from verl_multiturn.launch.export import export  # it loads torch
+    from transformers.utils import logging
+
+    from verl_multiturn.launch.export import export
     from verl_multiturn.launch.model_card import run_file_of
 
     folder = (out / _EXPORTED).resolve()
@@ -59,6 +61,7 @@ def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) 
     else:
         out.mkdir(parents=True, exist_ok=True)
         marker.write_text(json.dumps(noted) + "\n", encoding="utf-8")
+        logging.disable_progress_bar()
         export(model, folder, None, tell)
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
 

@@ -34,7 +34,7 @@ def test_rows_are_numbered_as_in_their_file() -> None:
 def test_rows_of_one_data_source() -> None:
     assert only_source(ROWS, None) == ROWS
     assert [row.number for row in only_source(ROWS, "sums")] == [0, 4]
-    with pytest.raises(ConfigError, match="--only 'sum': there is no such row; .* are sums, words"):
+    with pytest.raises(ConfigError, match=r"--only 'sum': there is no such row; .* are sums, words"):
         only_source(ROWS, "sum")
 
 

@@ -85,7 +85,7 @@ def test_an_evaluation_that_went_on_is_one(tmp_path: Path) -> None:
     ids = [[sample.request_id for sample in row.samples] for row in made.rows]
     assert ids == [["0-0-9f3c2a", "0-1-aaaaaa"], ["1-0-9f3c2a", "1-1-aaaaaa"]]
     assert [row.score for row in made.rows] == [0.5, 0.5]
-    assert (made.is_over, [row.number for row in made.shown]) == (True, [0, 1])
+    assert (made.is_over, [row.number for row in made.shown], made.faults) == (True, [0, 1], ())
 
 
 def test_a_conversation_that_was_joined_again_has_its_last_reward(tmp_path: Path) -> None:
