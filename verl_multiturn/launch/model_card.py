@@ -53,7 +53,7 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Cal
     """Write what the model's run tells into its folder, and return the names of the files.
 
     Args:
-        model: The model. Without a run only the card is written, and a card that is there stays.
+        model: The model. Without a run only the card is written, or a sentence is added to one that is there.
         folder: The folder, with configuration, tokenizer and weights.
         name: The model's name in the card.
         facts: What the export found.
@@ -75,11 +75,19 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Cal
     if (sampling := _sampling(model, folder)) is not None:
         (folder / GENERATION).write_text(json.dumps(sampling, indent=2) + "\n", encoding="utf-8")
         written.append(GENERATION)
-    if model.run is not None or not (folder / CARD).is_file():
+    path = folder / CARD
+    if model.run is None and path.is_file():
+        card = path.read_text(encoding="utf-8", errors="replace").rstrip("\n") + _written_again(facts)
+    else:
         card = "\n".join(_card(model, run, folder, name, schemas, facts)) + "\n"
-        (folder / CARD).write_text(card, encoding="utf-8")
-        written.append(CARD)
-    return written
+    path.write_text(card, encoding="utf-8")
+    return [*written, CARD]
+
+
+def _written_again(facts: Exported) -> str:
+    """Return what the card of a folder that is written again is told: the text above speaks of the folder before."""
+    rounded = "" if facts.rounding is None else f", whose rounding changed logits by at most {facts.rounding:.1e}"
+    return f"\n\nWritten again by `verl-multiturn export`: weights `{facts.model}`, {facts.dtype}{rounded}.\n"
 
 
 def run_file_of(model: Model) -> Mapping[str, Any]:

@@ -244,7 +244,14 @@ def test_a_hugging_face_folder_is_written_again(tmp_path: Path, base: Any) -> No
     (tmp_path / "base" / "README.md").write_text("mine")
     done = export(find_model(tmp_path / "base"), tmp_path / "model", "bfloat16", quiet)
     assert (done.dtype, done.difference) == ("bfloat16", 0.0)
-    assert (tmp_path / "model" / "README.md").read_text() == "mine"
+    assert done.written == ["README.md"]
+    assert (
+        (tmp_path / "model" / "README.md")
+        .read_text()
+        .startswith(
+            f"mine\n\nWritten again by `verl-multiturn export`: weights `{done.model}`, bfloat16, whose rounding "
+        )
+    )
 
 
 def run_export(*words: Any) -> Any:

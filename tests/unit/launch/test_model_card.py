@@ -97,8 +97,9 @@ def test_a_folder_without_a_run_keeps_what_it_has(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "README.md").write_text("mine")
     (folder / "config.json").write_text("{}")
-    assert write_card(Model(folder, 0, folder), folder, "x", exported(folder), print) == []
-    assert (folder / "README.md").read_text() == "mine"
+    assert write_card(Model(folder, 0, folder), folder, "x", exported(folder), print) == ["README.md"]
+    again = "Written again by `verl-multiturn export`: weights `00ff`, float32.\n"
+    assert (folder / "README.md").read_text() == f"mine\n\n{again}"
 
 
 def test_tools_that_cannot_be_loaded_are_told(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
