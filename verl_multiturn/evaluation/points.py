@@ -46,9 +46,15 @@ def point_of(results: Results, step: int) -> Point:
     shown = figures_of(results.shown, results.evaluation.samples)
     if shown is None:
         return Point(step=step, state="failed", why="no row is whole")
-    told = {"avg": shown.avg.mean, "interval": shown.avg.interval, "rows": shown.rows}
-    return Point(step=step, state="evaluated", samples=results.evaluation.samples, model=results.evaluation.model.hash,
-                 **told)  # fmt: skip
+    return Point(
+        step=step,
+        state="evaluated",
+        avg=shown.avg.mean,
+        interval=shown.avg.interval,
+        rows=shown.rows,
+        samples=results.evaluation.samples,
+        model=results.evaluation.model.hash,
+    )
 
 
 def add_point(run: Path, point: Point) -> None:
