@@ -39,6 +39,7 @@ from typing import Any
 
 import yaml
 
+from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.evaluation.points import FOLDER, Point, add_point, point_of
 from verl_multiturn.evaluation.results import read_results
@@ -49,7 +50,9 @@ _STEP = "global_step_"
 _WANTED, _LOG = "wanted.json", "worker.log"
 _NOT_WEIGHTS = ("optim_", "extra_state_")
 """Beginnings of the names of files that no evaluation reads."""
-_NOT_ASKED = ("recipe.root=", "recipe.out=", "recipe.outputs=", "trainer.", "hydra.")
+_NOT_ASKED = (
+    "recipe.root=", "recipe.out=", "recipe.outputs=", "trainer.", "hydra.", f"{PATH}.checkpoint_evaluation",
+)  # fmt: skip
 """Beginnings of the run's words that an evaluation has otherwise."""
 _OF_RAY = ("RAY_", "VERL_FILE_LOGGER_PATH")
 _NICE = 19
