@@ -195,9 +195,8 @@ def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     words += ["--set", f"data.val_max_samples={_ROWS}", "--engine", engine]
     # The first one's SGLang is its own, and must end with it.
     whole, torn = out / "whole", out / "torn"
-    began = time.monotonic()
     told = run([*words, "--out", str(whole)], out / "whole.log")
-    most_s = time.monotonic() - began  # a kill comes within the time that a whole evaluation takes
+    most_s = seconds_of(whole / "records", False)  # a kill comes within the time that all conversations take
     pid = begin([*words, "--out", str(torn)], out / "torn.log")
     while not list((torn / "records").glob("*.jsonl.gz")):
         time.sleep(0.2)
@@ -207,9 +206,14 @@ def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     _, left = psutil.wait_procs(children, timeout=20)
     count, states = 1, []
     while count < kills:
-        pid = begin([*words, "--out", str(torn)], out / "torn.log")
+        starts = len(list((torn / "records").glob("run-*.json")))
+        pid, found = begin([*words, "--out", str(torn)], out / "torn.log"), (0, 0)
+        while len(list((torn / "records").glob("run-*.json"))) == starts and not found[0]:
+            found = os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.05)
         until = time.monotonic() + draw.uniform(0.0, most_s)
-        while time.monotonic() < until and not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        while time.monotonic() < until and not found[0]:
+            found = os.waitpid(pid, os.WNOHANG)
             time.sleep(0.05)
         if found[0]:  # it has ended: begin anew
             states.append(judged(torn, whole))
