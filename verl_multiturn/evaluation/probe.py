@@ -5,11 +5,12 @@ two questions decide: do the rewards of a group differ, and does a group hold th
 
     right            share of the conversations that solve their task
     signal           share of the groups whose rewards differ
+    graded           share of the groups that are all right, and whose rewards differ all the same
     taken            share of the groups in which a tool is called, in a call that can be read
 
 The first of these that holds is the verdict (`MIN_GROUPS` 0.2, `ENOUGH` 0.95):
 
-    nothing left to learn    signal < MIN_GROUPS and right >= ENOUGH
+    nothing left to learn    right >= ENOUGH and graded < MIN_GROUPS
     warm-start               rows offer tools, and taken < MIN_GROUPS
     go                       signal >= MIN_GROUPS
     harder rows              more groups are all right than without a right one
@@ -91,6 +92,8 @@ class Probe:
     """Whether no interval of a figure that decided holds its threshold."""
     right: Estimate
     signal: Estimate
+    graded: Estimate
+    """Share of the groups that are all right, and whose rewards differ all the same."""
     taken: Estimate
     """Share of the groups that call a tool; 0 where rows offer none."""
     offered: tuple[str, ...]
@@ -134,12 +137,14 @@ def probe(results: Results) -> Probe:
     figures = {
         "right": _share(rows, lambda row: row.rate, len(samples)),
         "signal": _share(rows, lambda row: not _is_equal(row), len(rows)),
+        "graded": _share(rows, lambda row: not _is_equal(row) and row.right == len(row.samples), len(rows)),
         "taken": _share(rows, lambda row: any(sample.paths.called for sample in row.samples), len(rows)),
     }
     paths = tuple(_path(name, rows) for name in (NO_TOOL, *offered, MALFORMED))
     cut = {stop: count for stop, count in stops.most_common() if stop in _CUT}
     made = Probe(
-        Verdict.GO, "", True, figures["right"], figures["signal"], figures["taken"], offered, paths, all_right,
+        Verdict.GO, "", True, figures["right"], figures["signal"], figures["graded"], figures["taken"], offered, paths,
+        all_right,
         len(equal) - all_right, tuple(Counter(row.right for row in rows)[n] for n in range(_most(rows) + 1)), cut,
         len(samples),
     )  # fmt: skip
@@ -175,10 +180,10 @@ def _judged(found: Probe) -> Probe:
     signal, right, taken = found.signal, found.right, found.taken
     decided = [(signal, MIN_GROUPS)]
     has_signal = f"{signal.mean:.2f} of the groups have rewards that differ (at least {MIN_GROUPS:g} should)"
-    if signal.mean < MIN_GROUPS and right.mean >= ENOUGH:
-        verdict = Verdict.NOTHING_LEFT
-        why = f"{right.mean:.3f} of the conversations are right ({ENOUGH:g} is enough), and only {has_signal}"
-        decided.append((right, ENOUGH))
+    if right.mean >= ENOUGH and found.graded.mean < MIN_GROUPS:
+        verdict, decided = Verdict.NOTHING_LEFT, [(right, ENOUGH), (found.graded, MIN_GROUPS)]
+        why = f"{right.mean:.3f} of the conversations are right ({ENOUGH:g} is enough), and {found.graded.mean:.2f} of "
+        why += f"the groups are all right and differ in their rewards (less than {MIN_GROUPS:g})"
     elif found.offered and taken.mean < MIN_GROUPS:
         verdict, decided = Verdict.WARM_START, [(taken, MIN_GROUPS)]
         why = f"{taken.mean:.2f} of the groups call a tool (at least {MIN_GROUPS:g} should), so that calling is never "
@@ -233,7 +238,7 @@ def probe_table(results: Results, found: Probe) -> Group:
 
 def probe_summary(results: Results, found: Probe) -> dict[str, Any]:
     """Return a probe as JSON. Intervals are lists of two numbers, or null; `histogram[c]` groups have c right ones."""
-    told = {"right": found.right, "signal": found.signal, "taken": found.taken}
+    told = {"right": found.right, "signal": found.signal, "graded": found.graded, "taken": found.taken}
     return {
         "verdict": str(found.verdict),
         "why": found.why,

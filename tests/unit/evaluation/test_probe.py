@@ -48,6 +48,7 @@ RIGHT, WRONG, GUESSED = [(1.0, CALLED)] * 4, [(0.0, CALLED)] * 4, [(0.0, NOT)] *
         ([MIXED] * 5 + [GUESSED] * 15, Verdict.GO, False),
         ([RIGHT] * 20, Verdict.NOTHING_LEFT, False),
         ([RIGHT] * 100, Verdict.NOTHING_LEFT, True),
+        ([RIGHT * 2] * 50 + [[*RIGHT, *RIGHT[1:], (0.0, NOT)]] * 12, Verdict.NOTHING_LEFT, True),  # slips are no signal
         ([GUESSED] * 30, Verdict.WARM_START, True),
         ([[(0.0, BAD)] * 4] * 30, Verdict.WARM_START, True),
         ([[(1.0, NOT), (0.0, NOT)]] * 30, Verdict.WARM_START, True),  # rewards differ, and the tool is never found
