@@ -268,6 +268,28 @@ class CacheSettings(BaseModel):
     """
 
 
+class CheckpointEvaluationSettings(BaseModel):
+    """Settings for evaluations of the run's checkpoints beside it.
+
+    `trainer.checkpoint_callback_class` turns them on, with `EvaluateCheckpoints` of
+    `verl_multiturn.verl_bridge.trainer.checkpoint_evaluations`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: int | None = Field(default=None, gt=0)
+    """Conversations of each validation row; null: `rollout.val_kwargs.n`."""
+
+    devices: str | None = Field(default=None, min_length=1)
+    """GPUs for the evaluation, as in CUDA_VISIBLE_DEVICES; null: it sees none.
+
+    Give it one that the training does not use: it would take memory from it.
+    """
+
+    timeout_s: float = Field(default=7200.0, gt=0, allow_inf_nan=False)
+    """Seconds after which an evaluation is ended."""
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
@@ -359,6 +381,9 @@ class MultiTurnSettings(BaseModel):
 
     cache: CacheSettings = CacheSettings()
     """Settings that keep the generation servers from reading the same tokens again."""
+
+    checkpoint_evaluation: CheckpointEvaluationSettings = CheckpointEvaluationSettings()
+    """Settings for evaluations of the run's checkpoints beside it."""
 
     void_turn_pattern: str | None = None
     """Regular expression for a final answer, for example `\\\\boxed`; null: off. In training only.

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -26,6 +27,8 @@ LARGEST_SCORE = 1e3 * LARGEST_REWARD
 """The largest size of the sum of a conversation's weighted rewards: a square of 1e30, a hundred million times."""
 USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
 """What a reward has to be, for messages."""
+_ROUNDING = 1e-6
+"""Largest difference of two equal rewards, relative to the larger one."""
 
 
 class NoNumberError(TypeError):
@@ -73,3 +76,8 @@ def as_reward(value: Any, largest: float = LARGEST_REWARD) -> float:
     if not abs(number) <= largest:
         raise UnusableNumberError(f"{show(value)} is no finite number from {-largest:g} to {largest:g}")
     return number
+
+
+def are_equal(scores: Sequence[float]) -> bool:
+    """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
+    return max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores))

@@ -1,5 +1,6 @@
 """`trainer.checkpoint_callback_class`: it comes after all of a checkpoint, and what it raises loses none."""
 
+import threading
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,3 +77,61 @@ def test_the_last_checkpoint_of_a_run_that_ends(
         if is_complete
         else f"its weights could not be saved (RuntimeError: no network); {again} the last checkpoint"
     )
+
+
+def evaluations(monkeypatch: pytest.MonkeyPatch, put: Any) -> Any:
+    """Return our callback, with another function in the place of the one that starts an evaluation."""
+    from verl_multiturn.verl_bridge.trainer import checkpoint_evaluations as module
+
+    monkeypatch.setattr(module, "wanted_of", lambda settings, run, rows: (settings, run, rows))
+    monkeypatch.setattr(module, "put", put)
+    monkeypatch.setattr(module, "_WAIT_S", 0.01)
+    ours = {"multiturn": {"checkpoint_evaluation": {"samples": 4}}}
+    rollout = {"actor_rollout_ref": {"rollout": {"custom": ours}}}
+    config = {"recipe": {"out": "run"}, "data": {"val_files": "rows.parquet"}, **rollout}
+    return module.EvaluateCheckpoints(OmegaConf.create(config))
+
+
+def test_our_callback_asks_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    done = threading.Event()
+
+    def put(*told: Any) -> Any:
+        asked.append(told)
+        done.set()
+        return SimpleNamespace(poll=lambda: 0)
+
+    evaluations(monkeypatch, put).on_save(trainer=None, global_step=5, checkpoint_dir="c/global_step_5")
+    assert done.wait(600)
+    settings = {"samples": 4, "devices": None, "timeout_s": 7200.0}
+    assert asked == [(Path("run"), 5, Path("c/global_step_5"), (settings, Path("run"), ["rows.parquet"]))]
+
+
+def test_what_our_callback_meets_never_reaches_the_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs, told = threading.Event(), threading.Event()
+
+    def put(run: Path, step: int, *_: Any) -> Any:
+        if step == 5:
+            raise OSError(28, "No space left on device")
+        hangs.wait()
+        told.set()
+        raise RuntimeError("cannot fork")
+
+    callback = evaluations(monkeypatch, put)
+    callback.on_save(trainer=None, global_step=5, checkpoint_dir="c")
+    callback._last.join()
+    callback.on_save(trainer=None, global_step=10, checkpoint_dir="c")  # the disk hangs
+    callback.on_save(trainer=None, global_step=15, checkpoint_dir="c")
+    hangs.set()
+    callback._last.join()
+    callback.on_save(trainer=None, global_step=20, checkpoint_dir="c", async_save=True)
+    assert told.is_set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the checkpoint of step 5 is not evaluated: OSError: [Errno 28] No space left on device",
+        "the checkpoint of step 15 is not evaluated: the disk has not answered since the checkpoint before",
+        "the checkpoint of step 10 is not evaluated: RuntimeError: cannot fork",
+        "the checkpoint of step 20 is not evaluated: async_save: its weights are not whole yet; `verl-multiturn eval` "
+        "it later",
+    ]

@@ -94,6 +94,10 @@ MODEL = "actor_rollout_ref.model"
         ({f"{CORRECTION}.rollout_is_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_is"),
         ({f"{CORRECTION}.rollout_rs_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_rs"),
         ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64 has no effect without {MODEL}.lora_rank"),
+        (
+            {f"+{ROLLOUT}.custom.multiturn.checkpoint_evaluation.samples": "4"},
+            "custom.multiturn.checkpoint_evaluation has no effect without trainer.checkpoint_callback_class=verl_multi",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

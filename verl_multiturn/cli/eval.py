@@ -65,17 +65,11 @@ def evaluate(
     A command that was ended goes on where it is repeated. The last line is a JSON object.
     """
     try:
-        if engine != "sglang" and not engine.startswith(("http://", "https://")):
-            raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
-        if engine.rstrip("/").endswith("/chat/completions"):
-            raise ConfigError(
-                f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
-                "evaluated; name an address that ends in /v1, or SGLang's own"
-            )
+        check_engine(engine)
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
         cost = None if price is None else Price.parse(price)
-        asked = _Asked(only, samples, temperature, engine, anyway)
+        asked = Asked(only, samples, temperature, engine, anyway)
         found = [find_model(model) for model in models]
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
@@ -87,7 +81,7 @@ def evaluate(
                 own = tuple(rows) if rows else rows_of_run(model)
                 if own is None and (status := run_recipe(plan, only_prepare=True)):
                     raise typer.Exit(status)
-                whole.append(_evaluate(plan, evaluated(str(named), model, plan.out, say), own, asked))
+                whole.append(evaluate_model(plan, evaluated(str(named), model, plan.out, say), own, asked))
     except KeyboardInterrupt:
         fail("interrupted; what has ended is kept, and the same command goes on", 130)
     except (EngineError, ExportError) as error:
@@ -104,12 +98,29 @@ def evaluate(
         fail("some conversations are invalid or failed; the same command asks for them again")
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
+    """Options of an evaluation."""
+
     only: str | None
     samples: int | None
     temperature: float | None
     engine: str
     anyway: bool
+
+
+def check_engine(engine: str) -> None:
+    """Refuse an engine that cannot be asked.
+
+    Raises:
+        ConfigError: It is neither `sglang` nor the address of such an endpoint.
+    """
+    if engine != "sglang" and not engine.startswith(("http://", "https://")):
+        raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+    if engine.rstrip("/").endswith("/chat/completions"):
+        raise ConfigError(
+            f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
+            "evaluated; name an address that ends in /v1, or SGLang's own"
+        )
 
 
 def _folders(
@@ -124,7 +135,18 @@ def _folders(
     return [(out or Path("outputs") / "-".join(parts)) / name for name in names_of(models)]
 
 
-def _evaluate(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: _Asked) -> bool:
+def evaluate_model(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: Asked) -> bool:
+    """Evaluate one model in the folder of a plan, and return whether each conversation has a score that counts.
+
+    Args:
+        plan: The recipe; its `out` is the folder of the evaluation.
+        model: The model.
+        rows: Files of rows; None: those of the recipe's validation.
+        asked: What else was asked for.
+
+    Raises:
+        MultiTurnError: See `verl_bridge.evaluate.command.evaluate`.
+    """
     # What recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
     os.environ.update(environment_of(plan, resolved(compose_run(plan))))
     if str(plan.root) not in sys.path:

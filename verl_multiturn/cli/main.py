@@ -28,6 +28,7 @@ from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.export import export
+from verl_multiturn.cli.probe import probe
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.rows import rows_app
 from verl_multiturn.cli.serve import serve
@@ -60,7 +61,7 @@ app = typer.Typer(
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
 app.add_typer(rows_app, name="rows")
-for command in (show, view, compare, explain, replay, convert, export, serve, index, retrieval_server):
+for command in (show, view, compare, probe, explain, replay, convert, export, serve, index, retrieval_server):
     app.command()(command)
 app.command("eval")(evaluate)
 console = Console()

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import is_right
+from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
 from verl_multiturn.records import joins
 from verl_multiturn.records.fates import start_of
@@ -83,6 +84,8 @@ class Sample(NamedTuple):
     seconds: float
     start: str
     """Start of the evaluation in which it ran."""
+    paths: Paths = Paths()
+    """Which tools it could call, and which ways it took."""
 
     @property
     def state(self) -> str:
@@ -259,6 +262,7 @@ def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | 
         began=record["began"],
         seconds=max(0.0, record["ended"] - record["began"]),
         start=start,
+        paths=paths_of(record),
     )
 
 

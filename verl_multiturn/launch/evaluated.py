@@ -66,9 +66,14 @@ def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) 
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
 
 
-def rows_of_run(model: Model) -> tuple[Path, ...] | None:
-    """Return the files of a run's validation rows; None: there is no run, or they are not here any more."""
-    listed = model.setting("data.val_files") if model.run is not None else None
+def rows_of_run(model: Model, key: str = "data.val_files") -> tuple[Path, ...] | None:
+    """Return the files of a run's rows; None: there is no run, or they are not here any more.
+
+    Args:
+        model: The model.
+        key: Path of the setting that names them.
+    """
+    listed = model.setting(key) if model.run is not None else None
     files = [Path(str(each)) for each in ([listed] if isinstance(listed, str) else listed or [])]
     return tuple(files) if files and all(file.is_file() for file in files) else None
 

@@ -16,6 +16,7 @@ from typing import Any
 from verl_multiturn.config import check_place, read_settings
 from verl_multiturn.data import check_seed
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.checkpoint_evaluations import has_left, worker_command
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
@@ -301,6 +302,9 @@ def _train(
         # Without verl's file logger there are no metrics to report.
         say(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
+    if has_left(out):
+        say("checkpoints whose evaluation the training did not wait for; Ctrl-C leaves them")
+        run_watched(worker_command(out), environment, lock=lock)
     status = run_watched([_python(), recipe["report"], str(out)], environment, lock=lock)
     return status if status >= 0 else 1
 

@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.points import FOLDER as EVALUATIONS
 from verl_multiturn.launch.checkpoints import mend_tracker, resumes
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
@@ -39,7 +40,7 @@ _SPLITS = ("train", "test")
 _CHECKPOINTS = "checkpoints"
 _RESULTS = (
     "train.log", "records", "validation", "start_up.json", "summary.json", "curve.png",
-    "trajectories.jsonl",
+    "trajectories.jsonl", EVALUATIONS,
 )  # fmt: skip
 
 

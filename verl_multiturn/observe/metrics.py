@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_multiturn.certificate.receipts import CAUSES
+from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.row_keys import RowKey
@@ -26,9 +27,6 @@ Stats = dict[str, Any]
 
 MOST_KEYS = 10
 """Most keys of a tool's own metrics that are shown: those that most of its calls report."""
-
-_ROUNDING = 1e-6
-"""Largest difference of two equal rewards, relative to the larger one."""
 
 _OF_A_TOOL = (
     CallStatus.ERROR,
@@ -217,11 +215,6 @@ def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
             scores[each["group"]].append(each["conversation"]["score"])
     compared = [group for group in scores.values() if len(group) > 1]
     return {"groups_equal": sum(are_equal(group) for group in compared)} if compared else {}
-
-
-def are_equal(scores: Sequence[float]) -> bool:
-    """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
-    return max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores))
 
 
 def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) -> dict[str, float]:

@@ -19,6 +19,9 @@ SGLANG = "sglang"
 MANAGER = "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
 """Our `rollout.agent.agent_loop_manager_class`."""
 
+EVALUATE_CHECKPOINTS = "verl_multiturn.verl_bridge.trainer.checkpoint_evaluations.EvaluateCheckpoints"
+"""Our `trainer.checkpoint_callback_class`."""
+
 OUR_TRAINER = "multiturn_"
 """Prefix of our trainers' names; the name of the verl trainer that each extends follows it."""
 

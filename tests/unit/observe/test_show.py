@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_session
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.points import Point, add_point
 from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, clean, print_document
 from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
@@ -54,6 +55,18 @@ def test_a_run(folder: Path) -> None:
     text = printed(document)
     assert f"start {START} on host-0, 2026-09-21 14:13:20 UTC, no line says that it ended" in text
     assert "training: 18 conversations began: trained 16, cut 1, raised 1" in text
+
+
+def test_evaluated_checkpoints_stand_beside_the_steps(folder: Path) -> None:
+    assert shown(folder).run()["evaluations"] == []
+    (folder / "evaluations").mkdir()
+    add_point(folder, Point(step=1, state="skipped", why="step 2 was there before its turn came"))
+    add_point(folder, Point(step=2, state="evaluated", avg=0.75, interval=(0.5, 0.875), rows=16, samples=4))
+    document = shown(folder).run()
+    assert [(point["step"], point["avg"]) for point in document["evaluations"]] == [(1, None), (2, 0.75)]
+    lines = printed(document).splitlines()
+    assert any(line.split()[:6] == ["2", "0.75", "0.5", "0.875", "16", "4"] for line in lines)
+    assert any(line.rstrip().endswith("skipped: step 2 was there before its turn came") for line in lines)
 
 
 def test_a_step(folder: Path) -> None:

@@ -19,10 +19,11 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import are_equal
+from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.records import joins
 from verl_multiturn.records.fates import Fate, count, fates_of, start_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.reward_numbers import are_equal
 
 _NO_LISTS = ["request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "otc_factor",
              "group_mean", "group_std", "trained", "untrained"]  # fmt: skip
@@ -65,6 +66,9 @@ class Shown:
             "starts": runs,
             "steps": [
                 _step_line(line, rows) for line in sorted([*self._lines, *_unsaid(self._lines, rows)], key=_order)
+            ],
+            "evaluations": [
+                point.model_dump() for folder in self._records.folders for point in read_points(folder.parent)
             ],
             "fates": {"training": count(fates, validation=False), "validation": count(fates, validation=True)},
             "open": sum(

@@ -131,6 +131,7 @@ def _run(document: Mapping[str, Any], console: Console) -> None:
                 _counts({name: line[name] for name in ("evicted", "filtered", "failed", "discarded", "rerolled")}),
             )
         console.print(table)
+    _evaluations(document["evaluations"], console)
     for name, counted in document["fates"].items():
         total = sum(counted.values())
         if total:
@@ -139,6 +140,18 @@ def _run(document: Mapping[str, Any], console: Console) -> None:
         _say(console, f"{document['open']} conversations were running when the workers last looked")
     if not any(line["start"] for line in document["steps"]):
         _say(console, "steps.jsonl is missing: phases and metrics of steps are not known", "yellow")
+
+
+def _evaluations(points: Sequence[Mapping[str, Any]], console: Console) -> None:
+    if not points:
+        return
+    numbers = ("score", "from", "to", "rows", "n")
+    table = _table("evaluated checkpoints (score with its interval)", ("step", *numbers, "folder", "state"), numbers)
+    for point in points:
+        said = f"{point['state']}: {point['why']}" if point["why"] else point["state"]
+        low, high = point["interval"] or (None, None)
+        _add(table, point["step"], point["avg"], low, high, point["rows"], point["samples"], point["folder"], said)
+    console.print(table)
 
 
 def _step(document: Mapping[str, Any], console: Console) -> None:

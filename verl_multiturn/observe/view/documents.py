@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.view.flips import flips_of
 from verl_multiturn.observe.view.index import Index
@@ -171,7 +172,9 @@ class Documents:
         made = []
         for number, each in enumerate(self._each):
             settings = [{name: run.get(name) for name in ("start", *_SETTINGS)} for run in each.runs]
-            made.append(steps_document(self.table.whole, number, each.steps()) | {"settings": settings})
+            points = [plain(point.model_dump()) for folder in each.folders for point in read_points(folder.parent)]
+            steps = steps_document(self.table.whole, number, each.steps())
+            made.append(steps | {"settings": settings, "evaluations": points})
         count = len(self.table.whole)
         if self._flips is None or self._flips[0] != count:
             self._flips = count, flips_of(self.folders) if count <= _EXPLAINED else None

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import Stats, are_equal
+from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, get_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows

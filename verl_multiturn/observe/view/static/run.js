@@ -20,6 +20,16 @@ function series(found, meta, value, validations = true) {
   }))).filter((each) => each.points.length);
 }
 
+// Returns the evaluations of checkpoints: their means, and the ends of the intervals.
+function evaluated(found, meta) {
+  const several = found.dirs.length > 1;
+  return found.dirs.flatMap((dir, at) => [["evaluation", (point) => point.avg], ["from", (point) => point.interval?.[0]], ["to", (point) => point.interval?.[1]]]
+    .map(([name, value]) => ({
+      name: `${several ? `${meta.dirs[at]} ` : ""}${name}`, dashed: name !== "evaluation", dir: at, apart: true,
+      points: (dir.evaluations || []).map((point) => [point.step, number(value(point))]).filter(([, given]) => Number.isFinite(given)),
+    }))).filter((each) => each.points.length);
+}
+
 export function RunView({ params, meta, version }) {
   const found = useLoaded(() => source.run(), [version]);
   return html`<${Waiting} value=${found}>${found?.dirs && html`<${Run} found=${found} params=${params} meta=${meta} version=${version} />`}</${Waiting}>`;
@@ -29,10 +39,10 @@ function Run({ found, params, meta, version }) {
   const names = useMemo(() => [...new Set(found.dirs.flatMap((dir) => dir.steps.flatMap((step) => Object.keys(step.metrics || {}))))].sort(), [found]);
   const chosen = params.metrics === undefined ? OFTEN.filter((name) => names.includes(name)) : params.metrics.split(",").filter((name) => names.includes(name));
   const [word, setWord] = useState("");
-  const pick = (step, { dir, dashed }) => go("step", { dir, step, validation: dashed ? 1 : undefined });
+  const pick = (step, { dir, dashed, apart }) => !apart && go("step", { dir, step, validation: dashed ? 1 : undefined });
   const toggle = (name) => go("run", { ...params, metrics: (chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]).join(",") });
   const share = (step) => (step.groups ? step.equal_groups / step.groups : NaN);
-  const charts = [...OWN.map(([title, name]) => [title, series(found, meta, (step) => number(step[name]))]),
+  const charts = [...OWN.map(([title, name]) => [title, [...series(found, meta, (step) => number(step[name])), ...(name === "mean_score" ? evaluated(found, meta) : [])]]),
     ["share of groups with equal scores", series(found, meta, share, false), [0, 1]],
     ...chosen.map((name) => [name, series(found, meta, (step) => number(step.metrics?.[name]))])];
   return html`<section>

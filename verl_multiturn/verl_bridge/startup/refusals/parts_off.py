@@ -1,10 +1,12 @@
-"""Settings of a part of verl that is off in a run: each such part is told in a line, which names the switch."""
+"""Settings of a part that is off in a run, mostly of verl: each such part is told in a line, which names the switch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.config import PATH
+from verl_multiturn.verl_bridge.names import EVALUATE_CHECKPOINTS
 from verl_multiturn.verl_bridge.startup.derive import importance_needs
 from verl_multiturn.verl_bridge.startup.table import Row
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -18,6 +20,8 @@ _UNDISCOUNTED = (
     "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized", "tir_optimal_token_baseline",
 )  # fmt: skip
 """verl's estimators that read neither `algorithm.gamma` nor `algorithm.lam`; one of the user's own may."""
+_CALLBACK = "trainer.checkpoint_callback_class"
+_EVALUATION = f"{PATH}.checkpoint_evaluation"
 _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
 
 
@@ -122,4 +126,12 @@ PARTS_OFF = [
     _off_without(f"{_ROLLOUT}.prometheus.*", f"{_ROLLOUT}.prometheus.enable"),
     _off_without(f"{_ROLLOUT}.disaggregation.*", f"{_ROLLOUT}.disaggregation.enabled"),
     _off_without("skip.rollout_tq.*", "skip.rollout_tq.enable"),
+    Row(
+        _EVALUATION,
+        when=lambda run: run.is_set(_EVALUATION) and run.value(_CALLBACK) != EVALUATE_CHECKPOINTS,
+        why=f"has no effect without {_CALLBACK}={EVALUATE_CHECKPOINTS}",
+        remedy="leave it out",
+        given=_EVALUATION,
+        is_refusal=False,
+    ),
 ]

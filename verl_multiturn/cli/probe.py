@@ -1,0 +1,113 @@
+"""`verl-multiturn probe`: an evaluation with a verdict, before a model is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from verl_multiturn.cli.ends import fail, refuse, wide_console
+from verl_multiturn.cli.eval import Asked, check_engine, evaluate_model
+from verl_multiturn.errors import EngineError, MultiTurnError
+from verl_multiturn.evaluation.probe import Verdict, probe_summary, probe_table
+from verl_multiturn.evaluation.probe import probe as probe_results
+from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.evaluated import evaluated, names_of, rows_of_run
+from verl_multiturn.launch.export import ExportError
+from verl_multiturn.launch.models import Model, find_model
+from verl_multiturn.launch.plan import RunPlan, plan_run
+from verl_multiturn.launch.processes import interruptible
+from verl_multiturn.launch.run import run_recipe
+from verl_multiturn.launch.run_folder import require_folder
+from verl_multiturn.observe.progress import say
+
+_ROWS = "data.train_files"
+_VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
+
+
+def probe(
+    named: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint of verl, or a Hugging Face folder.")
+    ],
+    recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="As the recipe's smoke run, on a CPU.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE: one of Hydra's overrides; repeatable.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only the rows of this data source.")] = None,
+    rows: Annotated[
+        list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's training rows.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows; they are drawn by data.seed.")] = 64,
+    samples: Annotated[int | None, typer.Option(min=2, help="Conversations of each row, else rollout.n.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Temperature of the sampling, else rollout.temperature.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="sglang, started here; or the address of SGLang, or of an endpoint that ends in /v1.")
+    ] = "sglang",
+    out: Annotated[Path | None, typer.Option(help="Folder of the evaluation; where one is, it goes on.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also with another template, tokenizer or tools than the model's run had.")
+    ] = False,
+) -> None:
+    """Say whether reinforcement learning can begin with a model, by its conversations on a recipe's training rows.
+
+    They are sampled as the training samples. The verdict is one of go, warm-start, easier rows, harder rows and nothing
+    left to learn; the exit status is 0 for go, and 1 for the others. The last line is a JSON object.
+    """
+    try:
+        check_engine(engine)
+        model = find_model(named)
+        folder = _folder(model, out, recipe, variants or [], smoke)
+        asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}
+        plan = plan_run(recipe, **asked, overrides=changes or [])
+        rollout = _rollout(plan)
+        words = [f"{_VALIDATION}.{key}={rollout[key]}" for key in ("top_p", "top_k")]
+        plan = plan_run(recipe, **asked, overrides=[f"data.val_max_samples={limit}", *words, *(changes or [])])
+        with interruptible():
+            own = tuple(rows) if rows else rows_of_run(model, _ROWS)
+            if own is None:
+                if status := run_recipe(plan, only_prepare=True):
+                    raise typer.Exit(status)
+                listed = resolved(compose_run(plan))["data"]["train_files"]
+                own = tuple(Path(path) for path in ([listed] if isinstance(listed, str) else listed))
+            drawn = Asked(
+                only,
+                samples or int(rollout["n"]),
+                float(rollout["temperature"]) if temperature is None else temperature,
+                engine,
+                anyway,
+            )
+            evaluate_model(plan, evaluated(str(named), model, plan.out, say), own, drawn)
+        results = read_results(plan.out)
+        found = probe_results(results)
+    except KeyboardInterrupt:
+        fail("interrupted; what has ended is kept, and the same command goes on", 130)
+    except (EngineError, ExportError) as error:
+        fail(str(error))
+    except MultiTurnError as error:
+        refuse(error)
+    wide_console().print(probe_table(results, found), highlight=False)
+    print(json.dumps(probe_summary(results, found)))
+    if found.verdict is not Verdict.GO:
+        raise typer.Exit(1)
+
+
+def _folder(model: Model, out: Path | None, recipe: str, variants: list[str], smoke: bool) -> Path:
+    if out is not None:
+        require_folder(out, f"--out {str(out)!r}")
+        return out
+    parts = ["probe", Path(recipe).name, *variants, *(["smoke"] if smoke else [])]
+    return Path("outputs") / "-".join(parts) / names_of([model])[0]
+
+
+def _rollout(plan: RunPlan) -> dict[str, Any]:
+    """Return how the recipe's training samples."""
+    return dict(resolved(compose_run(plan))["actor_rollout_ref"]["rollout"])
