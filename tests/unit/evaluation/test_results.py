@@ -107,6 +107,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
+@pytest.mark.parametrize(("samples", "said"), [(2, "record '0-2-9f3c2a' in .* is sample 2, and each"), (0, "samples")])
+def test_samples_that_were_not_asked_for_are_refused(tmp_path: Path, samples: int, said: str) -> None:
+    path = write_evaluation(tmp_path, {0: [1.0, 1.0, 1.0], 1: [1.0]}) / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "samples": samples}))
+    with pytest.raises(ConfigError, match=said):
+        read_results(tmp_path)
+
+
 def test_two_models_in_one_folder_are_refused(tmp_path: Path) -> None:
     write_evaluation(tmp_path, {0: [1.0]})
     write_evaluation(tmp_path, {1: [1.0]}, start=LATER, model=OTHER, asked=2)
