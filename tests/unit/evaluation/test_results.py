@@ -15,6 +15,8 @@ from tests.support.evaluation_samples import (
     write_evaluation,
 )
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.ended import ended_in
+from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.row_files import row_digest
 
@@ -52,6 +54,11 @@ def test_what_is_invalid_or_failed_makes_a_row_not_whole(tmp_path: Path) -> None
 def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, INVALID]})
     assert [sample.score for sample in read_results(folder).rows[0].samples] == [1.0, None]
+
+
+def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, float("nan"), float("inf"), 0.0]})
+    assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
 
 
 def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
