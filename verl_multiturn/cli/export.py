@@ -91,12 +91,12 @@ def _print_table(model: Model, done: Exported) -> None:
         rows.append(("training", f"changed nothing: the logits are those of the base {done.base}"))
     elif done.from_base is not None:
         rows.append(("training", f"changed logits by up to {done.from_base:.2g}, beside the base {done.base}"))
-    elif model.ranks:
+    elif model.ranks and done.base is None:
         rows.append(("base", "not at hand, so not compared"))
     rows.append(("weights", done.model))
     rows.append(("written", ", ".join(done.written) or "weights, configuration and tokenizer"))
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, escape(value.encode("utf-8", "backslashreplace").decode()))  # a path may be no UTF-8
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 

@@ -25,7 +25,8 @@ from verl_multiturn.evaluation.tables import ALL, interval_text, progress_line
 _HALF = 0.5
 _LISTED = 20
 """Rows that flipped in the table."""
-_SETTINGS = ("recipe", "variant", "samples", "temperature", "engine")
+_SETTINGS = ("recipe", "variant", "overrides", "samples", "temperature", "engine", "settings_digest")
+"""What may differ, and is told: a difference of rewards may be one of these."""
 
 
 class Pair(NamedTuple):
@@ -151,7 +152,10 @@ def comparison_table(comparison: Comparison) -> Group:
 
 
 def comparison_summary(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON. `gained` and `lost` are the numbers of the rows that flipped."""
+    """Return a comparison as JSON. `gained` and `lost` are the numbers of the rows that flipped.
+
+    `other_settings` are those that differ, with both values.
+    """
     found, pairs = comparison.difference, comparison.pairs
     return {
         "first": comparison.first.evaluation.model.hash,
@@ -165,6 +169,7 @@ def comparison_summary(comparison: Comparison) -> dict[str, Any]:
         "worse": sum(pair.difference < 0 for pair in pairs),
         "gained": [pair.first.number for pair in pairs if pair.flip > 0],
         "lost": [pair.first.number for pair in pairs if pair.flip < 0],
+        "other_settings": {name: [a, b] for name, a, b in _differing(comparison.first, comparison.second)},
     }
 
 

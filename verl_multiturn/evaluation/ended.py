@@ -6,6 +6,7 @@ for again, and the half that stayed counts nowhere.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,13 @@ def ended_in(records: Path) -> dict[Asked, float]:
     found: dict[Asked, float] = {}
     for _, table in joins.read([records], columns=_COLUMNS):
         for request_id, row in _conversations(table).items():
-            if request_id in kept and row["untrained"] is None and row["score"] is not None:
+            if request_id in kept and row["untrained"] is None and _is_judged(row["score"]):
                 found[Asked(int(row["uid"]), int(row["number"]))] = row["score"]
     return found
+
+
+def _is_judged(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
 
 
 def recorded(records: Path) -> list[str]:

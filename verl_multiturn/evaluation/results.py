@@ -13,13 +13,14 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
@@ -47,16 +48,19 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(extra="ignore")
     recipe: str
     variant: Any = None
+    overrides: Any = None
     model: Weights
-    samples: int
+    samples: int = Field(ge=1)
     """Conversations of each row."""
     temperature: float | None = None
     engine: str = ""
-    rows: int
+    rows: int = Field(ge=0)
     """Number of rows."""
     rows_digest: str | None = None
     reward_digest: str | None = None
     """Digest of the reward function; null: verl's own, by data source."""
+    settings_digest: str | None = None
+    """Digest of what else a conversation depends on: limits, tools, sampling, template."""
 
 
 class Sample(NamedTuple):
@@ -70,7 +74,7 @@ class Sample(NamedTuple):
     valid: bool
     stop_reason: str
     score: float | None
-    """Its whole reward; None: it is invalid, or its reward function failed."""
+    """Its whole reward; None: it is invalid, or its reward function failed or returned no finite number."""
     right: bool
     """Whether it solved its task (`estimates.is_right`); False without a score."""
     calls: int
@@ -179,6 +183,11 @@ def read_results(folder: Path) -> Results:
         EvaluatedRow(number, *names[number], tuple(own[each] for each in sorted(own)))
         for number, own in sorted(samples.items())
     ]
+    if odd := [each for row in rows for each in row.samples if not 0 <= each.number < evaluation.samples]:
+        raise ConfigError(
+            f"record {odd[0].request_id!r} in {str(folder)!r} is sample {odd[0].number}, and each row has "
+            f"{evaluation.samples}; it is none of this evaluation: evaluate again into another folder"
+        )
     made = Results(folder, evaluation, tuple(rows), (), ())
     whole = [row for row in rows if made.is_whole(row)]
     shown = whole if made.is_over else _unchosen(made, _Clock.of(records))
@@ -275,7 +284,7 @@ def _scores(records: Records) -> dict[str, tuple[float, bool]]:
     columns = ["request_id", "row", "score", "parts", "untrained"]
     for name, table in joins.read(records.folders, columns, {"validation": True}):
         for row in table.to_pylist():
-            if row["score"] is not None and row["untrained"] is None:
+            if row["score"] is not None and math.isfinite(row["score"]) and row["untrained"] is None:
                 found[row["request_id"]][name.start].append(row)
     return {request_id: _scored(by_start[max(by_start)]) for request_id, by_start in found.items()}
 

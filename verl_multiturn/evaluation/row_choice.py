@@ -54,7 +54,7 @@ class Condition:
                 raise ValueError(f"it has {len(text)} characters")
             self._tree = ast.parse(text.strip(), mode="eval").body
             _check(self._tree)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             what = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
             raise ConfigError(f"--where {text[:100]!r}: {what}; {_EXPECTED}") from None
 

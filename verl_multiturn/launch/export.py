@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -127,9 +128,17 @@ def _half(to: Path) -> Iterator[Path]:
     Raises:
         ConfigError: The target is taken, or another export writes it.
     """
+    if to.is_symlink() or os.path.ismount(to):
+        raise ConfigError(f"--to {str(to)!r} is a link or a mounted folder, in whose place no folder can be put; name "
+                          "a new folder in it")  # fmt: skip
     if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"--to {str(to)!r} exists; name a new folder, or remove this one")
+    if not to.name or to.name == ".." or not str(to).isprintable():  # bytes that are no UTF-8, too
+        raise ConfigError(f"--to {str(to)!r}: expected a folder with a name that can be printed; name another one")
     half = to.absolute().with_name(f".{to.absolute().name}.half")
+    if half.is_symlink() or (half.is_dir() and any(half.iterdir()) and not (half / ".lock").is_file()):
+        raise ConfigError(f"{str(half)!r}, in which --to {str(to)!r} would be made, is none that an export left; move "
+                          "it, or name another folder")  # fmt: skip
     try:
         half.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(half / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -141,11 +150,14 @@ def _half(to: Path) -> Iterator[Path]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"--to {str(to)!r}: another export writes it; wait for its end") from None
+        if not (half / ".lock").exists() or not os.path.samestat(os.fstat(descriptor), os.stat(half / ".lock")):
+            raise ConfigError(f"--to {str(to)!r}: another export has just written it; name another folder")
         _empty(half)  # what a killed export left
         try:
             yield half
-        finally:
+        except BaseException:
             shutil.rmtree(half, ignore_errors=True)
+            raise
     finally:
         os.close(descriptor)
 
@@ -153,12 +165,12 @@ def _half(to: Path) -> Iterator[Path]:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name != ".lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _finish(half: Path, to: Path) -> None:
-    (half / ".lock").unlink()
-    os.rename(half, to)
+    os.rename(half, to)  # with its lock: without it another export could begin in what is whole
+    (to / ".lock").unlink()
 
 
 def _read(model: Model, trusts_code: bool, tell: Callable[[str], None]) -> _Weights:
@@ -292,9 +304,10 @@ def _check(
     else:
         difference = _largest(logits_of_tensors(config, target, trusts_code), written)
         if weights.lora is not None:
-            difference = max(difference, _largest(logits_of_tensors(config, weights.merged, trusts_code), trained))
+            unmerged = _largest(logits_of_tensors(config, weights.merged, trusts_code), trained)
+            difference = max(unmerged, difference) if difference <= allowed else difference  # `max` may lose a NaN
         rounding = _largest(trained, written)
-    if not difference <= allowed:  # NaN, too
+    if not (math.isfinite(allowed) and difference <= allowed):  # NaN, too
         raise ExportError(
             f"the folder's logits differ from the checkpoint's by {difference:.3g}, and {allowed:.1g} is allowed; "
             "nothing is written"
@@ -316,7 +329,10 @@ def _compare_with_base(
         return None, None
     tell("comparing with the base, which the run began with")
     try:
-        return model_hash(folder), _largest(logits_of_folder(folder, trusts_code), written)
+        hashed, apart = model_hash(folder), _largest(logits_of_folder(folder, trusts_code), written)
+        if not math.isfinite(apart):
+            tell("the base's logits cannot be compared: they are no finite numbers, or of another shape")
+        return hashed, apart if math.isfinite(apart) else None
     except ConfigError as error:
         tell(f"the base is not compared: {error}")
         return None, None

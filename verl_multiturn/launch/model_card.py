@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.models import Model
 from verl_multiturn.observe.metric_files import read_metrics
@@ -61,6 +62,7 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Cal
 
     Raises:
         OSError: A file cannot be written.
+        ConfigError: The checkpoint's `generation_config.json` is damaged.
     """
     run = run_file_of(model)
     written = []
@@ -125,8 +127,11 @@ def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:
     if not isinstance(rollout["temperature"], int | float):
         return None
     path = folder / GENERATION
-    base = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    kept = {key: value for key, value in base.items() if key not in _SAMPLING}
+    try:
+        base = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        kept = {key: value for key, value in base.items() if key not in _SAMPLING}
+    except (ValueError, AttributeError, RecursionError):
+        raise ConfigError(f"the checkpoint's {GENERATION} is no JSON object; mend it, or remove it") from None
     if rollout["temperature"] == 0:
         return {**kept, "do_sample": False}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -183,7 +188,7 @@ def _until(metrics: list[dict[str, Any]], step: int | None) -> list[dict[str, An
 def _certificate(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return what the certificate says of the steps that made this model."""
     rows, tokens, violations, unverified = (
-        sum(int(entry["data"].get(_CERTIFICATE + key) or 0) for entry in metrics)
+        sum(int(value) for entry in metrics if math.isfinite(value := entry["data"].get(_CERTIFICATE + key) or 0))
         for key in ("rows", "tokens", "violations", "unverified")
     )
     if not rows:
@@ -258,8 +263,8 @@ def _data(model: Model) -> Iterator[str]:
     rows = []
     for split in ("train_files", "val_files"):
         named = model.setting(f"data.{split}")
-        for path in [named] if isinstance(named, str) else named or []:
-            rows.append((f"{split.removesuffix('_files')}: {Path(path).name}", _digest(Path(path))))
+        for path in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
+            rows.append((f"{split.removesuffix('_files')}: {Path(str(path)).name}", _digest(Path(str(path)))))
     yield from _table("Data", rows, "blake2b-128 of each file.")
 
 

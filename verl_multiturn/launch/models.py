@@ -188,7 +188,7 @@ def _settings(run: Path) -> Mapping[str, Any]:
         return {}
     try:
         config = OmegaConf.load(run / _HYDRA)
-    except (OSError, ValueError):
+    except Exception:  # a damaged file may raise anything
         return {}
     try:
         values = OmegaConf.to_container(config, resolve=True)

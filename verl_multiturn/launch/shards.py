@@ -2,7 +2,8 @@
 
 Invariants:
 - each tensor keeps the data type that the trainer gave it;
-- nothing of a checkpoint is executed: its files are read as tensors, never as programs.
+- nothing of a checkpoint is executed: its files are read as tensors, never as programs;
+- a file's checksums hold, which torch writes and does not compare; and each file was written by the rank in its name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ def read_shards(paths: Sequence[Path], tell: Callable[[str], None]) -> dict[str,
         if tensors.keys() != first.keys():
             odd = sorted(tensors.keys() ^ first.keys())[0]
             raise ConfigError(f"{str(path)!r} and {str(paths[0])!r} differ in {odd!r}; name another checkpoint")
+    _check_ranks(paths, read)
     return {name: _whole(name, [tensors[name] for tensors in read], paths) for name in first}
 
 
@@ -59,12 +62,15 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         with torch.serialization.safe_globals(kinds):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with zipfile.ZipFile(path) as archive:
+            if (torn := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of its part {torn!r} is another one")
     except pickle.UnpicklingError as error:
         why = str(error).splitlines()[0] if "GLOBAL" not in str(error) else "it holds more than tensors"
         raise ConfigError(
             f"{str(path)!r} cannot be read as a rank's weights ({why}); name another checkpoint"
         ) from None
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except Exception as error:  # damaged bytes may raise anything
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{str(path)!r} is torn or damaged ({why}); name another checkpoint") from None
     if (
@@ -76,27 +82,59 @@ def _read(path: Path) -> Mapping[str, Any]:
     return found
 
 
+def _check_ranks(paths: Sequence[Path], read: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a file that another rank wrote than the one in its name, as one that was copied under a wrong name.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for rank, (path, tensors) in enumerate(zip(paths, read, strict=True)):
+        mesh = next((part.device_mesh for part in tensors.values() if isinstance(part, DTensor)), None)
+        if mesh is None or (place := mesh.get_coordinate()) is None:
+            continue
+        if (wrote := int(mesh.mesh[tuple(place)])) != rank:
+            raise ConfigError(
+                f"{str(path)!r} was written by rank {wrote}, and not by rank {rank}; copy it again from the node that "
+                "wrote it"
+            )
+
+
+def _split_axes(part: Any) -> list[int]:
+    return [axis for axis, placement in enumerate(part.placements) if placement.is_shard()]
+
+
+def _line(part: Any) -> list[int]:
+    """Return the ranks along the axis that is split; at all other axes of the mesh, which hold copies, the first."""
+    mesh, axis = part.device_mesh.mesh, _split_axes(part)[0]
+    ranks: list[int] = mesh.movedim(axis, -1).reshape(-1, mesh.shape[axis])[0].tolist()
+    return ranks
+
+
 def _whole(name: str, parts: list[Any], paths: Sequence[Path]) -> Tensor:
     """Return a tensor of which each rank has its part, or the whole."""
     import torch
     from torch.distributed.tensor import DTensor
 
+    for path, part in zip(paths, parts, strict=True):
+        own = part.to_local() if isinstance(part, DTensor) else part
+        if own.is_floating_point() and not bool(torch.isfinite(own).all()):
+            raise ConfigError(f"{str(path)!r}: {name!r} has values that are no finite numbers, as of a training that "
+                              "diverged; name an earlier checkpoint")  # fmt: skip
     if not isinstance(parts[0], DTensor):
         for path, part in zip(paths, parts, strict=True):
             if not torch.equal(part, parts[0]):
                 raise ConfigError(f"{str(path)!r}: {name!r} is another than that of rank 0; name another checkpoint")
         plain: Tensor = parts[0].detach()
         return plain
-    placements, mesh = parts[0].placements, parts[0].device_mesh.mesh
-    split = [axis for axis, placement in enumerate(placements) if placement.is_shard()]
+    placements, split = parts[0].placements, _split_axes(parts[0])
     if len(split) > 1 or any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         raise ConfigError(f"{name!r} is split as {placements}; expected shards of FSDP or HSDP in one dimension alone")
     if not split:
         copied: Tensor = parts[0].to_local().detach()
         return copied
-    # The ranks along the axis that is split; at all other axes of the mesh, which hold copies, the first.
-    line = mesh.movedim(split[0], -1).reshape(-1, mesh.shape[split[0]])[0]
-    pieces = [parts[rank].to_local().detach() for rank in line.tolist()]
+    pieces = [parts[rank].to_local().detach() for rank in _line(parts[0])]
     whole = torch.cat(pieces, dim=placements[split[0]].dim) if len(pieces) > 1 else pieces[0]
     if whole.shape != parts[0].shape:
         raise ConfigError(f"{name!r} has the shape {list(whole.shape)} when it is put together; expected "

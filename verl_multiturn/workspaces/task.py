@@ -203,13 +203,13 @@ class Task(_Part):
                 raise ConfigError(f"task {self.name!r}: folder {self.folder!r} is no folder; mend the row")
             size = 0
             for name, path in _placed(Path(self.folder), self.places):
-                found[name] = path.read_bytes()
-                size += len(found[name])
+                size += path.stat().st_size  # before it is read: it may be larger than this machine's memory
                 if size > _MOST_TREE_BYTES:
                     raise ConfigError(
                         f"task {self.name!r}: folder {self.folder!r} has more than {_MOST_TREE_BYTES} bytes; leave "
                         "out what the task does not need"
                     )
+                found[name] = path.read_bytes()
                 if os.access(path, os.X_OK):
                     executable.add(name)
         found |= {name: text.encode() for name, text in self.files.items()}

@@ -42,7 +42,23 @@ def test_rows_are_compared_one_by_one(tmp_path: Path) -> None:
         "worse": 2,
         "gained": [0],
         "lost": [3],
+        "other_settings": {},
     }
+
+
+def test_other_settings_are_told(tmp_path: Path) -> None:
+    found = compared(tmp_path, FIRST, SECOND, settings_digest="ab", overrides=["a=1"])
+    told = {"overrides": [None, ["a=1"]], "settings_digest": [None, "ab"]}
+    assert comparison_summary(found)["other_settings"] == told
+    assert printed(comparison_table(found))[2:4] == ["overrides: None and ['a=1']", "settings_digest: None and 'ab'"]
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_finite_number_makes_no_figure(tmp_path: Path, score: float) -> None:
+    found = compared(tmp_path, FIRST, {**SECOND, 0: [score, 1.0]})
+    assert [pair.first.number for pair in found.pairs] == [1, 2, 3]
+    assert found.second.count("failed") == 1
+    json.dumps(comparison_summary(found), allow_nan=False)
 
 
 def test_the_table_of_a_comparison(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tests.support.evaluation_samples import (
     write_evaluation,
 )
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.ended import ended_in
+from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.row_files import row_digest
 
@@ -52,6 +54,11 @@ def test_what_is_invalid_or_failed_makes_a_row_not_whole(tmp_path: Path) -> None
 def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, INVALID]})
     assert [sample.score for sample in read_results(folder).rows[0].samples] == [1.0, None]
+
+
+def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, float("nan"), float("inf"), 0.0]})
+    assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
 
 
 def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
@@ -104,6 +111,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         read_results(tmp_path)
     (tmp_path / "evaluation.json").write_text(json.dumps({"recipe": "a"}))
     with pytest.raises(ConfigError, match="model"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(("samples", "said"), [(2, "record '0-2-9f3c2a' in .* is sample 2, and each"), (0, "samples")])
+def test_samples_that_were_not_asked_for_are_refused(tmp_path: Path, samples: int, said: str) -> None:
+    path = write_evaluation(tmp_path, {0: [1.0, 1.0, 1.0], 1: [1.0]}) / "evaluation.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "samples": samples}))
+    with pytest.raises(ConfigError, match=said):
         read_results(tmp_path)
 
 

@@ -70,6 +70,7 @@ def test_conditions(text: str, n: int, right: int, holds: bool) -> None:
         "rate < 1\x00",
         "(" * 400 + "rate < 1" + ")" * 400,
         "n > 1 and " * 200 + "n > 1",
+        "rate < 1" + "0" * 400,
     ],
 )
 def test_what_is_no_condition_is_refused(text: str) -> None:

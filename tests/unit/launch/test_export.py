@@ -202,6 +202,23 @@ def test_a_damaged_rank_is_named(tmp_path: Path, actor: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+def test_a_byte_that_changed_on_the_disk_is_noticed(tmp_path: Path, actor: Path) -> None:
+    shard = actor / "model_world_size_1_rank_0.pt"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"rank_0\.pt' is torn or damaged \(the checksum of its part '.*data/\d+'"):
+        export(find_model(actor), tmp_path / "model", None, quiet)
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (1, 0)])
+def test_the_file_of_another_rank_is_refused(tmp_path: Path, base: Any, ranks: tuple[int, int]) -> None:
+    parts = [split(base.state_dict(), rank, 1, 2) for rank in ranks]
+    actor = write_checkpoint(tmp_path / "global_step_1", base.config, *parts)
+    with pytest.raises(ConfigError, match=r"rank_\d\.pt' was written by rank \d, and not by rank \d; copy it again"):
+        export(find_model(actor), tmp_path / "model", None, quiet)
+
+
 def test_weights_that_do_not_fit_the_configuration(tmp_path: Path, base: Any, actor: Path) -> None:
     shard = actor / "model_world_size_1_rank_0.pt"
     tensors = dict(base.state_dict())
@@ -232,11 +249,57 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, actor: Path, monkeypatch: py
 
 def test_a_folder_with_something_in_it_is_not_written_over(tmp_path: Path, actor: Path) -> None:
     (tmp_path / "model").mkdir()
-    (tmp_path / ".model.half").mkdir()  # of an export that was killed
+    (tmp_path / ".model.half" / "part").mkdir(parents=True)  # of an export that was killed
+    (tmp_path / ".model.half" / ".lock").write_text("")
+    (tmp_path / "away").mkdir()
+    (tmp_path / ".model.half" / "link").symlink_to(tmp_path / "away")
     (tmp_path / ".model.half" / "model.safetensors").write_text("half")
     export(find_model(actor), tmp_path / "model", None, quiet)
     with pytest.raises(ConfigError, match="exists; name a new folder, or remove this one"):
         export(find_model(actor), tmp_path / "model", None, quiet)
+
+
+def test_what_no_export_made_is_not_emptied(tmp_path: Path, actor: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "work.txt").write_text("mine")
+    (tmp_path / ".model.half").symlink_to(kept)
+    with pytest.raises(ConfigError, match=r"\.model\.half', in which .* is none that an export left; move it"):
+        export(find_model(actor), tmp_path / "model", None, quiet)
+    (tmp_path / ".model.half").unlink()
+    kept.rename(tmp_path / ".model.half")
+    with pytest.raises(ConfigError, match="is none that an export left"):
+        export(find_model(actor), tmp_path / "model", None, quiet)
+    assert (tmp_path / ".model.half" / "work.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["..", "two\nlines", "\udcff", "link", "."])
+def test_a_name_under_which_no_folder_can_be_put_is_refused_at_once(tmp_path: Path, actor: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"--to .*; name "):
+        export(find_model(actor), Path(name) if name == "." else tmp_path / name, None, lambda text: pytest.fail(text))
+
+
+def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path, base: Any, actor: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    tensors["model.norm.weight"][0] = float("nan")
+    torch.save(tensors, actor / "model_world_size_1_rank_0.pt")
+    with pytest.raises(ConfigError, match=r"'model\.norm\.weight' has values that are no finite numbers"):
+        export(find_model(actor), tmp_path / "model", None, quiet)
+
+
+def test_a_base_of_another_vocabulary_is_not_compared(tmp_path: Path, base: Any, actor: Path) -> None:
+    other = transformers.Qwen2Config(**SIZES | {"vocab_size": 700}, architectures=["Qwen2ForCausalLM"])
+    transformers.Qwen2ForCausalLM(other).save_pretrained(tmp_path / "base")
+    (tmp_path / "run" / ".run.json").write_text("{}")
+    hydra = tmp_path / "run" / "hydra" / ".hydra"
+    hydra.mkdir(parents=True)
+    (hydra / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {tmp_path / 'base'}}}}}\n")
+    done = export(find_model(actor), tmp_path / "model", None, quiet)
+    assert (done.base, done.from_base) == (model_hash(tmp_path / "base"), None)
+    (hydra / "config.yaml").write_text("a: [\n")
+    assert export(find_model(actor), tmp_path / "model2", None, quiet).base is None
 
 
 def test_a_hugging_face_folder_is_written_again(tmp_path: Path, base: Any) -> None:

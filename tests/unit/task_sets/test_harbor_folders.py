@@ -86,11 +86,55 @@ def test_what_needs_an_image_is_refused_by_name(tmp_path: Path, dockerfile: str,
         (("timeout_sec = 600.0", "timeout_sec = 7200.0"), "its tests may take 7200 s, and here at most 900"),
         (('"/app/answer.txt"', '"/etc/x"'), "its artifact '/etc/x' does not lie below '/app'"),
         (("schema_version", "schema version"), "cannot be read"),
+        (('schema_version = "1.4"', "verifier = 5"), "cannot be read"),
+        (("timeout_sec = 600.0", "timeout_sec = [1]"), "cannot be read"),
     ],
 )
 def test_settings_that_a_workspace_has_not_are_refused(tmp_path: Path, replaced: tuple[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s)the task '.*/t'.*{said}.*; "):
         read_folder(made(tmp_path / "t", replaced=replaced))
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("tests/kept", "'tests/kept' is a link"),
+        ("solution/kept", "'solution/kept' is a link"),
+        ("instruction.md", "'instruction.md' is a link"),
+        ("tests", "'tests' is a link"),
+        ("environment/Dockerfile", "'environment/Dockerfile' is a link"),
+        ("environment/src", "its Dockerfile copies 'src/kept.txt', which a link leads out"),
+        ("environment/src/kept.txt", "its Dockerfile copies 'src/kept.txt', which a link leads out"),
+    ],
+)
+def test_no_link_leads_to_a_file_of_the_host(tmp_path: Path, link: str, said: str) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "kept.txt").write_text("FROM scratch")
+    path = made(tmp_path / "t", written("FROM scratch\nCOPY src/kept.txt .\n"))
+    (path / "environment" / "src" / "kept.txt").write_text("")
+    at = path / link
+    if at.is_dir():
+        at.rename(tmp_path / "away")
+    at.unlink(missing_ok=True)
+    at.symlink_to(tmp_path / "host" / ("kept.txt" if at.suffix or at.name in ("kept", "Dockerfile") else ""))
+    with pytest.raises(ConfigError, match=said):
+        read_folder(path)
+
+
+def test_a_path_from_the_root_is_one_beside_the_dockerfile(tmp_path: Path) -> None:
+    folder = read_folder(made(tmp_path / "t", written("FROM scratch\nCOPY /a.txt /app/b.txt\n")))
+    assert folder.task.tree()[0] == {"b.txt": b"one\n"}
+    with pytest.raises(ConfigError, match=r"its Dockerfile copies 'etc/hostname', which is not in"):
+        read_folder(made(tmp_path / "t", written("FROM scratch\nCOPY /etc/hostname /app/b.txt\n")))
+
+
+@pytest.mark.parametrize("name", ["tests/large", "solution/large", "instruction.md", "task.toml", "environment/a.txt"])
+def test_a_file_that_is_too_large_is_never_read(tmp_path: Path, name: str) -> None:
+    path = made(tmp_path / "t")
+    with (path / name).open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"has 1099511627776 bytes|more than 67108864 bytes"):
+        read_folder(path).task.tree()
 
 
 def test_a_folder_that_is_no_task_is_refused(tmp_path: Path) -> None:

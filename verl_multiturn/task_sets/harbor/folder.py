@@ -8,6 +8,8 @@
 
 Invariants:
 - what cannot be had in a workspace is refused by name. Nothing of a folder is left out in silence;
+- only plain files that lie in the folder are read, and of each part no more than `_MOST_BYTES`: no link leads to a file
+  of the host;
 - the tests run in a fresh workspace, whatever the folder's `environment_mode` is.
 """
 
@@ -31,6 +33,8 @@ _VERIFIER_S = 600.0
 """Seconds of the verifier where the folder names none: Harbor's default."""
 MOST_TESTS_S = 900.0
 """Most seconds that tests may take."""
+_MOST_BYTES = 16 * 2**20
+"""Most bytes of `tests`, of `solution`, and of a single file."""
 _UNKNOWN = {
     "": ("steps",),
     "environment": ("healthcheck", "mcp_servers", "skills_dir", "gpus", "tpu", "os"),
@@ -92,7 +96,8 @@ def read_folder(path: Path, bases: Collection[str] = ()) -> HarborFolder:
         raise ConfigError(f"the task {str(path)!r}: {_needs_harbor(error.why)}") from None
     except ConfigError as error:
         raise ConfigError(f"the task {str(path)!r}: {error}") from None
-    except (OSError, ValueError) as error:  # no file, no TOML, no UTF-8
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # No file, no TOML, no UTF-8; a value of another kind than Harbor has there.
         raise ConfigError(f"the task {str(path)!r} cannot be read: {error}; mend it") from None
 
 
@@ -102,7 +107,8 @@ def for_tests(settings: WorkspaceSettings) -> WorkspaceSettings:
 
 
 def _read(path: Path, bases: Collection[str]) -> HarborFolder:
-    settings = tomllib.loads((path / "task.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads(_read_file(path / "task.toml", path).decode())
+    _read_file(path / "environment" / "Dockerfile", path, needed=False)
     environment, verifier = settings.get("environment", {}), settings.get("verifier", {})
     for section, names in _UNKNOWN.items():
         for name in names:
@@ -112,7 +118,7 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
     workdir = environment.get("workdir") or definition.workdir
     if workdir != str(ROOT):
         raise _needs_harbor(f"its commands start in {workdir!r}, and the tree of a workspace is {str(ROOT)!r}")
-    tests = _files_of(path / "tests")
+    tests = _files_of(path / "tests", path)
     if "Dockerfile" in tests or "docker-compose.yaml" in tests:
         raise _needs_harbor("its tests have an image of their own")
     if "test.sh" not in tests:
@@ -129,9 +135,9 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
         "timeout_s": timeout_s,
         "verdict": {"kind": "script", "files": {name: data.decode() for name, data in tests.items()}},
     }
-    instruction = (path / "instruction.md").read_text(encoding="utf-8").strip()
+    instruction = _read_file(path / "instruction.md", path).decode().strip()
     task = read_task(raw, "tests and environment")
-    return HarborFolder(path, instruction, task, _files_of(path / "solution"))
+    return HarborFolder(path, instruction, task, _files_of(path / "solution", path))
 
 
 def _places(folder: Path, definition: Definition) -> dict[str, str]:
@@ -182,9 +188,41 @@ def _literal(variables: Any) -> dict[str, str]:
     return {name: str(value) for name, value in dict(variables).items()}
 
 
-def _files_of(folder: Path) -> dict[str, bytes]:
-    found = (each for each in sorted(folder.rglob("*")) if each.is_file())
-    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in found}
+def _read_file(path: Path, task: Path, needed: bool = True) -> bytes:
+    """Return a plain file of a task.
+
+    Args:
+        path: The file.
+        task: The task's folder, without links.
+        needed: Whether it must be there; without it a file that is missing is empty.
+
+    Raises:
+        ConfigError: A link leads to it, it is no plain file, or it is too large.
+        OSError: It is not there, or cannot be read.
+    """
+    if not needed and not os.path.lexists(path):
+        return b""
+    name = path.relative_to(task).as_posix()
+    if path.resolve() != path:
+        raise ConfigError(f"{name!r} is a link, or lies behind one; put the file itself there")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{name!r} is no plain file; leave it out")
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise ConfigError(f"{name!r} has {size} bytes, and {_MOST_BYTES} is the most; make it smaller")
+    return path.read_bytes()
+
+
+def _files_of(folder: Path, task: Path) -> dict[str, bytes]:
+    """Return the files of a task's `tests` or `solution`, by their path in it; none where it is not there."""
+    found: dict[str, bytes] = {}
+    size = 0
+    for each in [folder] if folder.is_symlink() else sorted(folder.rglob("*")):
+        if each.is_dir() and not each.is_symlink():
+            continue
+        found[each.relative_to(folder).as_posix()] = data = _read_file(each, task)
+        if (size := size + len(data)) > _MOST_BYTES:
+            raise ConfigError(f"{folder.name!r} has more than {_MOST_BYTES} bytes; make it smaller")
+    return found
 
 
 def _needs_harbor(why: str) -> ConfigError:

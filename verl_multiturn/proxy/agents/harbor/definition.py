@@ -1,7 +1,8 @@
 """What a task's folder `environment` says, as far as a workspace can do it.
 
 Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it,
-without variables. Anything else needs an image, and is refused. Imports the standard library only: the worker and
+without variables. Anything else needs an image, and is refused. What is copied lies in the task's folder: no path and
+no link leads out of it. Imports the standard library only: the worker and
 Harbor's Python read it.
 """
 
@@ -85,7 +86,9 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
     elif instruction == "ENV" and all("=" in word for word in words):
         definition.variables |= {name: text for name, _, text in (word.partition("=") for word in words)}
     elif instruction == "COPY" and len(words) == 2 and ".." not in PurePosixPath(words[0]).parts:
-        source, target = words
+        source, target = words[0].lstrip("/") or ".", words[1]  # "/" is the folder beside the Dockerfile
+        if not (folder / source).resolve().is_relative_to(folder.resolve()):
+            raise NeedsImageError(f"its Dockerfile copies {source!r}, which a link leads out of the task's folder")
         if target.endswith("/") and (folder / source).is_file():
             target += PurePosixPath(source).name
         definition.copies.append((source, str(PurePosixPath(definition.workdir, target))))
