@@ -192,7 +192,7 @@ class HttpEngine:
         if self._session is None:
             # A conversation has a time limit of its own; whoever asks bounds how many ask at once.
             unbounded = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
-            # SGLang's server closes a connection that is idle for 5 s. One that is about to be closed is not used again.
+            # SGLang's server closes a connection that is idle for 5 s: one that it is about to close is not used.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
             self._session = aiohttp.ClientSession(connector=connector, timeout=unbounded)
         return self._session
