@@ -1,9 +1,17 @@
-"""Reading the rows of a local file."""
+"""Reading the rows of a local file, and telling one row from another.
+
+Invariant: `row_digest` is the one name of what a row says. An evaluation writes it into its records, and whoever brings
+two files or evaluations together compares it.
+"""
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +58,42 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
         raise ConfigError(
             f"{str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:300]}); write the file again"
         ) from error
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Return the digest of what a row says, 16 hexadecimal digits.
+
+    It is the same wherever the row stands, in a parquet and in a JSONL file, read by pyarrow, pandas or `datasets`: the
+    order of keys does not count, an entry that is null is one that is missing, an array is a list, and 2.0 is 2.
+    Everything else counts, `extra_info.index` as well, by which a reward may look its task up.
+
+    Args:
+        row: The row as its file has it, before verl's data set makes something of it.
+
+    Raises:
+        ConfigError: It holds something that neither kind of file can hold.
+    """
+    text = json.dumps(_plain(row), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a row as JSON has it, the same for each way in which files and readers write it."""
+    if hasattr(value, "tolist"):  # of numpy: an array, or one number
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return str(value) if not math.isfinite(value) else int(value) if value.is_integer() else value
+    if isinstance(value, bytes):  # an encoded image
+        return {"bytes": hashlib.blake2b(value, digest_size=8).hexdigest()}
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    raise ConfigError(f"a row holds a {type(value).__name__}; hash the row as its parquet or JSONL file has it")
 
 
 def _parquet(path: Path) -> list[Any]:

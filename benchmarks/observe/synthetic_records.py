@@ -158,6 +158,8 @@ def record_of(
         "loop": "multiturn_agent",
         "began": began,
         "ended": ended,
+        "row": None,
+        "model": None,
         "sample": {
             "index": talk.row,
             "data_source": size.task,

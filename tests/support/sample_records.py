@@ -48,6 +48,8 @@ def sample_record(**changes: Any) -> dict[str, Any]:
         "loop": "multi_turn_agent",
         "began": BEGAN,
         "ended": BEGAN + 3.0,
+        "row": None,
+        "model": None,
         "sample": {
             "index": 7,
             "data_source": "sums",

@@ -1,4 +1,4 @@
-"""How a command ends that cannot do, or has not done, what it was asked for."""
+"""How a command ends that cannot do, or has not done, what it was asked for; and where it prints tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import sys
 from typing import NoReturn
 
 import typer
+from rich.console import Console
 
 from verl_multiturn.errors import MultiTurnError
+
+_WIDTH = 160
+"""Characters of a line that goes into a file or another program."""
+
+
+def wide_console() -> Console:
+    """Return a console for tables, which are not squeezed where no terminal says how wide it is."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

@@ -21,11 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.compare import compare
 from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.replay import replay
+from verl_multiturn.cli.rows import rows_app
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
 from verl_multiturn.cli.view import view
@@ -55,7 +57,8 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
-for command in (show, view, explain, replay, convert, serve, index, retrieval_server):
+app.add_typer(rows_app, name="rows")
+for command in (show, view, compare, explain, replay, convert, serve, index, retrieval_server):
     app.command()(command)
 console = Console()
 _DAY_S = 86_400.0

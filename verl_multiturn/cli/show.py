@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from verl_multiturn.cli.ends import refuse
+from verl_multiturn.cli.ends import refuse, wide_console
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, print_document
 from verl_multiturn.records.reader import Records
-
-_WIDTH = 160
-"""Characters of a line that goes into a file or another program."""
 
 
 def show(
@@ -48,6 +44,5 @@ def show(
     if for_programs:
         print(as_json(document))
     else:
-        console = Console()
-        print_document(document, console if console.is_terminal else Console(width=_WIDTH))
+        print_document(document, wide_console())
         print(as_json(summed(document)))

@@ -1,33 +1,12 @@
-"""pass@k: the share of prompts that k samples would solve, as Chen et al. (arXiv 2107.03374) estimate it.
-
-Of n samples of a prompt c pass. The estimate of pass@k is 1 - C(n-c, k) / C(n, k), the share of all choices of k
-samples in which one passes. Its expectation is pass@k for every n that is at least k; that of 1 - (1 - c/n)^k is less.
-"""
+"""pass@k of a validation: the share of prompts that k samples would solve (`evaluation.estimates.pass_at_k`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from verl_multiturn.evaluation.estimates import is_right, pass_at_k
 from verl_multiturn.observe.metrics import Stats
-
-
-def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of pass@k of a prompt.
-
-    Args:
-        samples: Number of its samples, at least `k`.
-        passed: Number of those that pass.
-        k: Number of samples of which one should pass, at least 1.
-
-    Raises:
-        ValueError: The numbers do not fit.
-    """
-    if not (1 <= k <= samples and 0 <= passed <= samples):
-        raise ValueError(
-            f"{passed} of {samples} samples and k={k}: expected 0 <= passed <= samples and 1 <= k <= samples"
-        )
-    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def passes(stats: Stats) -> bool:
@@ -40,7 +19,7 @@ def passes(stats: Stats) -> bool:
     score = stats.get("score")
     if score is None:
         score = stats.get("conversation", {}).get("score", 0.0)
-    return bool(score > 0 and stats.get("reported", {}).get("acc", 1.0) > 0)
+    return is_right(score, stats.get("reported", {}).get("acc", 1.0))
 
 
 def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:

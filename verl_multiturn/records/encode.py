@@ -53,6 +53,10 @@ class Ended:
     validation: bool = False
     step: int = 0
     """Step of the trainer in which it was begun."""
+    data_row: tuple[int, str] | None = None
+    """Number and digest of the row of an evaluation's file of rows (`schema.DataRow`); None: a trainer began it."""
+    model: str | None = None
+    """Digest of the weights; None: those of a trainer."""
     began: float = 0.0
     """Time (`time.time`) at which it began."""
     ended: float = 0.0
@@ -80,6 +84,8 @@ def record_of(ended: Ended) -> dict[str, Any]:
         "loop": ended.loop,
         "began": _time(ended.began),
         "ended": _time(ended.ended),
+        "row": None if ended.data_row is None else dict(zip(("number", "digest"), ended.data_row, strict=True)),
+        "model": ended.model,
         "sample": _sample(ended),
         "sampling": ended.sampling,
         "stop_reason": str(outcome.stop_reason),

@@ -70,6 +70,15 @@ class Sample(_Entry):
     """Arguments for the interaction's methods."""
 
 
+class DataRow(_Entry):
+    """Which row of an evaluation's file of rows a conversation was made of."""
+
+    number: Int64
+    """Number of the row in the file, from 0."""
+    digest: str
+    """Digest (blake2b-64, 16 hexadecimal digits) of what the row says, wherever it stands (`row_files.row_digest`)."""
+
+
 class Row(_Entry):
     """One row of the training batch: a stretch of the conversation in which ids were only appended."""
 
@@ -289,6 +298,11 @@ class Record(_Entry):
     """When it began."""
     ended: Time
     """When it had ended, before its reward was computed."""
+    row: DataRow | None = None
+    """Which row of the file of rows it was made of; null: it was begun by a trainer. `rows` are other rows: those that
+    it gives."""
+    model: str | None = None
+    """Digest (16 hexadecimal digits) of the weights that sampled it; null: those of a trainer, which change."""
     sample: Sample
     """What the data set says."""
     sampling: dict[str, Any]

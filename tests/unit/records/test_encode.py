@@ -59,6 +59,12 @@ def read(made: Ended) -> dict[str, Any]:
     return found
 
 
+async def test_the_record_of_an_evaluation_says_whose_it_is() -> None:
+    record = read(await ended("ok", data_row=(17, "00ff00ff00ff00ff"), model="1dd3c9151dcf78eb"))
+    assert record["row"] == {"number": 17, "digest": "00ff00ff00ff00ff"}
+    assert record["model"] == "1dd3c9151dcf78eb"
+
+
 async def test_the_record_of_a_conversation() -> None:
     known = {"loop": "multiturn_agent", "uid": "u", "number": 2, "rerolled_from": "v", "validation": True, "step": 5}
     record = read(await ended(CALL, "ok", **known, began=1.0, ended=2.0, timeline=[("call", "echo", 0, 1.25, 1.5)]))
@@ -76,6 +82,7 @@ async def test_the_record_of_a_conversation() -> None:
         "interaction_kwargs": {},
     }
     assert (record["sampling"], record["stop_reason"], record["valid"]) == ({"temperature": 1.0}, "finished", True)
+    assert (record["row"], record["model"]) == (None, None)
     (row,) = record["rows"]
     assert (row["prompt_length"], CharTokenizer().decode(row["ids"])) == (3, f"PQ>{CALL}¶\n[hi]>ok¶")
     assert row["logprobs"] == [-0.5] * 72

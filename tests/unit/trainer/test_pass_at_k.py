@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.pass_at_k import pass_at_k, passed_shares, passes
+from verl_multiturn.evaluation.estimates import pass_at_k
+from verl_multiturn.observe.pass_at_k import passed_shares, passes
 
 
 def stats(group: str, *scores: float | None) -> list[dict[str, Any]]:

@@ -1,0 +1,329 @@
+"""`read_results`: what an evaluation left in its folder, as typed results.
+
+    evaluation.json        Evaluation   what was asked
+    records/               Sample       a conversation for each row and sample: the one that counts
+    records/join/          its reward   `score`, and `acc` among its parts
+
+Invariants:
+- a figure is made of whole rows: those of which each sample ended, is valid and has a reward;
+- which rows are shown does not depend on how long their conversations were. Short conversations end first, and are no
+  sample of all: see `Results.shown`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.estimates import is_right
+from verl_multiturn.records import joins
+from verl_multiturn.records.fates import start_of
+from verl_multiturn.records.lines import flaw_of
+from verl_multiturn.records.reader import Records
+
+MANIFEST = "evaluation.json"
+
+
+class Weights(BaseModel):
+    """Which model was evaluated."""
+
+    model_config = ConfigDict(extra="ignore")
+    path: str
+    hash: str
+    """Digest of its weights, `model` of the records."""
+
+
+class Evaluation(BaseModel):
+    """What was asked: the entries of `evaluation.json` that the figures need."""
+
+    model_config = ConfigDict(extra="ignore")
+    recipe: str
+    variant: Any = None
+    model: Weights
+    samples: int
+    """Conversations of each row."""
+    temperature: float | None = None
+    engine: str = ""
+    rows: int
+    """Number of rows."""
+    rows_digest: str | None = None
+    reward_digest: str | None = None
+    """Digest of the reward function; null: verl's own, by data source."""
+
+
+class Sample(NamedTuple):
+    """A conversation of the evaluation that ended."""
+
+    request_id: str
+    row: int
+    """Number of its row."""
+    number: int
+    """Number of the sample in its row."""
+    valid: bool
+    stop_reason: str
+    score: float | None
+    """Its whole reward; None: it is invalid, or its reward function failed."""
+    right: bool
+    """Whether it solved its task (`estimates.is_right`); False without a score."""
+    calls: int
+    prompt_tokens: int
+    """Tokens that the engine was given, all generations together."""
+    cached_tokens: int | None
+    """Those of them that it had in its cache; None: it does not say."""
+    tokens: int
+    """Tokens that it sampled."""
+    began: float
+    seconds: float
+    start: str
+    """Start of the evaluation in which it ran."""
+
+    @property
+    def state(self) -> str:
+        """`scored`; `invalid`: it says nothing about the model; `failed`: its reward function failed."""
+        return "invalid" if not self.valid else "failed" if self.score is None else "scored"
+
+
+@dataclass(frozen=True)
+class EvaluatedRow:
+    """A row, and what came of it."""
+
+    number: int
+    """Number of the row in its file."""
+    digest: str
+    """What it says (`row_files.row_digest`)."""
+    data_source: str
+    samples: tuple[Sample, ...]
+    """The conversations that ended, one a sample, in their order."""
+
+    @property
+    def scored(self) -> list[Sample]:
+        """The conversations that have a reward."""
+        return [sample for sample in self.samples if sample.score is not None]
+
+    @property
+    def score(self) -> float:
+        """Mean reward of those that have one."""
+        scores = [sample.score for sample in self.samples if sample.score is not None]
+        return sum(scores) / len(scores)
+
+    @property
+    def right(self) -> int:
+        """Number of conversations that solved the task."""
+        return sum(sample.right for sample in self.samples)
+
+    @property
+    def rate(self) -> float:
+        """Share of the conversations with a reward that solved the task."""
+        return self.right / len(self.scored)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an evaluation's folder holds."""
+
+    folder: Path
+    evaluation: Evaluation
+    rows: tuple[EvaluatedRow, ...]
+    """The rows of which a conversation ended, in their order."""
+    shown: tuple[EvaluatedRow, ...]
+    """The rows that figures may be made of.
+
+    When every conversation has ended these are the whole rows. Before that, only rows up to the first one of which a
+    conversation is missing, and of these only those that have had as much time as the longest conversation took: a row
+    that was begun later is there because it was short.
+    """
+    faults: tuple[str, ...]
+    """What of the records could not be read."""
+
+    @property
+    def whole(self) -> int:
+        """Number of whole rows."""
+        return sum(self.is_whole(row) for row in self.rows)
+
+    def is_whole(self, row: EvaluatedRow) -> bool:
+        """Tell whether each sample of a row has a reward."""
+        return len(row.scored) == self.evaluation.samples
+
+    def count(self, state: str) -> int:
+        """Return the number of conversations that are `scored`, `invalid` or `failed`."""
+        return sum(sample.state == state for row in self.rows for sample in row.samples)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every conversation that was asked for has ended."""
+        asked = self.evaluation.rows * self.evaluation.samples
+        return sum(len(row.samples) for row in self.rows) >= asked
+
+
+def read_results(folder: Path) -> Results:
+    """Return what an evaluation left in its folder. It may still be running.
+
+    Raises:
+        ConfigError: The folder is none of an evaluation, or its conversations are not of its model or of one set of
+            rows.
+    """
+    evaluation = _evaluation(folder)
+    records = Records(folder)
+    samples, names = _samples(records, evaluation.model.hash)
+    rows = [
+        EvaluatedRow(number, *names[number], tuple(own[each] for each in sorted(own)))
+        for number, own in sorted(samples.items())
+    ]
+    made = Results(folder, evaluation, tuple(rows), (), ())
+    whole = [row for row in rows if made.is_whole(row)]
+    shown = whole if made.is_over else _unchosen(made, _Clock.of(records))
+    return Results(folder, evaluation, tuple(rows), tuple(shown), tuple(records.faults))
+
+
+def _evaluation(folder: Path) -> Evaluation:
+    path = folder / MANIFEST
+    try:
+        return Evaluation.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{str(folder)!r} has no {MANIFEST}; name the folder that `verl-multiturn eval … --out` wrote"
+        ) from None
+    except ValidationError as error:
+        raise ConfigError(f"{str(path)!r}: {flaw_of(error)}; evaluate again into another folder") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read ({error}); evaluate again into another folder") from None
+
+
+def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]], dict[int, tuple[str, str]]]:
+    """Return the conversations that count by row and sample, and of each row its digest and data source."""
+    scores = _scores(records)
+    starts = [run["start"] for run in records.runs]
+    found: dict[int, dict[int, Sample]] = defaultdict(dict)
+    names: dict[int, tuple[str, str]] = {}
+    for file in records.files:
+        start = start_of(file.stem, starts)
+        for record in (placed.record for placed in records.placed(file)):
+            if (row := record["row"]) is None:
+                raise ConfigError(
+                    f"record {record['request_id']!r} in {str(file.path)!r} names no row; it is none of an evaluation"
+                )
+            if record["model"] != model:
+                raise ConfigError(
+                    f"record {record['request_id']!r} in {str(file.path)!r} is of the model {show(record['model'])}, "
+                    f"and the evaluation of {model!r}; give each evaluation a folder of its own"
+                )
+            name = row["digest"], str(record["sample"]["data_source"])
+            if names.setdefault(row["number"], name) != name:
+                raise ConfigError(
+                    f"row {row['number']} is {names[row['number']][0]} in one record and {row['digest']} in "
+                    f"{record['request_id']!r}: the rows changed meanwhile; evaluate into another folder"
+                )
+            sample = _sample(record, start, scores.get(record["request_id"]))
+            best = found[row["number"]].get(sample.number)
+            if best is None or _worth(sample) >= _worth(best):
+                found[row["number"]][sample.number] = sample
+    return found, names
+
+
+def _worth(sample: Sample) -> tuple[bool, float]:
+    """Order conversations of one sample: one that counts comes before one that does not, and the first one before all.
+
+    A second one that counts is chosen by nobody, so that trying again changes no figure.
+    """
+    return sample.score is not None, -sample.began
+
+
+def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | None) -> Sample:
+    generations = record["generations"]
+    cached = [each["cached_tokens"] for each in generations if each["cached_tokens"] is not None]
+    score, right = (None, False) if scored is None or not record["valid"] else scored
+    return Sample(
+        request_id=record["request_id"],
+        row=record["row"]["number"],
+        number=record["number"],
+        valid=record["valid"],
+        stop_reason=record["stop_reason"],
+        score=score,
+        right=right,
+        calls=len(record["calls"]),
+        prompt_tokens=sum(each["prompt_tokens"] for each in generations),
+        cached_tokens=sum(cached) if cached else None,
+        tokens=sum(each["tokens"] for each in generations),
+        began=record["began"],
+        seconds=max(0.0, record["ended"] - record["began"]),
+        start=start,
+    )
+
+
+def _scores(records: Records) -> dict[str, tuple[float, bool]]:
+    """Return of each conversation that has a reward by its join the reward, and whether it solved its task.
+
+    A conversation of several rows has their sum. One that was joined again, by a later start, has its last join.
+    """
+    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    columns = ["request_id", "row", "score", "parts", "untrained"]
+    for name, table in joins.read(records.folders, columns, {"validation": True}):
+        for row in table.to_pylist():
+            if row["score"] is not None and row["untrained"] is None:
+                found[row["request_id"]][name.start].append(row)
+    return {request_id: _scored(by_start[max(by_start)]) for request_id, by_start in found.items()}
+
+
+def _scored(rows: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
+    score, parts = sum(row["score"] for row in rows), _parts(max(rows, key=lambda row: row["row"])["parts"])
+    return score, is_right(parts.get("compute_score", score), parts.get("acc", 1.0))
+
+
+def _parts(text: str | None) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in json.loads(text or "{}").items()}
+    except (ValueError, TypeError, AttributeError):  # a join of a stranger
+        return {}
+
+
+class _Clock(NamedTuple):
+    """What the last start of an evaluation says of times."""
+
+    start: str
+    now: float
+    """Time of the last thing that it wrote."""
+    open: dict[str, float]
+    """When each conversation began that has not ended, by its row's uid."""
+
+    @classmethod
+    def of(cls, records: Records) -> _Clock:
+        starts = [run["start"] for run in records.runs]
+        begun: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
+        now: dict[str, float] = defaultdict(float)
+        for line in records.lines():
+            start = start_of(line["file"], starts)
+            now[start] = max(now[start], line["at"])
+            if line["event"] == "begin":
+                begun[start][line["request_id"]] = line["uid"], line["at"]
+            elif line["event"] != "score":
+                begun[start].pop(line["request_id"], None)
+        last = max(now, default="")
+        for shot in records.snapshots():
+            if start_of(shot["file"], starts) == last:
+                now[last] = max(now[last], shot["at"])
+        opened: dict[str, float] = {}
+        for uid, at in begun[last].values():
+            opened[uid] = min(at, opened.get(uid, at))
+        return cls(last, now[last], opened)
+
+
+def _unchosen(results: Results, clock: _Clock) -> Iterator[EvaluatedRow]:
+    """Yield the whole rows of an evaluation that is not over which are there whatever their length: `Results.shown`."""
+    took = [sample.seconds for row in results.rows for sample in row.samples if sample.start == clock.start]
+    longest = max([*took, *(clock.now - began for began in clock.open.values())], default=0.0)
+    first_open = min((int(uid) for uid in clock.open if uid.isdecimal()), default=None)
+    for row in results.rows:
+        late = any(each.start == clock.start and each.began > clock.now - longest for each in row.samples)
+        is_open = len(row.samples) < results.evaluation.samples
+        if late or is_open or (first_open is not None and row.number >= first_open):
+            return
+        if results.is_whole(row):
+            yield row
