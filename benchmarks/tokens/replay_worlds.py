@@ -35,8 +35,9 @@ from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import image_reader
-from verl_multiturn.verl_bridge.replay.conversations import Played, Replay, ReplayedModel
+from verl_multiturn.verl_bridge.replay.conversations import Played, Replay
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Played]]
 
@@ -175,7 +176,7 @@ async def conversations(name: str, situation: str, numbers: Iterable[int]) -> Wo
         return record(runner, row, {"temperature": 1.0, "conversation": number}, f"{name}, {situation}, {number}")
 
     records = list(await asyncio.gather(*map(one, numbers)))
-    replay = Replay(config, ReplayedModel(model.tokenizer, model.model_type), tools, interactions)
+    replay = Replay(config, LoadedModel(model.tokenizer, model.model_type), tools, interactions)
     return World(f"{name}, {situation}", records, replay.play)
 
 
@@ -184,7 +185,7 @@ async def images(processor: Any, kind: str, numbers: Iterable[int]) -> World:
     config = make_config(400)
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = 4
     speaker, read, side = Speaker(), image_reader(processor, {}), 32 if kind == "qwen3_vl" else 28
-    model = ReplayedModel(processor.tokenizer, kind, processor, read)
+    model = LoadedModel(processor.tokenizer, kind, processor, read)
     runner = build_runner(config.actor_rollout_ref.rollout, processor.tokenizer, speaker, kind, {}, processor, read)
     records = []
     for number in numbers:

@@ -281,7 +281,7 @@ def test_what_cannot_be_joined_ends_no_step(
 
     add(store, "u", [1.0, 0.0, 0.0, 1.0])
     run = Run(store, folder)
-    monkeypatch.setattr(joining, "_begun", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(joining, "joined_row", lambda *args, **kwargs: 1 / 0)
     for _ in range(2):
         run.step(store.batch())
     assert run.close() == {}

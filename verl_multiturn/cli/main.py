@@ -25,7 +25,9 @@ from verl_multiturn.cli.compare import compare
 from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
+from verl_multiturn.cli.export import export
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.rows import rows_app
 from verl_multiturn.cli.serve import serve
@@ -58,8 +60,9 @@ app = typer.Typer(
 recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
 app.add_typer(recipes_app, name="recipe")
 app.add_typer(rows_app, name="rows")
-for command in (show, view, compare, explain, replay, convert, serve, index, retrieval_server):
+for command in (show, view, compare, explain, replay, convert, export, serve, index, retrieval_server):
     app.command()(command)
+app.command("eval")(evaluate)
 console = Console()
 _DAY_S = 86_400.0
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"

@@ -55,7 +55,7 @@ def _run(plan: RunPlan, only_prepare: bool) -> int:
     config = _configuration(plan)
     command = [*trainer_command(config, only_prepare), *plan.words()]
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
-    environment = _environment(plan, config)
+    environment = environment_of(plan, config)
     try:
         with folder.held() as lock:
             if status := _prepare_data(plan, config, folder, environment, lock):
@@ -124,7 +124,7 @@ def shown_command(plan: RunPlan) -> str:
     """
     config = _configuration(plan)
     trainer, words = trainer_command(config, only_prepare=True), plan.words()
-    environment = _environment(plan, config)
+    environment = environment_of(plan, config)
     environment["VERL_FILE_LOGGER_PATH"] = str(RunFolder(Path(config["recipe"]["out"])).next_metrics())
     variables = [f"{key}={shlex.quote(value)}" for key, value in environment.items() if os.environ.get(key) != value]
     begun = shlex.join([*trainer, *words[:4]])  # the first four words end with the configuration's name
@@ -165,7 +165,13 @@ def _is_on_cpu(plan: RunPlan, config: Mapping[str, Any]) -> bool:
     return plan.smoke or bool(config["recipe"]["on_cpu"])
 
 
-def _environment(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
+def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return all environment variables of a recipe's processes.
+
+    Args:
+        plan: The planned run.
+        config: Its composed configuration.
+    """
     # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
     # A YAML of a recipe names its own classes: `recipes.NAME.module.Class`.

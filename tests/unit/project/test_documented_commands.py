@@ -49,7 +49,7 @@ _TREE = (
 _FILES = ("setup.py", "pyproject.toml", "README.md")
 # Words that a reader replaces.
 _PLACEHOLDER = re.compile(r"\b(NAME|DIR|PATH|FILE|N|TOOLS)\b|…|\[--|\.\.\.|\*")
-_STACK = re.compile(r"verl-multiturn doctor|--model\b|python -m verl\b")
+_STACK = re.compile(r"verl-multiturn (doctor|export)|--model\b|python -m verl\b")
 
 WITH_COMMANDS = [document for document in DOCUMENTS if any(block.is_shell for block in blocks(document))]
 

@@ -263,7 +263,9 @@ def build_runner(
     limits = _limits(rollout_config, settings)
     outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
     # A replay shares nothing with other processes, and asks nobody whether a failure is an outage: the records say so.
-    shared, known = (RaySlots(), outages) if staged is None else (None, None)
+    # Without Ray there are no other processes.
+    shared = RaySlots() if staged is None and ray.is_initialized() else None
+    known = outages if staged is None else None
     is_replay = staged is not None and not staged.stage.is_live
     if is_replay:
         limits = replace(limits, wall_clock_s=None)

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.certificate.receipts import Receipt
-from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.base import Interaction
@@ -34,6 +33,7 @@ from verl_multiturn.rollout.recorded import RecordedTurns, Stage, with_images
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, to_outputs
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_run
 from verl_multiturn.verl_bridge.loops.runner import Staged, build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -54,17 +54,6 @@ class Played:
     """Its rows in verl's form, from which it is scored; empty where it did not come to its end."""
 
 
-@dataclass(frozen=True)
-class ReplayedModel:
-    """The model that wrote the records, without its weights."""
-
-    tokenizer: Any
-    model_type: str | None
-    """`model_type` in its config.json."""
-    processor: Any = None
-    read_images: ReadImages = as_they_are
-
-
 @dataclass
 class Replay:
     """A replay of the conversations of one run.
@@ -80,7 +69,7 @@ class Replay:
     """
 
     config: Any
-    model: ReplayedModel
+    model: LoadedModel
     tools: Mapping[str, Any] = field(default_factory=dict)
     interactions: Mapping[str, Interaction] = field(default_factory=dict)
     is_live: bool = False

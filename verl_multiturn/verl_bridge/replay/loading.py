@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoConfig
-from verl.utils import hf_tokenizer
-from verl.utils.dataset.rl_dataset import get_dataset_class
 
 from verl_multiturn.calls.limits import set_limits
-from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
@@ -30,8 +25,8 @@ from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import build_tools, schema_of
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
-from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor
-from verl_multiturn.verl_bridge.replay.conversations import Replay, ReplayedModel
+from verl_multiturn.verl_bridge.model.loading import LoadedModel, load_model
+from verl_multiturn.verl_bridge.replay.conversations import Replay
 from verl_multiturn.verl_bridge.settings import settings_of
 
 logger = logging.getLogger(__name__)
@@ -121,39 +116,22 @@ def _whole_name(config: DictConfig, key: str) -> str:
     raise ConfigError(f"--set {key}: the run has no such setting; name one as verl's configuration has it")
 
 
-def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -> ReplayedModel:
-    model = config.actor_rollout_ref.model
-    path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
-    local = str(Path(path).expanduser())
-    try:
-        tokenizer = hf_tokenizer(local, trust_remote_code=trust)
-        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the tokenizer or config.json of {path!r} is not here ({describe(error)[:300]}); say where they are with "
-            f"--set {_MODEL}.path=FOLDER"
-        ) from None
-    processor = load_processor(local, model_type, trust)
-    if template := model.get("custom_chat_template"):
-        tokenizer.chat_template = template
-        if processor is not None:
-            processor.chat_template = template
-    _check_model(path, tokenizer, run, changed)
-    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
-    return ReplayedModel(tokenizer, model_type, processor, read)
+def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -> LoadedModel:
+    model = load_model(config, f"say where they are with --set {_MODEL}.path=FOLDER")
+    section = config.actor_rollout_ref.model
+    _check_model(str(section.get("tokenizer_path") or section.path), model, run, changed)
+    return model
 
 
-def _check_model(path: str, tokenizer: Any, run: Mapping[str, Any], changed: set[str]) -> None:
+def _check_model(path: str, model: LoadedModel, run: Mapping[str, Any], changed: set[str]) -> None:
     recorded, is_known = run["tokenizer"].get("digest"), not changed & {*_TOKENIZER}
-    if is_known and recorded is not None and digest_of_vocabulary(tokenizer.get_vocab()) != recorded:
+    if is_known and recorded is not None and digest_of_vocabulary(model.tokenizer.get_vocab()) != recorded:
         raise ConfigError(
             f"the tokenizer in {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER to replay with "
             "another one"
         )
-    shown = tokenizer.chat_template
-    shown = shown.get("default") if isinstance(shown, Mapping) else shown
     recorded = run["template"].get("digest")
-    if recorded is not None and not changed & {*_TEMPLATE} and digest(str(shown).encode()) != recorded:
+    if recorded is not None and not changed & {*_TEMPLATE} and digest(model.template.encode()) != recorded:
         raise ConfigError(
             f"the chat template of {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER or --set "
             f"{_MODEL}.custom_chat_template=TEXT to replay with another one"

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict
-from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.near_rewards import is_ours, reward_of
+from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
 
 _ASKING = ("judge",)
 """Rewards in the box whose verdict is another program's, and not the same each time."""
@@ -74,38 +71,19 @@ class Scores:
         if self._why:
             raise UnrepeatableError(self._why)
         try:
-            result = await self._manager.run_single(_data(sample, outputs[-1]))
+            result = await self._manager.run_single(scored_rows(_columns(sample), outputs[-1:]))
         except Exception as error:  # an author's code
             raise ConfigError(f"the reward function raised {describe(error)}") from error
         outputs[-1].extra_fields["reward_extra_info"] = result["reward_extra_info"]
         return result["reward_score"]
 
 
-def _data(sample: Mapping[str, Any], output: CertifiedOutput) -> DataProto:
-    """Return what verl's agent-loop worker sends to its reward workers, for the row that is scored."""
-    prompts = torch.tensor([output.prompt_ids])
-    responses = torch.tensor([output.response_ids])
-    input_ids = torch.cat([prompts, responses], dim=1)
-    batch = TensorDict(
-        {
-            "prompts": prompts,
-            "responses": responses,
-            "input_ids": input_ids,
-            "attention_mask": torch.ones_like(input_ids),
-        },
-        batch_size=1,
-    )
-    columns = {
+def _columns(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the data set said of a conversation, under verl's names."""
+    return {
         "data_source": sample["data_source"],
         "reward_model": {"ground_truth": sample["ground_truth"]},
         "extra_info": dict(sample["extra_info"] or {}),
         "raw_prompt": sample["messages"],
         "index": sample["index"],
-        "__num_turns__": output.num_turns,
-        "tool_extra_fields": output.extra_fields,
     }
-    held = {}
-    for name, value in columns.items():
-        held[name] = np.empty(1, dtype=object)
-        held[name][0] = value
-    return DataProto(batch=batch, non_tensor_batch=held)

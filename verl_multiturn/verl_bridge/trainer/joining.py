@@ -183,7 +183,7 @@ class Joining:
         mask = np.asarray(fields["response_mask"]) != 0
         sampled = _sampled(stats, mask)
         places = np.flatnonzero(sampled)
-        row = _begun(key, stats, fields, step, validation=False)
+        row = joined_row(key, stats, fields, step, validation=False)
         for name, ours in _LISTS.items():
             if (column := fields.get(name)) is not None and len(column) == len(mask):
                 setattr(row, ours, np.asarray(column)[places].astype(np.float32))
@@ -283,7 +283,7 @@ class Joining:
         joined = {}
         for key, fields in zip(rows.real, fetch_some(rows.real, rows.partition_id, ["rm_scores"]), strict=True):
             stats = rows.stats.get(key)
-            row = joined[key] = _begun(key, stats, fields, step, validation=True)
+            row = joined[key] = joined_row(key, stats, fields, step, validation=True)
             row.untrained = rows.left_out.get(key.conversation)
             if row.untrained is None and stats is not None and stats.get("stop") == StopReason.OUTAGE:
                 row.untrained = "outage"
@@ -323,7 +323,16 @@ class Joining:
             self._seconds += time.perf_counter() - started
 
 
-def _begun(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
+def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
+    """Return what the join says of a row before it is trained: whose it is, its score and the parts of that.
+
+    Args:
+        key: Its name.
+        stats: Its stats; None for a row of another agent loop.
+        fields: Its columns, `rm_scores` among them where it was scored.
+        step: Step of the trainer.
+        validation: Whether it belongs to a validation.
+    """
     own = stats or {}
     number = int(key.session) if key.session is not None and key.session.isdecimal() else 0
     row = JoinedRow(own.get("request_id"), key.uid, number, max(0, key.number), validation, step)

@@ -59,7 +59,7 @@ def run_file(
         "schemas": list(schemas),
         "tokenizer": _tokenizer(config, tokenizer),
         "template": _template(config, tokenizer),
-        "reward_function": _reward_function(config),
+        "reward_function": reward_function(config),
         "resumed_from": resumed_from,
     }
 
@@ -107,7 +107,8 @@ def _template(config: DictConfig, tokenizer: Any) -> dict[str, Any]:
     return {"digest": digest(str(text).encode()), "text": str(text)} if text else {}
 
 
-def _reward_function(config: DictConfig) -> dict[str, Any]:
+def reward_function(config: DictConfig) -> dict[str, Any]:
+    """Return path, name and digest of the file of the run's reward function; {} for verl's own."""
     for place in reversed(_REWARD):
         path = OmegaConf.select(config, f"{place}.path")
         if not path:

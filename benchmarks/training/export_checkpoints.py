@@ -1,0 +1,90 @@
+"""Checkpoints for `benchmarks.export`: written by verl's own checkpoint manager, from real FSDP2 ranks on the CPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RANK, ALPHA = 8, 16
+ROWS, TOKENS = 4, 48
+
+
+def ids(vocabulary: int) -> torch.Tensor:
+    """Return the token ids for which logits are compared."""
+    return torch.randint(vocabulary, (ROWS, TOKENS), generator=torch.Generator().manual_seed(7))
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Return the logits of a model for these token ids, in float32."""
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids(model.config.vocab_size), use_cache=False).logits.float()
+    return found
+
+
+def write(base: Path, out: Path, ranks: int, lora: bool) -> torch.Tensor:
+    """Write a checkpoint with that many ranks, and return the logits that its model had before it was split.
+
+    Without LoRA the weights are the base's, moved at random; with it, the base's and an adapter drawn at random.
+
+    Args:
+        base: A Hugging Face folder.
+        out: The folder of the checkpoint.
+        ranks: Number of processes.
+        lora: Whether the model has an adapter.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    torch.multiprocessing.spawn(_rank, (str(base), str(out), ranks, lora, port), nprocs=ranks)
+    found: torch.Tensor = torch.load(out / "logits.pt")
+    return found
+
+
+def _rank(rank: int, base: str, out: str, ranks: int, lora: bool, port: int) -> None:
+    warnings.simplefilter("ignore")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    from omegaconf import OmegaConf
+    from peft import LoraConfig, TaskType, get_peft_model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    layers = model.model.layers
+    if lora:
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                TaskType.CAUSAL_LM,
+                r=RANK,
+                lora_alpha=ALPHA,
+                target_modules="all-linear",
+                bias="none",
+                init_lora_weights=False,
+            ),
+        ).eval()
+    else:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.02 * torch.randn_like(weight))
+    if rank == 0:
+        Path(out).mkdir(parents=True)
+        torch.save(logits_of(model), Path(out) / "logits.pt")
+    torch.distributed.barrier()
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    contents = OmegaConf.create({"load_contents": ["model"], "save_contents": ["model"]})
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    FSDPCheckpointManager(model, None, None, tokenizer, checkpoint_config=contents).save_checkpoint(out, global_step=1)
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,140 @@
+"""`verl-multiturn eval`: a model's figures on a recipe's rows, by the trainer's own loop and reward."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+
+from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.evaluation.tables import summary_of, table_of
+from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.evaluated import EvaluatedModel, evaluated, names_of, rows_of_run
+from verl_multiturn.launch.export import ExportError
+from verl_multiturn.launch.models import Model, find_model
+from verl_multiturn.launch.plan import RunPlan, plan_run
+from verl_multiturn.launch.processes import interruptible
+from verl_multiturn.launch.run import environment_of, run_recipe
+from verl_multiturn.launch.run_folder import RunFolder, require_folder
+from verl_multiturn.observe.progress import say
+
+
+def evaluate(
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL…", help="Runs, checkpoints of verl, or Hugging Face folders."),
+    ],
+    recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="As the recipe's smoke run, on a CPU.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE: one of Hydra's overrides; repeatable.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only the rows of this data source.")] = None,
+    rows: Annotated[
+        list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's validation.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Conversations of each row (val_kwargs.n).")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Temperature of the sampling (rollout.val_kwargs.temperature).")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="sglang, started here; or the address of SGLang, or of an endpoint that ends in /v1.")
+    ] = "sglang",
+    out: Annotated[Path | None, typer.Option(help="Folder of the evaluation; where one is, it goes on.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also with another template, tokenizer or tools than the model's run had.")
+    ] = False,
+) -> None:
+    """Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and rewards are its own.
+
+    A command that was ended goes on where it is repeated. The last line is a JSON object.
+    """
+    try:
+        if engine != "sglang" and not engine.startswith(("http://", "https://")):
+            raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+        if engine != "sglang" and len(models) > 1:
+            raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
+        asked = _Asked(only, samples, temperature, engine, anyway)
+        found = [find_model(model) for model in models]
+        plans = [
+            plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
+            for folder in _folders(found, out, recipe, variants or [], smoke)
+        ]
+        with interruptible():
+            whole = []
+            for plan, model, named in zip(plans, found, models, strict=True):
+                own = tuple(rows) if rows else rows_of_run(model)
+                if own is None and (status := run_recipe(plan, only_prepare=True)):
+                    raise typer.Exit(status)
+                whole.append(_evaluate(plan, evaluated(str(named), model, plan.out, say), own, asked))
+    except KeyboardInterrupt:
+        fail("interrupted; what has ended is kept, and the same command goes on", 130)
+    except (EngineError, ExportError) as error:
+        fail(str(error))
+    except MultiTurnError as error:
+        refuse(error)
+    console, told = Console(), []
+    for plan in plans:
+        results = read_results(plan.out)
+        console.print(table_of(results))
+        told.append(summary_of(results))
+    print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
+    if not all(whole):
+        fail("some conversations are invalid or were not judged; the same command asks for them again")
+
+
+class _Asked(NamedTuple):
+    only: str | None
+    samples: int | None
+    temperature: float | None
+    engine: str
+    anyway: bool
+
+
+def _folders(
+    models: Sequence[Model], out: Path | None, recipe: str, variants: Sequence[str], smoke: bool
+) -> list[Path]:
+    """Return the folder of each model's evaluation."""
+    if out is not None:
+        require_folder(out, f"--out {str(out)!r}")
+        if len(models) == 1:
+            return [out]
+    parts = ["eval", Path(recipe).name, *variants, *(["smoke"] if smoke else [])]
+    return [(out or Path("outputs") / "-".join(parts)) / name for name in names_of(models)]
+
+
+def _evaluate(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: _Asked) -> bool:
+    # What recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
+    os.environ.update(environment_of(plan, resolved(compose_run(plan))))
+    if str(plan.root) not in sys.path:
+        sys.path.insert(1, str(plan.root))
+    with RunFolder(plan.out).held(), Console(stderr=True).status("verl is imported") as status:
+        try:
+            from verl_multiturn.verl_bridge.evaluate.command import evaluate
+            from verl_multiturn.verl_bridge.evaluate.settings import Job
+        except ImportError as error:
+            fail(f"an evaluation needs verl and SGLang ({error}); run it in the environment that trains", 2)
+        job = Job(
+            plan,
+            model.folder,
+            model.weights,
+            model.named,
+            None if rows is None else tuple(path.resolve() for path in rows),
+            asked.only,
+            asked.samples,
+            asked.temperature,
+            asked.engine,
+            {} if asked.anyway else model.origin,
+        )
+        return evaluate(job, say, status.update)

@@ -1,0 +1,53 @@
+"""What of an evaluation has ended, read from its folder of records: where a start goes on that a kill has ended.
+
+Invariant: a conversation has ended when its record and its score are both on disk. What a kill took of either is asked
+for again, and the half that stayed counts nowhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from verl_multiturn.evaluation.plan import Asked
+from verl_multiturn.records import joins
+from verl_multiturn.records.reader import Records
+
+_COLUMNS = ["request_id", "uid", "number", "score", "untrained"]
+
+
+def ended_in(records: Path) -> dict[Asked, float]:
+    """Return the score of each conversation that has ended, is valid and was judged.
+
+    Args:
+        records: The folder of records; it need not exist.
+    """
+    if not records.is_dir():
+        return {}
+    kept = set(recorded(records))
+    found: dict[Asked, float] = {}
+    for _, table in joins.read([records], columns=_COLUMNS):
+        for request_id, row in _conversations(table).items():
+            if request_id in kept and row["untrained"] is None and row["score"] is not None:
+                found[Asked(int(row["uid"]), int(row["number"]))] = row["score"]
+    return found
+
+
+def recorded(records: Path) -> list[str]:
+    """Return the ids of the conversations whose records are on disk."""
+    table = Records(records).summaries()
+    return list(table.filter(table["offset"].is_valid())["request_id"].to_pylist())
+
+
+def _conversations(table: pa.Table) -> dict[str, dict[str, Any]]:
+    """Return the rows of a join as conversations: of each the sum of its rows' scores."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in table.to_pylist():
+        first = found.setdefault(row["request_id"], row)
+        if first is not row:
+            first["untrained"] = first["untrained"] or row["untrained"]
+            is_scored = first["score"] is not None and row["score"] is not None
+            first["score"] = first["score"] + row["score"] if is_scored else None
+    return found

@@ -1,0 +1,197 @@
+"""Where a model lies: a run's folder, a checkpoint of verl's FSDP trainers, or a Hugging Face folder.
+
+Nothing is loaded here. That a checkpoint has all its files is known before anything expensive begins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.checkpoints import POSITION, checkpoint_folder, is_complete
+from verl_multiturn.launch.model_hash import INDEX, WEIGHTS, weight_files
+
+_STEP = re.compile(r"global_step_(\d+)")
+_RANK = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+_CONFIG = "config.json"
+_HYDRA = Path("hydra") / ".hydra" / "config.yaml"
+_KINDS = (
+    "expected a run's folder (outputs/NAME), a checkpoint of verl's FSDP trainers (…/global_step_N/actor) or a Hugging "
+    "Face folder"
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model on the disk.
+
+    Attributes:
+        folder: Folder of the weights: those of a checkpoint's ranks, or safetensors.
+        ranks: Number of FSDP ranks; 0: a Hugging Face folder.
+        described: Folder with `config.json` and the tokenizer.
+        run: Folder of the run that trained it; None: not known.
+        step: Training step of the checkpoint; None: not known.
+        passed_over: A sentence about newer checkpoints that are not whole; empty: there are none.
+    """
+
+    folder: Path
+    ranks: int
+    described: Path
+    run: Path | None = None
+    step: int | None = None
+    passed_over: str = ""
+
+    def shards(self) -> list[Path]:
+        """Return the files of the ranks, in their order; none for a Hugging Face folder."""
+        return [self.folder / f"model_world_size_{self.ranks}_rank_{rank}.pt" for rank in range(self.ranks)]
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The run's composed configuration, with references replaced by values as far as they can be; {}: not known."""
+        return _settings(self.run) if self.run is not None else {}
+
+    def setting(self, path: str) -> Any:
+        """Return a value of the run's configuration by its path (`data.seed`); None where there is none."""
+        value: Any = self.settings
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def find_model(path: Path, step: int | None = None) -> Model:
+    """Return where a model lies, and of which kind it is.
+
+    Args:
+        path: The folder of a run, a checkpoint or a Hugging Face model.
+        step: Step of the checkpoint, for a run's folder; None: the newest whole one.
+
+    Raises:
+        ConfigError: There is no model, a checkpoint lacks a file, or `step` is given and is not that of the model.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{str(path)!r} is no folder; {_KINDS}")
+    for folder in (path, path / "actor"):
+        if _is_checkpoint(folder):
+            model = _checkpoint(folder)
+            if step not in (None, model.step):
+                raise ConfigError(f"--step {step}: {str(path)!r} is one checkpoint; leave --step out, or name the run")
+            return model
+    for folder in (path, path / "checkpoints", Path(str(_place_of_checkpoints(path) or path))):
+        if any(_STEP.fullmatch(each.name) for each in folder.glob("global_step_*")):
+            return _of_run(folder, step)
+    if (path / _CONFIG).is_file() and (not _is_run(path)):
+        if step is not None:
+            raise ConfigError(f"--step {step}: {str(path)!r} is a Hugging Face folder; leave --step out")
+        weight_files(path)
+        return Model(path, 0, path)
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(f"{str(path)!r} is an adapter without its base; {_KINDS}")
+    if _is_run(path):
+        raise ConfigError(
+            f"{str(path)!r} is a run without a checkpoint; start it again with trainer.save_freq=N, or name another run"
+        )
+    raise ConfigError(f"{str(path)!r} has neither a checkpoint nor {WEIGHTS} or {INDEX}; {_KINDS}")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / ".run.json").is_file() or (path / _HYDRA).is_file()
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    if (folder / "model" / "dist_ckpt").is_dir() or (folder / "dist_ckpt").is_dir():
+        raise ConfigError(
+            f"{str(folder)!r} is a checkpoint of Megatron, which only verl itself can put together; run python -m "
+            "verl.model_merger merge --backend megatron"
+        )
+    return (folder / "fsdp_config.json").is_file() or any(_RANK.fullmatch(each.name) for each in folder.glob("model_*"))
+
+
+def _of_run(checkpoints: Path, step: int | None) -> Model:
+    """Return the checkpoint of a step, or the newest whole one, of a folder of checkpoints."""
+    names = [found for each in checkpoints.iterdir() if (found := _STEP.fullmatch(each.name))]
+    steps = sorted(int(found[1]) for found in names)
+    whole = [each for each in steps if _is_whole(checkpoint_folder(checkpoints, each))]
+    if step is not None and step not in steps:
+        raise ConfigError(
+            f"--step {step}: {str(checkpoints)!r} has no such checkpoint; there are {', '.join(map(str, steps))}"
+        )
+    chosen = step if step is not None else max(whole, default=steps[-1])
+    folder = checkpoint_folder(checkpoints, chosen)
+    if chosen not in whole:
+        others = f"give --step {whole[-1]}, which is whole" if whole else "no other one is whole"
+        raise ConfigError(
+            f"{str(folder)!r} is half a checkpoint: it lacks the weights or {POSITION}, which the trainer writes last; "
+            f"{others}"
+        )
+    newer = [str(each) for each in steps if each > chosen and each not in whole] if step is None else []
+    passed_over = f"not whole, and passed over: global_step_{', global_step_'.join(newer)}" if newer else ""
+    return _checkpoint(_weights_of(folder), passed_over)
+
+
+def _weights_of(folder: Path) -> Path:
+    return folder / "actor" if (folder / "actor").is_dir() else folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Tell whether a step's checkpoint was finished. verl's SFT trainer has no folder `actor`, and a file per rank."""
+    return is_complete(folder) or (not (folder / "actor").is_dir() and any(folder.glob("data_*.pt")))
+
+
+def _checkpoint(folder: Path, passed_over: str = "") -> Model:
+    """Return the checkpoint of a folder, whose files are all there.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    there = {(int(found[1]), int(found[2])) for each in folder.iterdir() if (found := _RANK.fullmatch(each.name))}
+    ranks = _world_size(folder) or max((size for size, _ in there), default=0)
+    missing = [rank for rank in range(ranks) if (ranks, rank) not in there]
+    if missing or not ranks:
+        raise ConfigError(
+            f"{str(folder)!r} lacks rank {', '.join(map(str, missing)) or 0} of {ranks or 'an unknown number'} (a file "
+            f"model_world_size_{ranks or 'N'}_rank_{missing[0] if missing else 0}.pt); copy it from the node that "
+            "wrote it, or name another checkpoint"
+        )
+    described = folder / "huggingface"
+    if not (described / _CONFIG).is_file():
+        raise ConfigError(f"{str(folder)!r} is half a checkpoint: it lacks huggingface/{_CONFIG}; name another one")
+    place = next((each for each in (folder, folder.parent) if _STEP.fullmatch(each.name)), None)
+    found = _STEP.fullmatch(place.name) if place else None
+    run = next((each for each in folder.absolute().parents[:4] if _is_run(each)), None)
+    return Model(folder, ranks, described, run, int(found[1]) if found else None, passed_over)
+
+
+def _world_size(folder: Path) -> int:
+    """Return the number of ranks that a checkpoint's own note tells; 0: it does not."""
+    try:
+        return int(json.loads((folder / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+
+
+def _place_of_checkpoints(run: Path) -> Any:
+    trainer = _settings(run).get("trainer") if _is_run(run) else None
+    return trainer.get("default_local_dir") if isinstance(trainer, Mapping) else None
+
+
+def _settings(run: Path) -> Mapping[str, Any]:
+    try:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError:  # without verl's environment nothing can be loaded anyway, which is told there
+        return {}
+    try:
+        config = OmegaConf.load(run / _HYDRA)
+    except (OSError, ValueError):
+        return {}
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:  # one that asks for a variable of the run's environment, for example
+        values = OmegaConf.to_container(config, resolve=False)
+    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}

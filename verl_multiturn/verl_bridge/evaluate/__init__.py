@@ -1,0 +1,1 @@
+"""An evaluation: the trainer's own data set, loops, tools and rewards in one process, and SGLang in a child of it."""

@@ -1,0 +1,167 @@
+"""The configuration of an evaluation: a recipe's, as its training has it, with another model and other rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_multiturn.config import PATH
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.plan import DataRow, numbered
+from verl_multiturn.launch.compose import compose_run
+from verl_multiturn.launch.plan import RunPlan
+from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
+from verl_multiturn.verl_bridge.startup.configuration import prepare_config
+from verl_multiturn.verl_bridge.startup.derive import make_absolute
+from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+from verl_multiturn.verl_bridge.startup.refusals import FILES
+from verl_multiturn.verl_bridge.startup.refusals.files import models_of
+from verl_multiturn.verl_bridge.startup.table import check
+from verl_multiturn.verl_bridge.startup.versions import check_versions
+from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_READ = (".parquet", ".jsonl", ".json")
+_VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "record_redact")
+_ANYWAY = "say --anyway to evaluate it all the same"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be evaluated, and how."""
+
+    plan: RunPlan
+    """The recipe; its `out` is the folder of this evaluation."""
+    model: Path
+    """Folder of the model in the form of Hugging Face."""
+    weights: str
+    """Hash of its weights."""
+    named: str
+    """The model as the user named it."""
+    rows: tuple[Path, ...] | None = None
+    """Files of rows; None: those of the recipe's validation."""
+    only: str | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    engine: str = "sglang"
+    """`sglang`, or the address of an endpoint."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """What the file of the run says that the model comes from (`schema.RunFile`), as far as it is known."""
+
+    @property
+    def out(self) -> Path:
+        """Folder of the evaluation."""
+        return self.plan.out
+
+
+def config_of(job: Job, start: str) -> DictConfig:
+    """Return verl's whole configuration for an evaluation, checked and completed as for a training.
+
+    Args:
+        job: What is evaluated.
+        start: Name of this start.
+
+    Raises:
+        ConfigError: The recipe cannot work here.
+    """
+    config: DictConfig = compose_run(job.plan)
+    values: dict[str, Any] = {
+        "actor_rollout_ref.model.path": str(job.model),
+        f"{PATH}.record_dir": str(job.out / "records"),
+        f"{PATH}.record_start": start,
+        f"{PATH}.record_share": 1.0,
+        f"{PATH}.record_max_gb": None,
+    }
+    # An exported model holds its adapter.
+    values |= {key: 0 for key in ADAPTER_RANKS if OmegaConf.select(config, key)}
+    if job.rows is not None:
+        files = [str(path) for path in job.rows]
+        values |= {"data.val_files": files, "data.train_files": files}
+    if job.samples is not None:
+        values[f"{_ROLLOUT}.val_kwargs.n"] = job.samples
+    if job.temperature is not None:
+        values[f"{_ROLLOUT}.val_kwargs.temperature"] = job.temperature
+    with open_dict(config):
+        for key, value in values.items():
+            OmegaConf.update(config, key, value, force_add=True)
+    check_versions()
+    run = RunView(config)
+    check(run, FILES)
+    make_absolute(config, models_of(run))
+    prepare_config(config)
+    check_own_code(RunView(config), is_imported=False)  # it is imported here, before the first conversation
+    return config
+
+
+def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
+    """Return the rows of verl's data set, with their numbers in their files.
+
+    Raises:
+        ConfigError: A file cannot be read, or the data set is not of its rows.
+    """
+    listed = config.data.val_files
+    files = [listed] if isinstance(listed, str) else list(listed)
+    digests = [row_digest(row) for file in files for row in read_rows(Path(file), _READ)]
+    held = getattr(dataset, "dataframe", None)
+    if held is None:
+        raise ConfigError(
+            f"data.custom_cls={type(dataset).__name__}: eval knows the rows of verl's RLHFDataset and its "
+            "subclasses; derive yours from it"
+        )
+    kept = [held[place] for place in range(len(held))]
+    marks = [row_digest(row) for row in kept]
+    return [
+        DataRow(number, mark, str(row.get("data_source", "")), place)
+        for place, (number, mark, row) in enumerate(zip(numbered(digests, marks), marks, kept, strict=True))
+    ]
+
+
+def settings_digest(config: DictConfig) -> str:
+    """Return the digest of what a conversation depends on, beside model, rows and reward: it is asked at a resume."""
+    rollout: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
+    ours = {key: value for key, value in (rollout["custom"]["multiturn"]).items() if key not in _VOLATILE}
+    names = ("prompt_length", "response_length", "multi_turn", "agent", "val_kwargs")
+    told = {name: rollout.get(name) for name in names} | {"multiturn": ours}
+    told["template"] = OmegaConf.to_container(config.data, resolve=True).get("apply_chat_template_kwargs")  # type: ignore[union-attr]
+    return digest(json.dumps(told, sort_keys=True, default=str).encode())[:16]
+
+
+def reward_digest(config: DictConfig) -> str:
+    """Return the digest of the reward: the file of its function, its arguments and its manager."""
+    reward: Any = OmegaConf.to_container(config.reward, resolve=True)
+    function = reward_function(config)
+    told = [function.get("name"), function.get("digest"), reward.get("reward_manager")]
+    told.append((reward.get("custom_reward_function") or {}).get("reward_kwargs"))
+    return digest(json.dumps(told, sort_keys=True, default=str).encode())[:16]
+
+
+def check_origin(origin: Mapping[str, Any], model: LoadedModel, schemas: Sequence[Any]) -> None:
+    """Refuse another tokenizer, template or set of tools than those that the model was trained with.
+
+    Args:
+        origin: File of the run that the model comes from.
+        model: The model.
+        schemas: Schemas of the recipe's tools.
+
+    Raises:
+        ConfigError: One is another.
+    """
+    known = (origin.get("tokenizer") or {}).get("digest")
+    if known is not None and digest_of_vocabulary(model.tokenizer.get_vocab()) != known:
+        raise ConfigError(f"the model's tokenizer is another than its run's; {_ANYWAY}")
+    known = (origin.get("template") or {}).get("digest")
+    if known is not None and digest(model.template.encode()) != known:
+        raise ConfigError(f"the model's chat template is another than its run's; {_ANYWAY}")
+    if (trained := origin.get("schemas")) is not None and list(schemas) != list(trained):
+        now, then = ([schema["function"]["name"] for schema in each] for each in (schemas, trained))
+        what = f"tools are {now}, and those of the model's run {then}" if now != then else "tools have other schemas"
+        raise ConfigError(f"the recipe's {what}; {_ANYWAY}")

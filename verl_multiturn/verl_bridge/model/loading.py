@@ -1,0 +1,63 @@
+"""A model's tokenizer, template and processor, as verl's workers have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from transformers import AutoConfig
+from verl.utils import hf_tokenizer
+from verl.utils.dataset.rl_dataset import get_dataset_class
+
+from verl_multiturn.chat.images import ReadImages, as_they_are
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor
+
+
+@dataclass
+class LoadedModel:
+    """What a conversation needs of a model beside an engine."""
+
+    tokenizer: Any
+    model_type: str | None
+    """`model_type` in its config.json."""
+    processor: Any = None
+    read_images: ReadImages = as_they_are
+
+    @property
+    def template(self) -> str:
+        """Return the chat template; of several the one by the name `default`."""
+        shown = self.tokenizer.chat_template
+        return str(shown.get("default") if isinstance(shown, dict) else shown)
+
+
+def load_model(config: DictConfig, remedy: str) -> LoadedModel:
+    """Load what conversations need of a run's model.
+
+    Args:
+        config: verl's whole configuration.
+        remedy: What to do where it is not here, for the error.
+
+    Raises:
+        ConfigError: The tokenizer, config.json or processor is not here.
+    """
+    model = config.actor_rollout_ref.model
+    path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
+    local = str(Path(path).expanduser())
+    try:
+        tokenizer = hf_tokenizer(local, trust_remote_code=trust)
+        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the tokenizer or config.json of {path!r} is not here ({describe(error)[:300]}); {remedy}"
+        ) from None
+    processor = load_processor(local, model_type, trust)
+    if template := model.get("custom_chat_template"):
+        tokenizer.chat_template = template
+        if processor is not None:
+            processor.chat_template = template
+    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
+    return LoadedModel(tokenizer, model_type, processor, read)
