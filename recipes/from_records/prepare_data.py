@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def sft_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
-    """Return the rows for SFT, and their lines of `lineage.jsonl`: one for each row of a conversation with sampled tokens.
+    """Return the rows for SFT, and their lines of `lineage.jsonl`: one for each row of a conversation that is trained.
 
     Args:
         selection: What was chosen.

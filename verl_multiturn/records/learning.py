@@ -288,9 +288,7 @@ def _row_of(chosen: Chosen) -> tuple[Any, ...]:
     return str(Path(chosen.path).parent), chosen.uid
 
 
-def _grouped(
-    found: Iterable[list[Chosen]], choice: Choice, left_out: Counter[str]
-) -> Iterator[tuple[Chosen, ...]]:
+def _grouped(found: Iterable[list[Chosen]], choice: Choice, left_out: Counter[str]) -> Iterator[tuple[Chosen, ...]]:
     for group in found:
         group.sort(key=lambda each: each.number)
         most = choice.group or choice.per_row or len(group)
@@ -307,8 +305,6 @@ def _wider(choice: Choice) -> str:
     if choice.models is not None:
         return f"models={list(choice.models)} names the weights that may have sampled them"
     return "name other records, or set a wider choice"
-
-
 
 
 class Shelf:

@@ -76,7 +76,9 @@ def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> No
     found = choose([folder], Choice(models=("bbbb",)))
     assert [each.model for each in found.conversations] == ["bbbb"]
     assert found.left_out == {"of another model": 2}
-    with pytest.raises(ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"):
+    with pytest.raises(
+        ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"
+    ):
         choose([folder], Choice(models=("c",)))
 
 
@@ -142,7 +144,7 @@ def test_a_record_is_verified_when_it_is_taken(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="is not what the engine returned"):
         Shelf().take(pointers[1])
     path.write_text("\n")
-    with pytest.raises(ConfigError, match="'aaaa-0-1' is not in .* any more"):
+    with pytest.raises(ConfigError, match=r"'aaaa-0-1' is not in .* any more"):
         Shelf().take(pointers[1])
 
 
@@ -185,7 +187,7 @@ def test_records_must_be_named_once(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     for name in ("one", "two"):
         folder_of(tmp_path / name, [evaluated(0)])
-    with pytest.raises(ConfigError, match="'aaaa-0-0' is in .*one.* and in .*two"):
+    with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* and in .*two"):
         choose([tmp_path / "one", tmp_path / "two"], Choice())
 
 
@@ -195,8 +197,10 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its ids are of another tokenizer than that of 'mine'"):
         check_vocabulary([tmp_path], vocabulary, "mine")
     [run] = tmp_path.glob("run-*.json")
-    run.write_text(json.dumps({**json.loads(run.read_text()), "tokenizer": {"digest": digest_of_vocabulary(vocabulary)}}))
+    run.write_text(
+        json.dumps({**json.loads(run.read_text()), "tokenizer": {"digest": digest_of_vocabulary(vocabulary)}})
+    )
     check_vocabulary([tmp_path], vocabulary, "mine")
     run.unlink()
-    with pytest.raises(ConfigError, match="no run-.*json says which tokenizer"):
+    with pytest.raises(ConfigError, match=r"no run-.*json says which tokenizer"):
         check_vocabulary([tmp_path], vocabulary, "mine")

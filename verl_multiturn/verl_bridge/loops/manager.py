@@ -48,7 +48,7 @@ from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper
-from verl_multiturn.verl_bridge.names import SAMPLING_LOOPS, REROLLED_FROM
+from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
