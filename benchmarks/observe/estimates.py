@@ -1,4 +1,4 @@
-"""Do the intervals of evaluations cover the truth, and does a comparison find a difference, and none where there is none?
+"""Do the intervals of evaluations cover the truth, and does a comparison find a difference, and none among equals?
 
     python -m benchmarks.estimates [--simulations 4000] [--seed 0] [--out FILE]
 
@@ -13,9 +13,9 @@ without pairing finds (Welch).
 
 Of 1,000 simulations a share is known to 0.7 %, of 4,000 to 0.35 %.
 
-Last line: one JSON object. The status is 1 if an interval covers less than 93 % or more than 97.5 %, if more than 7 % of
-equal models differ, or if a difference is found in less than 55 %. The last does not bind `undecided` rows: their samples
-are so noisy that no comparison of 8 can find it more often.
+Last line: one JSON object. The status is 1 if an interval covers less than 93 % or more than 97.5 %, if more than 7 %
+of equal models differ, or if a difference is found in less than 55 %. The last does not bind `undecided` rows: their
+samples are so noisy that no comparison of 8 can find it more often.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def covered(setting: Setting, simulations: int, random: np.random.Generator) -> 
         values = [shares[each] for each in right]
         for name, share in (("covers", True), ("t_covers", False)):
             found = estimate(values, setting.rows * setting.samples, share=share)
-            assert found is not None and found.interval is not None
+            assert found is not None
+            assert found.interval is not None
             hits[name] += found.interval.low <= setting.truth <= found.interval.high
             widths += [_width(found.interval)] if share else []
     counted = {name: round(hit / simulations, 4) for name, hit in hits.items()}

@@ -1,12 +1,13 @@
 """Is an exported folder the model that was trained?
 
-    python -m benchmarks.export [--run DIR] [--base DIR] [--parts ranks lora run] [--out DIR]
+    python -m benchmarks.export [--run DIR] [--base DIR] [--parts ranks lora trained run] [--out DIR]
 
 - **ranks**: verl's own checkpoint manager writes one model from 1, 2 and 4 processes (FSDP2, gloo). The exports must
   have one hash, and the logits that the model had before it was split.
-- **lora**: the same of a base with an adapter, from 1 and 2 processes. The export's logits must be within 1e-4 of the
-  trained model's, and more than 0.1 from the base's. verl's own merger (`verl.model_merger`) merges the same
-  checkpoint, and its result is compared with both, too.
+- **lora**: the same of a base with an adapter drawn at random, from 1 and 2 processes. The export's logits must be
+  within 1e-4 of the model's, and more than 0.1 from the base's.
+- **trained**: the same of an adapter that verl's own FSDP2 engine trained for three updates, in one process. verl's own
+  merger (`verl.model_merger`) merges the same checkpoint, and its result is compared with both, too.
 - **run** (`--run`): a finished quickstart's folder, with records. The exported model reads each conversation of the
   last validation, which was greedy. Its most likely token must be the one that was sampled, at every sampled token.
   The same is asked of the base.
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from benchmarks.export_checkpoints import logits_of, write
+from benchmarks.export_checkpoints import logits_of, train_lora, write
 from verl_multiturn.launch.export import export
 from verl_multiturn.launch.models import find_model
 from verl_multiturn.records.reader import read_records
@@ -38,6 +39,7 @@ from verl_multiturn.rollout.trajectory import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 NEAR, FAR = 1e-4, 0.1
+PARTS = ("ranks", "lora", "trained", "run")
 _SAMPLED = int(Source.SAMPLED)
 
 
@@ -70,7 +72,7 @@ def of_ranks(base: Path, out: Path) -> dict[str, Any]:
 
 
 def of_lora(base: Path, out: Path) -> dict[str, Any]:
-    """Export a LoRA model from 1 and 2 ranks, and merge the checkpoint of one rank by verl's own merger."""
+    """Export a LoRA model from 1 and 2 ranks."""
     untrained = logits_of(load(base))
     found: dict[str, Any] = {"hashes": {}, "from_trained": 0.0, "from_base": float("inf")}
     for ranks in (1, 2):
@@ -79,10 +81,21 @@ def of_lora(base: Path, out: Path) -> dict[str, Any]:
         merged = logits_of(load(out / f"merged-{ranks}"))
         found["from_trained"] = max(found["from_trained"], far(merged, trained))
         found["from_base"] = min(found["from_base"], far(merged, untrained))
-    found["holds"] = (
-        found["from_trained"] <= NEAR and found["from_base"] > FAR and len(set(found["hashes"].values())) == 1
-    )
-    words = ["-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(out / "lora-1")]
+    checks = [found["from_trained"] <= NEAR, found["from_base"] > FAR, len(set(found["hashes"].values())) == 1]
+    found["holds"] = all(checks)
+    return found
+
+
+def of_trained_lora(base: Path, out: Path) -> dict[str, Any]:
+    """Export an adapter that verl's own engine trained, and merge the same checkpoint by verl's own merger."""
+    untrained, trained = logits_of(load(base)), train_lora(base, out / "trained")
+    began = time.monotonic()
+    export(find_model(out / "trained"), out / "ours", None, quiet)
+    seconds = round(time.monotonic() - began, 1)
+    ours = logits_of(load(out / "ours"))
+    found: dict[str, Any] = {"from_trained": far(ours, trained), "from_base": far(ours, untrained), "seconds": seconds}
+    found["holds"] = found["from_trained"] <= NEAR and found["from_base"] > FAR
+    words = ["-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(out / "trained")]
     began = time.monotonic()
     ran = subprocess.run([sys.executable, *words, "--target_dir", str(out / "verls")], capture_output=True, check=False)
     found["merger"] = {"status": ran.returncode, "seconds": round(time.monotonic() - began, 1)}
@@ -132,7 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="folder of a finished quickstart")
     parser.add_argument("--base", type=Path, default=ROOT / "recipes" / "quickstart" / "model")
-    parser.add_argument("--parts", nargs="+", choices=("ranks", "lora", "run"), default=("ranks", "lora", "run"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path, help="folder for all files; a temporary one by default")
     given = parser.parse_args()
     out = (given.out or Path(tempfile.mkdtemp(prefix="export-"))).absolute()
@@ -141,6 +154,8 @@ def main() -> int:
         results["ranks"] = of_ranks(given.base, out)
     if "lora" in given.parts:
         results["lora"] = of_lora(given.base, out)
+    if "trained" in given.parts:
+        results["trained"] = of_trained_lora(given.base, out)
     if "run" in given.parts and given.run is not None:
         results["run"] = of_run(given.run, given.base, out)
     table = Table("part", "found", title="export")

@@ -46,6 +46,54 @@ def write(base: Path, out: Path, ranks: int, lora: bool) -> torch.Tensor:
     return found
 
 
+def train_lora(base: Path, out: Path, updates: int = 3) -> torch.Tensor:
+    """Train an adapter by verl's own FSDP2 engine and save it, and return the logits that the engine's model then has.
+
+    Advantages are drawn at random: what is learnt does not matter here.
+    """
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    torch.multiprocessing.spawn(_train, (str(base), str(out), updates), nprocs=1)
+    found: torch.Tensor = torch.load(out / "logits.pt")
+    return found
+
+
+def _train(rank: int, base: str, out: str, updates: int) -> None:
+    warnings.simplefilter("ignore")
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    from tests.support.training_engine import join_world, make_batch, make_loss
+
+    join_world()
+    adapter = {"lora_rank": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
+    plain = {"use_remove_padding": False, "enable_gradient_checkpointing": False}
+    engine = FSDPEngineWithLMHead(
+        HFModelConfig(path=base, **adapter, **plain, override_config={"attn_implementation": "sdpa"}),
+        FSDPEngineConfig(
+            strategy="fsdp2",
+            dtype="float32",
+            use_torch_compile=False,
+            mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        ),
+        FSDPOptimizerConfig(lr=0.02, total_training_steps=updates),
+        CheckpointConfig(),
+    )
+    engine.initialize()
+    draw = torch.Generator().manual_seed(3)
+    rows = [(*torch.randint(300, (2, 12), generator=draw).tolist(), [1] * 12) for _ in range(8)]
+    for update in range(updates):
+        with engine.train_mode():
+            engine.optimizer_zero_grad()
+            engine.forward_backward_batch(make_batch(rows, update), make_loss(), forward_only=False)
+            engine.optimizer_step()
+    Path(out).mkdir(parents=True)
+    with engine.eval_mode():
+        torch.save(logits_of(engine.module), Path(out) / "logits.pt")
+    engine.save_checkpoint(out, global_step=updates)
+    torch.distributed.destroy_process_group()
+
+
 def _rank(rank: int, base: str, out: str, ranks: int, lora: bool, port: int) -> None:
     warnings.simplefilter("ignore")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.browser.conftest import Watched
+from tests.support.evaluation_samples import LATER, OTHER, write_evaluation
 from tests.support.sample_records import sample_record, sample_run
 from tests.support.view_samples import HOSTILE, LONG, START
 from verl_multiturn.observe.view.documents import Documents
@@ -363,3 +364,19 @@ def test_a_group_whose_uid_has_quotes(watched: Watched, tmp_path: Path) -> None:
     page.go_back()
     page.locator(".facts a", has_text='a "b" c').click()
     page.locator(".sibling").wait_for()
+
+
+def test_rows_that_flipped_between_two_evaluations_stand_side_by_side(watched: Watched, tmp_path: Path) -> None:
+    first = write_evaluation(tmp_path / "first", {0: [0.0, 0.0], 1: [1.0, 1.0]})
+    second = write_evaluation(tmp_path / "second", {0: [1.0, 1.0], 1: [1.0, 1.0]}, model=OTHER, start=LATER)
+    documents = Documents([first, second])
+    documents.refresh()
+    export(documents, tmp_path / "page.html")
+    page = watched.page
+    page.goto((tmp_path / "page.html").as_uri() + "#run")
+    page.locator("td", has_text="0 of 2 in first/records, 2 of 2 in second/records").wait_for()
+    page.click("text=side by side")
+    page.locator("h3", has_text="second/records").wait_for()
+    sides = page.locator("section > .columns > div")
+    assert [sides.nth(at).locator(".sibling").count() for at in range(sides.count())] == [2, 2]
+    assert len({sides.nth(at).bounding_box()["y"] for at in range(2)}) == 1

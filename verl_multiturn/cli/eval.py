@@ -63,6 +63,11 @@ def evaluate(
     try:
         if engine != "sglang" and not engine.startswith(("http://", "https://")):
             raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+        if engine.rstrip("/").endswith("/chat/completions"):
+            raise ConfigError(
+                f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
+                "evaluated; name an address that ends in /v1, or SGLang's own"
+            )
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
         asked = _Asked(only, samples, temperature, engine, anyway)
@@ -85,13 +90,14 @@ def evaluate(
     except MultiTurnError as error:
         refuse(error)
     console, told = Console(), []
+    console = console if console.is_terminal else Console(width=160)
     for plan in plans:
         results = read_results(plan.out)
         console.print(table_of(results))
         told.append(summary_of(results))
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
-        fail("some conversations are invalid or were not judged; the same command asks for them again")
+        fail("some conversations are invalid or failed; the same command asks for them again")
 
 
 class _Asked(NamedTuple):

@@ -87,7 +87,9 @@ def _print_table(model: Model, done: Exported) -> None:
     )
     if done.rounding is not None:
         rows.append(("rounding", f"to {done.dtype} changed logits by up to {done.rounding:.1e}"))
-    if done.from_base is not None:
+    if done.from_base == 0:
+        rows.append(("training", f"changed nothing: the logits are those of the base {done.base}"))
+    elif done.from_base is not None:
         rows.append(("training", f"changed logits by up to {done.from_base:.2g}, beside the base {done.base}"))
     elif model.ranks:
         rows.append(("base", "not at hand, so not compared"))

@@ -124,10 +124,9 @@ def only_source(rows: Sequence[DataRow], source: str | None) -> tuple[DataRow, .
 
 @dataclass
 class Progress:
-    """How far an evaluation is, as one line.
+    """How far an evaluation is, as one line, which says nothing of what was right so far.
 
-    Of what was right so far it says nothing but for rows that are whole, and only up to the first that is not: short
-    conversations end first, and are no sample of all.
+    Short conversations end first, and are no sample of all (`results.Results.shown` says which rows may be shown).
     """
 
     plan: Plan
@@ -140,16 +139,10 @@ class Progress:
         """Return the line, for example `rows 41 of 64 whole, 388 of 512 conversations, 3 invalid`."""
         ended = Counter(asked.row for asked in self.scores)
         whole = [ended[row.number] == self.plan.samples for row in self.plan.rows]
-        first = whole.index(False) if False in whole else len(whole)
         total = len(whole) * self.plan.samples
         text = f"rows {sum(whole)} of {len(whole)} whole, {len(self.scores)} of {total} conversations"
         text += f", {self.invalid} invalid" if self.invalid else ""
-        text += f", {self.failed} not judged" if self.failed else ""
-        if first:
-            numbers = {row.number for row in self.plan.rows[:first]}
-            earned = [score for asked, score in self.scores.items() if asked.row in numbers]
-            text += f"; the first {first} rows: mean score {sum(earned) / len(earned):.3f}"
-        return text
+        return text + (f", {self.failed} failed" if self.failed else "")
 
 
 def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import is_right
+from verl_multiturn.evaluation.plan import MANIFEST
 from verl_multiturn.records import joins
 from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.reader import Records
-
-MANIFEST = "evaluation.json"
 
 
 class Weights(BaseModel):
@@ -223,7 +222,7 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]]
                 )
             sample = _sample(record, start, scores.get(record["request_id"]))
             best = found[row["number"]].get(sample.number)
-            if best is None or _worth(sample) >= _worth(best):
+            if best is None or _worth(sample) > _worth(best):
                 found[row["number"]][sample.number] = sample
     return found, names
 

@@ -97,7 +97,9 @@ def progress_line(results: Results) -> str:
 
 
 def _heads(results: Results) -> list[str]:
-    lines = [progress_line(results)]
+    evaluation = results.evaluation
+    asked = f"model {evaluation.model.hash}, {evaluation.samples} samples a row at temperature {evaluation.temperature}"
+    lines = [f"{asked}, engine {evaluation.engine}", progress_line(results)]
     left_out = results.whole - len(results.shown)
     if left_out:
         lines.append(

@@ -115,7 +115,7 @@ def _export(model: Model, to: Path, half: Path, dtype: str | None, tell: Callabl
         base=base,
         written=[],
     )
-    exported.written.extend(write_card(model, half, to.name, exported, tell))
+    exported.written.extend(write_card(model, half, to.absolute().name, exported, tell))
     _finish(half, to)
     return exported
 

@@ -134,9 +134,16 @@ def _logits(model: Any) -> Tensor:
     text = model.config.get_text_config()
     length = min(_TOKENS, getattr(text, "max_position_embeddings", None) or _TOKENS)
     ids = torch.randint(text.vocab_size, (_ROWS, length), generator=torch.Generator().manual_seed(_SEED))
+    ids[torch.isin(ids, torch.tensor(_marks(model.config)))] = text.vocab_size // 2
     with torch.no_grad():
         found: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
     return found
+
+
+def _marks(config: Any) -> list[int]:
+    """Return the ids that stand for images and the like, without which a model refuses them."""
+    named = [value for key, value in config.to_dict().items() if key.endswith("_token_id")]
+    return [value for value in named if isinstance(value, int)]
 
 
 def _first_line(error: Exception) -> str:

@@ -28,7 +28,9 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _SCORE = re.compile(r"val-core/(.*)/(acc|reward)/mean@(\d+)")
 _CERTIFICATE = "rollout/certificate/"
 _MOST_ROWS, _MOST_SCORES = 24, 4
+# What says how to sample, and that transformers itself may say how.
 _SAMPLING = (
+    "_from_model_config",
     "do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
     "repetition_penalty", "num_beams", "penalty_alpha",
 )  # fmt: skip

@@ -153,6 +153,8 @@ class HttpEngine:
             async with self._client().post(self.url + path, json=body, headers=self._headers) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, aiohttp.ClientConnectionError) and not await self.answered():
+                self.give_up(f"{self.url} does not answer: {describe(error)}")
             raise EngineError(f"{self.url}{path}: {describe(error)}") from error
 
     async def _get(self, path: str) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def test_rows_are_numbered_as_in_their_file() -> None:
 def test_rows_of_one_data_source() -> None:
     assert only_source(ROWS, None) == ROWS
     assert [row.number for row in only_source(ROWS, "sums")] == [0, 4]
-    with pytest.raises(
-        ConfigError, match="--only 'sum': there is no such row; .* are sums, words"
-    ):
+    with pytest.raises(ConfigError, match=r"--only 'sum': there is no such row; .* are sums, words"):
         only_source(ROWS, "sum")
 
 
@@ -45,12 +43,12 @@ def test_other_rows_have_another_digest() -> None:
     assert len({Plan(ROWS, 2).digest, Plan(ROWS[:2], 2).digest, Plan((ROWS[0], ROWS[2]), 2).digest}) == 3
 
 
-def test_progress_shows_no_score_beyond_the_first_row_that_is_not_whole() -> None:
+def test_progress_shows_no_score() -> None:
     progress = Progress(Plan(ROWS, 2), {Asked(1, 0): 1.0, Asked(1, 1): 1.0, Asked(0, 0): 0.0})
     assert progress.line() == "rows 1 of 3 whole, 3 of 6 conversations"
     progress.scores[Asked(0, 1)] = 1.0
     progress.invalid, progress.failed = 3, 1
-    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 not judged; the first 2 rows: mean score 0.750"
+    text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 failed"
     assert progress.line() == text
 
 

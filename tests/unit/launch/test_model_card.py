@@ -50,7 +50,9 @@ def run(tmp_path: Path) -> Path:
 def write(folder: Path, model: Model) -> list[str]:
     folder.mkdir()
     (folder / "config.json").write_text('{"vocab_size": 600}')
-    (folder / "generation_config.json").write_text('{"eos_token_id": 5, "temperature": 0.6, "top_k": 20}')
+    (folder / "generation_config.json").write_text(
+        '{"_from_model_config": true, "eos_token_id": 5, "temperature": 0.6, "top_k": 20}'
+    )
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return write_card(model, folder, "sums-2", exported(folder), print)
 

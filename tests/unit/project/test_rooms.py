@@ -17,7 +17,8 @@ ORDER = [
     "errors", "describe", "reward_numbers", "config", "tasks", "row_files", "row_keys", "driver",
     "version_sets", "http_connections", "chat_endpoint",
     "chat", "calls", "processes", "sandbox", "workspaces", "tools", "interactions", "rollout", "certificate", "records",
-    "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
+    "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe", "launch", "verl_bridge", "cpu",
+    "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}

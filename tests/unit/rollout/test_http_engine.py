@@ -132,6 +132,34 @@ async def test_a_server_that_hangs_is_given_up() -> None:
             await engine.aclose()
 
 
+async def test_a_server_that_is_gone_is_given_up_at_once() -> None:
+    async with served(generate=answering(generation([5, 9])), health_generate=answering({})) as url:
+        engine = GenerateEngine(url, "00ff")
+        assert (await engine.generate(ASK)).ids == [5, 9]
+    try:
+        with pytest.raises(EngineError, match=f"{url}/generate: "):
+            await engine.generate(ASK)
+        assert engine.lost.startswith(f"{url} does not answer: ")
+    finally:
+        await engine.aclose()
+
+
+async def test_a_server_that_breaks_off_one_answer_is_asked_on() -> None:
+    async def breaks_off(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    async with served(generate=breaks_off, health_generate=answering({})) as url:
+        engine = GenerateEngine(url, "00ff")
+        try:
+            with pytest.raises(EngineError, match="/generate: "):
+                await engine.generate(ASK)
+            assert engine.lost == ""
+        finally:
+            await engine.aclose()
+
+
 async def test_a_slow_server_that_lives_is_waited_for() -> None:
     asked_for_life = asyncio.Event()
 

@@ -1,32 +1,15 @@
 """pass@k of a validation, in literal numbers."""
 
-from itertools import combinations
 from typing import Any
 
 import pytest
 
-from verl_multiturn.evaluation.estimates import pass_at_k
 from verl_multiturn.observe.pass_at_k import passed_shares, passes
 
 
 def stats(group: str, *scores: float | None) -> list[dict[str, Any]]:
     """Return conversations of a prompt; None stands for an invalid one."""
     return [{"group": group, "valid": score is not None, "score": score or 0.0, "reported": {}} for score in scores]
-
-
-def test_it_is_the_share_of_choices_with_a_pass() -> None:
-    assert pass_at_k(4, 1, 2) == 0.5
-    for samples in range(1, 9):
-        for passed in range(samples + 1):
-            for k in range(1, samples + 1):
-                choices = [any(choice) for choice in combinations([i < passed for i in range(samples)], k)]
-                assert pass_at_k(samples, passed, k) == pytest.approx(sum(choices) / len(choices), abs=1e-12)
-
-
-@pytest.mark.parametrize(("samples", "passed", "k"), [(2, 1, 3), (2, 3, 1), (2, -1, 1), (2, 1, 0)])
-def test_numbers_that_do_not_fit(samples: int, passed: int, k: int) -> None:
-    with pytest.raises(ValueError, match="expected 0 <= passed <= samples"):
-        pass_at_k(samples, passed, k)
 
 
 def test_a_validation_with_several_samples() -> None:

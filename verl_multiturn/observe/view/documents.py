@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.explain.explanation import explain
+from verl_multiturn.observe.view.flips import flips_of
 from verl_multiturn.observe.view.index import Index
 from verl_multiturn.observe.view.index_rows import HIDDEN
 from verl_multiturn.observe.view.pieces import Pieces, find
@@ -34,7 +35,7 @@ _BATCH = 64
 _STEP = 2_000
 """The most conversations of a step's timeline."""
 _EXPLAINED = 20_000
-"""The most conversations in which findings are looked for: all their records are read."""
+"""The most conversations in which findings and flipped rows are looked for: all their records are read."""
 _ANEW_S = 60.0
 _SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 
@@ -60,6 +61,7 @@ class Documents:
         self._tokenizer = tokenizer
         self._faults: dict[str, None] = {}
         self._found: tuple[int, float, list[dict[str, Any]]] | None = None
+        self._flips: tuple[int, dict[str, Any] | None] | None = None
         if tokenizer is not None:
             try:
                 self._pieces = dict.fromkeys(range(len(self.folders)), Pieces(tokenizer))
@@ -165,12 +167,15 @@ class Documents:
         return self._pieces[number]
 
     def run(self) -> dict[str, Any]:
-        """Return steps, fates and settings of all folders."""
+        """Return steps, fates and settings of all folders, and the rows that flipped between evaluations."""
         made = []
         for number, each in enumerate(self._each):
             settings = [{name: run.get(name) for name in ("start", *_SETTINGS)} for run in each.runs]
             made.append(steps_document(self.table.whole, number, each.steps()) | {"settings": settings})
-        return {"dirs": made}
+        count = len(self.table.whole)
+        if self._flips is None or self._flips[0] != count:
+            self._flips = count, flips_of(self.folders) if count <= _EXPLAINED else None
+        return {"dirs": made, "flips": self._flips[1]}
 
     def step(self, number: int, step: int, validation: bool, where: str = "") -> dict[str, Any]:
         """Return the timeline of a step or a validation, as the trainer's clock had it.

@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import random
@@ -26,7 +25,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_multiturn.errors import ConfigError, EngineError
-from verl_multiturn.processes.system import end_with_parent, kill_group
+from verl_multiturn.processes.system import kill_group
 from verl_multiturn.rollout.http_engine import HttpEngine
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 
@@ -96,12 +95,11 @@ class SglangChild:
         self._began = time.monotonic()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), json.dumps(arguments)],
+                [sys.executable, "-P", str(_PROGRAM), str(os.getpid()), json.dumps(arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=functools.partial(end_with_parent, os.getpid()),  # it calls no Python lock
             )
         self._descriptor: int | None = None
 

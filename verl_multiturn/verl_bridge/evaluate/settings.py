@@ -90,6 +90,7 @@ def config_of(job: Job, start: str) -> DictConfig:
         values[f"{_ROLLOUT}.val_kwargs.n"] = job.samples
     if job.temperature is not None:
         values[f"{_ROLLOUT}.val_kwargs.temperature"] = job.temperature
+        values[f"{_ROLLOUT}.val_kwargs.do_sample"] = job.temperature > 0
     with open_dict(config):
         for key, value in values.items():
             OmegaConf.update(config, key, value, force_add=True)

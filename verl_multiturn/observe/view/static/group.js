@@ -1,4 +1,5 @@
-// A group: what its siblings have in common, and each from the first differing token on.
+// A group: what its siblings have in common, and each from the first differing token on. Of several folders (`dir=0,1`)
+// side by side: two evaluations name the group of a row alike.
 import { html, addressOf, go, shortNumber, useLoaded, useMemo, visible, number, Badge, Fact, Waiting } from "./lib.js";
 import { source } from "./data.js";
 import { quoted } from "./query.js";
@@ -28,12 +29,14 @@ export function meanStd(values) {
   return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1))];
 }
 
-export function GroupView({ params, version }) {
+export function GroupView({ params, meta, version }) {
   const found = useLoaded(() => load(params.uid, params.dir || 0), [params.uid, params.dir, version]);
-  return html`<${Waiting} value=${found}>${found?.talks && html`<${Group} found=${found} params=${params} />`}</${Waiting}>`;
+  return html`<${Waiting} value=${found}>${found?.talks && html`<${Group} found=${found} params=${params} meta=${meta} />`}</${Waiting}>`;
 }
 
-function Group({ found, params }) {
+function Group({ found, params, meta }) {
+  const dirs = [...new Set(found.talks.map((talk) => talk.row.dir))].sort();
+  const alone = dirs.length < 2;
   const with_ = found.talks.filter((talk) => talk.record && talk.record.rows.length);
   const scores = found.talks.map((talk) => number(talk.row.score)).filter((score) => score !== null && !Number.isNaN(score));
   const [mean, std] = meanStd(scores);
@@ -45,16 +48,17 @@ function Group({ found, params }) {
   return html`<section>
     <h2>group <code>${visible(params.uid)}</code></h2>
     <p class="facts"><${Fact} name="conversations">${found.total}</${Fact}>
-      <${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>
-      ${std === 0 && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
+      ${alone && html`<${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>`}
+      ${alone && std === 0 && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
       ${first && html`<${Fact} name="data">${visible(first.row.data_source ?? "")} ${visible(first.row.index ?? "")}</${Fact}>`}
-      ${steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
+      ${alone && steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
       ${found.total > MOST && html`<span class="quiet">the first ${MOST} are shown</span>`}</p>
     <div class="bar"><${ColourChoice} colour=${colour} joined=${joined} onChange=${(name) => go("group", { ...params, colour: name })} />
       <${Legend} colour=${colour} /></div>
     ${common > 0 && html`<details><summary>the first ${shortNumber(common)} tokens are the same in all</summary>
       <pre class="text">${textOf(with_[0].record.rows[0].ids.slice(0, common), with_[0].pieces).text}</pre></details>`}
-    ${found.talks.map((talk) => html`<${Sibling} key=${talk.row.request_id} talk=${talk} common=${common} colour=${colour} />`)}
+    <div class=${alone ? "" : "columns"}>${dirs.map((dir) => html`<div>${!alone && html`<h3>${visible(meta.dirs[dir])}</h3>`}
+      ${found.talks.filter((talk) => talk.row.dir === dir).map((talk) => html`<${Sibling} key=${talk.row.request_id} talk=${talk} common=${common} colour=${colour} />`)}</div>`)}</div>
   </section>`;
 }
 

@@ -42,12 +42,21 @@ function Run({ found, params, meta, version }) {
       <input type="search" placeholder="part of a name" aria-label="part of a metric's name" value=${word} onInput=${(event) => setWord(event.target.value)} />
       <div class="choices">${names.filter((name) => name.includes(word)).map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)}
         onChange=${() => toggle(name)} /> ${visible(name)}</label>`)}</div></details>`}
+    ${found.flips && html`<${Flips} flips=${found.flips} meta=${meta} />`}
     <div class="columns">${found.dirs.map((dir, at) => html`<div>
       ${found.dirs.length > 1 && html`<h2>${visible(meta.dirs[at])}</h2>`}
       <${Fates} dir=${dir} at=${at} /><${Steps} dir=${dir} at=${at} /></div>`)}</div>
     <${Findings} meta=${meta} version=${version} />
     ${found.dirs.length > 1 ? html`<${Differences} found=${found} meta=${meta} />` : html`<${Settings} dir=${found.dirs[0]} />`}
   </section>`;
+}
+
+function Flips({ flips, meta }) {
+  return html`<section><h3>rows that flipped</h3>${flips.said.map((text) => html`<p>${visible(text)}</p>`)}
+    ${flips.rows.length > 0 && html`<div class="scroll"><table class="rows"><thead><tr><th>row</th><th>data</th><th>right</th><th></th></tr></thead>
+      ${flips.rows.map((row) => html`<tr><td><a href=${addressOf("group", { uid: row.uid, dir: row.dirs.join(",") })}>${visible(row.uid)}</a></td>
+        <td>${visible(row.data_source)}</td><td>${row.right.map(([right, of], at) => `${right} of ${of} in ${visible(meta.dirs[row.dirs[at]])}`).join(", ")}</td>
+        <td><a href=${addressOf("group", { uid: row.uid, dir: row.dirs.join(",") })}>side by side</a></td></tr>`)}</table></div>`}</section>`;
 }
 
 function Starts({ meta }) {

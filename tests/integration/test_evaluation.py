@@ -1,0 +1,180 @@
+"""An evaluation of the quickstart's rows by verl's data set, our loop and its reward; the engine is a script."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from aiohttp import web
+from transformers import AutoTokenizer
+
+from tests.conftest import ROOT
+from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.launch.model_hash import model_hash
+from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.rollout import http_engine
+from verl_multiturn.verl_bridge.evaluate.command import evaluate
+from verl_multiturn.verl_bridge.evaluate.settings import Job
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning"),
+]
+MODEL = ROOT / "recipes" / "quickstart" / "model"
+WEIGHTS = model_hash(MODEL)
+Script = Callable[[str], str | int]
+"""Returns what the model says after a text, or the status of an error."""
+
+
+class Server:
+    """SGLang's `/generate` on this machine, in a thread, which says what a script says."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+        self.script: Script = lambda text: "0"
+        self.asked = 0
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        said = self.script(self.tokenizer.decode((await request.json())["input_ids"]))
+        if isinstance(said, int):
+            return web.Response(status=said)
+        ids = [*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id]
+        about = {
+            "weight_version": WEIGHTS,
+            "finish_reason": {"type": "stop"},
+            "output_token_logprobs": [[-0.5, token, None] for token in ids],
+        }
+        return web.json_response({"output_ids": ids, "meta_info": about})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": WEIGHTS})
+
+    async def _serve(self, ready: threading.Event) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_post("/generate", self._generate)
+        app.router.add_get("/get_model_info", self._model)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        self.url = f"http://{host}:{port}"
+        ready.set()
+        return runner
+
+    def run(self, ready: threading.Event) -> None:
+        """Serve until `stop`."""
+        runner = self._loop.run_until_complete(self._serve(ready))
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(http_engine, "_PAUSES_S", (0.0, 0.0, 0.0))
+    found, ready = Server(), threading.Event()
+    thread = threading.Thread(target=found.run, args=(ready,), daemon=True)
+    thread.start()
+    ready.wait()
+    yield found
+    found.stop()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rows, of which the first is answered by 3 and the second by 4."""
+    made = [
+        {
+            "data_source": "reasoning_gym/chain_sum",
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"index": index, "question": question, "answer": answer},
+        }
+        for index, (question, answer) in enumerate([("1 + 2 =", "3"), ("2 + 2 =", "4")])
+    ]
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(made), path)
+    return path
+
+
+def job(out: Path, rows: Path, server: Server, *overrides: str, **changes: Any) -> Job:
+    plan = plan_run("quickstart", out=out, overrides=overrides)
+    return Job(plan, MODEL, WEIGHTS, "model", rows=(rows,), samples=2, engine=server.url, **changes)
+
+
+def quiet(text: str) -> None:
+    """Take a line of progress."""
+
+
+def calls_then_answers(text: str) -> str | int:
+    """Let the calculator add 1 and 2, and repeat its answer."""
+    if "tool_response" in text:
+        return "Answer: 3"
+    return '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 2"}}\n</tool_call>'
+
+
+def test_what_an_engine_failed_is_asked_again_and_nothing_else(tmp_path: Path, rows: Path, server: Server) -> None:
+    server.script = lambda text: 500 if "2 + 2" in text else calls_then_answers(text)
+    asked = job(tmp_path, rows, server)
+    assert not evaluate(asked, quiet, quiet)
+    half = read_results(tmp_path)
+    assert (half.whole, half.count("scored"), half.count("invalid")) == (1, 2, 2)
+    server.script, server.asked = calls_then_answers, 0
+    assert evaluate(asked, quiet, quiet)
+    assert server.asked == 4  # two turns of each of the two samples
+    results = read_results(tmp_path)
+    assert [(row.number, [(each.score, each.calls) for each in row.samples]) for row in results.shown] == [
+        (0, [(1.0, 1), (1.0, 1)]),
+        (1, [(0.0, 1), (0.0, 1)]),
+    ]
+    verdicts = list(verify_files([tmp_path]))
+    assert [verdict.verified is not None and list(verdict.verified.violations) for verdict in verdicts] == [[]] * 6
+    assert not ray.is_initialized()
+    server.asked = 0
+    assert evaluate(asked, quiet, quiet)
+    assert server.asked == 0  # nothing is left
+    with pytest.raises(ConfigError, match=r"holds an evaluation with temperature 0\.0, and this one has 1\.0"):
+        evaluate(job(tmp_path, rows, server, temperature=1.0), quiet, quiet)
+
+
+def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, server: Server) -> None:
+    (tmp_path / "raises.py").write_text("def compute_score(**given):\n    raise ZeroDivisionError('no')\n")
+    override = f"reward.custom_reward_function.path={tmp_path / 'raises.py'}"
+    assert not evaluate(job(tmp_path / "out", rows, server, override), quiet, quiet)
+    results = read_results(tmp_path / "out")
+    assert (results.count("failed"), results.count("invalid"), results.count("scored")) == (4, 0, 0)
+
+
+def test_other_tools_than_the_models_run_had_are_refused(tmp_path: Path, rows: Path, server: Server) -> None:
+    origin = {"schemas": [{"type": "function", "function": {"name": "search"}}]}
+    with pytest.raises(ConfigError, match=r"tools are \['calculator'\], and those of the model's run \['search'\]"):
+        evaluate(job(tmp_path, rows, server, origin=origin), quiet, quiet)
+    assert server.asked == 0
+
+
+def test_an_engine_that_is_lost_ends_the_evaluation(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(self: Any, path: str, body: Any) -> dict[str, Any]:
+        self.give_up("the engine has died")
+        raise EngineError(self.lost)
+
+    monkeypatch.setattr(http_engine.GenerateEngine, "_post", lost)
+    with pytest.raises(EngineError, match=r"the engine has died; rows 0 of 2 whole, .* invalid; repeat the command"):
+        evaluate(job(tmp_path, rows, server), quiet, quiet)
+    assert read_results(tmp_path).count("scored") == 0

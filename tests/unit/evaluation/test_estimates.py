@@ -1,0 +1,173 @@
+"""Estimates against truths of others: enumeration, closed forms in literals, SciPy."""
+
+import math
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from verl_multiturn.evaluation.estimates import (
+    effective_rows,
+    estimate,
+    is_right,
+    is_share,
+    paired,
+    pass_at_k,
+    wilson,
+)
+from verl_multiturn.evaluation.student import t_quantile, two_sided_p
+
+
+def test_pass_at_k_is_the_share_of_choices_with_a_pass() -> None:
+    assert pass_at_k(4, 1, 2) == 0.5
+    for samples in range(1, 9):
+        for passed in range(samples + 1):
+            for k in range(1, samples + 1):
+                choices = [any(choice) for choice in combinations([i < passed for i in range(samples)], k)]
+                assert pass_at_k(samples, passed, k) == pytest.approx(sum(choices) / len(choices), abs=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "passed", "k"), [(2, 1, 3), (2, 3, 1), (2, -1, 1), (2, 1, 0)])
+def test_numbers_that_do_not_fit(samples: int, passed: int, k: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 <= passed <= samples"):
+        pass_at_k(samples, passed, k)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_pass_at_k_is_unbiased(p: float, k: int) -> None:
+    n = 5
+    expected = sum(
+        math.prod(p if right else 1 - p for right in each) * pass_at_k(n, sum(each), k)
+        for each in product([True, False], repeat=n)
+    )
+    assert expected == pytest.approx(1 - (1 - p) ** k, abs=1e-12)
+
+
+# Newcombe (Statistics in Medicine 17, 1998), table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_is_the_published_one(right: int, n: int, low: float, high: float) -> None:
+    found = wilson(right / n, n, 1.959964)
+    assert (round(found.low, 4), round(found.high, 4)) == (low, high)
+    other = wilson(1 - right / n, n, 1.959964)
+    assert (round(other.low, 4), round(other.high, 4)) == (round(1 - high, 4), round(1 - low, 4))
+
+
+def test_students_t_is_scipys() -> None:
+    for degrees in (1, 2, 3, 5, 10, 29, 127, 511, 10_000):
+        for t in (0.01, 0.3, 1.0, 1.96, 3.0, 10.0, 30.0):
+            assert two_sided_p(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), rel=1e-9)
+            assert two_sided_p(-t, degrees) == two_sided_p(t, degrees)
+        for confidence in (0.9, 0.95, 0.99):
+            wanted = stats.t.ppf((1 + confidence) / 2, degrees)
+            assert t_quantile(confidence, degrees) == pytest.approx(wanted, rel=1e-9)
+    assert two_sided_p(0.0, 3) == 1.0
+    assert two_sided_p(math.inf, 3) == 0.0
+
+
+def test_a_share_counts_as_many_answers_as_vary_as_much() -> None:
+    # 4 rows of 8: mean 0.5, variance 5/48, so 0.25 * 4 / (5/48) = 9.6 answers of the 32.
+    values = [0.125, 0.375, 0.625, 0.875]
+    assert effective_rows(values, 32) == pytest.approx(0.25 * 4 / (5 / 48))
+    found = estimate(values, 32)
+    assert found is not None
+    assert found.mean == 0.5
+    assert found.interval == wilson(0.5, 0.25 * 4 / (5 / 48), t_quantile(0.95, 3))
+
+
+def test_rows_that_are_all_right_or_all_wrong_have_a_width() -> None:
+    for value in (0.0, 1.0):
+        found = estimate([value] * 64, 512)
+        assert found is not None
+        assert found.interval is not None
+        width = found.interval.high - found.interval.low
+        assert round(width, 4) == round(1.998341**2 / (64 + 1.998341**2), 4) == 0.0587
+
+
+def test_no_more_answers_count_than_there_are_samples() -> None:
+    assert effective_rows([0.5, 0.5, 0.5], 24) == 24  # the rows are equal by chance
+    assert effective_rows([0.5, 0.5, 0.5 + 1e-9], 24) == 24
+    assert effective_rows([0.5], 8) == 1  # nothing tells how another row would do
+
+
+def test_what_is_no_share_has_the_interval_of_students_t() -> None:
+    values = [-1.0, 0.0, 2.0, 3.0]
+    assert not is_share(values)
+    found = estimate(values, 8, share=False)
+    assert found is not None
+    low, high = stats.t.interval(0.95, 3, loc=1.0, scale=stats.sem(values))
+    assert found.interval == pytest.approx((low, high))
+    assert estimate([2.0], 8, share=False) == (2.0, None, 1)
+
+
+def test_nothing_is_estimated_of_nothing() -> None:
+    assert estimate([], 8) is None
+    assert paired([], []) is None
+
+
+def test_a_comparison_is_a_paired_t_test() -> None:
+    first, second = [0.0, 0.25, 0.5, 0.5, 0.75, 1.0], [0.25, 0.25, 0.75, 0.25, 1.0, 1.0]
+    found, wanted = paired(first, second), stats.ttest_rel(second, first)
+    assert found is not None
+    assert found.p == pytest.approx(wanted.pvalue)
+    assert found.interval == pytest.approx(tuple(wanted.confidence_interval(0.95)))
+    assert found.mean == pytest.approx(1 / 12)
+
+
+def test_models_that_do_the_same_are_not_proven_equal() -> None:
+    found = paired([0.0, 1.0, 1.0, 0.0] * 8, [0.0, 1.0, 1.0, 0.0] * 8)
+    assert found is not None
+    assert (found.mean, found.p, found.rows) == (0.0, 1.0, 32)
+    assert found.interval == pytest.approx((-0.1150, 0.1150), abs=5e-5)  # t^2 / (32 + t^2), t = 2.0395
+    scaled = paired([5.0, 7.0], [5.0, 7.0], share=False)
+    assert scaled is not None
+    assert scaled.interval is None
+
+
+def test_rows_that_all_gain_the_same_have_the_p_of_their_signs() -> None:
+    found = paired([0.1, 0.2, 0.3, 0.4], [0.3, 0.4, 0.5, 0.6])  # the last digits differ
+    assert found is not None
+    assert (round(found.mean, 12), found.p) == (0.2, 0.125)
+    assert found.interval is not None
+    assert found.interval.low < 0.0 < found.interval.high
+
+
+@pytest.mark.parametrize(
+    ("score", "acc", "right"),
+    [(1.0, 1.0, True), (0.1, 1.0, True), (0.0, 1.0, False), (0.9, 0.0, False), (-1, 1, False)],
+)
+def test_who_is_right(score: float, acc: float, right: bool) -> None:
+    assert is_right(score, acc) is right
+
+
+shares = st.lists(st.sampled_from([i / 8 for i in range(9)]), min_size=1, max_size=40)
+
+
+@given(shares)
+def test_an_interval_holds_the_mean_and_lies_among_shares(values: list[float]) -> None:
+    found = estimate(values, 8 * len(values))
+    assert found is not None
+    assert found.interval is not None
+    assert 0.0 <= found.interval.low <= found.mean + 1e-12
+    assert found.mean - 1e-12 <= found.interval.high <= 1.0
+    assert found.interval.high - found.interval.low > 0.001
+    mirrored = estimate([1 - value for value in values], 8 * len(values))
+    assert mirrored is not None
+    assert mirrored.interval == pytest.approx((1 - found.interval.high, 1 - found.interval.low), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=2, max_size=30))
+def test_p_and_interval_of_a_comparison_agree(pairs: list[tuple[float, float]]) -> None:
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    found, back = paired(first, second), paired(second, first)
+    assert found is not None
+    assert back is not None
+    assert (back.mean, back.p) == (pytest.approx(-found.mean), pytest.approx(found.p))
+    assert found.interval is not None
+    if len({b - a for a, b in pairs}) > 1:
+        assert (found.p < 0.05) == (found.interval.low > 0 or found.interval.high < 0)

@@ -1,0 +1,123 @@
+"""What a folder of an evaluation says, and which rows may be shown of one that is not over."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.evaluation_samples import (
+    FAILED,
+    INVALID,
+    LATER,
+    OPEN,
+    OTHER,
+    data_row,
+    write_evaluation,
+)
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.row_files import row_digest
+
+LATE = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def shown(folder: Path) -> list[int]:
+    return [row.number for row in read_results(folder).shown]
+
+
+def test_a_whole_evaluation(tmp_path: Path) -> None:
+    made = read_results(write_evaluation(tmp_path, {0: [1.0, 0.0], 7: [0.25, 1.0]}, accs={(7, 0): 0.0}))
+    assert [(row.number, row.data_source, row.score, row.right, row.rate) for row in made.rows] == [
+        (0, "sums", 0.5, 1, 0.5),
+        (7, "sums", 0.625, 1, 0.5),
+    ]
+    assert made.rows[1].digest == row_digest(data_row(7))
+    assert made.shown == made.rows
+    assert (made.whole, made.is_over, made.faults) == (2, True, ())
+    sample = made.rows[0].samples[1]
+    assert (sample.request_id, sample.number, sample.state, sample.right) == ("0-1-9f3c2a", 1, "scored", False)
+
+    assert (sample.calls, sample.tokens, sample.seconds) == (1, 7, 3.0)
+    assert made.evaluation.model.hash == "1dd3c9151dcf78eb"
+
+
+def test_what_is_invalid_or_failed_makes_a_row_not_whole(tmp_path: Path) -> None:
+    made = read_results(write_evaluation(tmp_path, {0: [1.0, INVALID], 1: [FAILED, 1.0], 2: [0.0, 1.0]}))
+    assert [made.count(state) for state in ("scored", "invalid", "failed")] == [4, 1, 1]
+    assert (made.whole, made.is_over) == (1, True)
+    assert [row.number for row in made.shown] == [2]
+    assert [row.rate for row in made.rows] == [1.0, 1.0, 0.5]
+
+
+def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, INVALID]})
+    assert [sample.score for sample in read_results(folder).rows[0].samples] == [1.0, None]
+
+
+def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
+    # Each row had its time: what is left of row 2 is late.
+    times = {(row, sample): (10.0 * row, 3.0) for row in range(5) for sample in range(2)}
+    times |= {(2, 1): (95.0, 0.0), (4, 0): (96.0, 3.0)}
+    samples = {0: [0.0, 1.0], 1: [1.0, 1.0], 2: [0.0, OPEN], 3: [1.0, 1.0], 4: [1.0, OPEN]}
+    made = read_results(write_evaluation(tmp_path, samples, asked=8, times=times))
+    assert (made.whole, made.is_over) == (3, False)
+    assert [row.number for row in made.shown] == [0, 1]
+
+
+def test_rows_that_are_there_because_they_were_short_are_not_shown(tmp_path: Path) -> None:
+    # All begin at once. The longest took 50 s and the last line was written at 60 s: row 2, which began at 20 s, is
+    # whole because it took 5 s; another of its kind might not be there.
+    times = {(0, 0): (0.0, 50.0), (1, 0): (5.0, 5.0), (2, 0): (20.0, 5.0), (3, 0): (60.0, 0.0)}
+    assert shown(write_evaluation(tmp_path, {0: [1.0], 1: [0.0], 2: [0.0], 3: [OPEN]}, times=times)) == [0, 1]
+
+
+def test_the_time_that_an_open_conversation_has_taken_counts(tmp_path: Path) -> None:
+    # Row 0 is open for 60 s: of none of the others is known that it had its time.
+    times = {(0, 0): (0.0, 0.0), (1, 0): (5.0, 5.0), (2, 0): (55.0, 5.0)}
+    assert shown(write_evaluation(tmp_path, {0: [OPEN], 1: [0.0], 2: [0.0]}, times=times)) == []
+
+
+def test_an_evaluation_that_went_on_is_one(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, {0: [1.0, INVALID], 1: [0.0, OPEN]})
+    write_evaluation(tmp_path, {0: [1.0, 0.0], 1: [1.0, 1.0]}, start=LATER, times=dict.fromkeys(LATE, (99.0, 1.0)))
+    made = read_results(tmp_path)
+    # What was there keeps its place: a second try chooses nothing.
+    ids = [[sample.request_id for sample in row.samples] for row in made.rows]
+    assert ids == [["0-0-9f3c2a", "0-1-aaaaaa"], ["1-0-9f3c2a", "1-1-aaaaaa"]]
+    assert [row.score for row in made.rows] == [0.5, 0.5]
+    assert (made.is_over, [row.number for row in made.shown]) == (True, [0, 1])
+
+
+def test_a_conversation_that_was_joined_again_has_its_last_reward(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, {0: [1.0]})
+    write_evaluation(tmp_path, {1: [1.0]}, start=LATER, asked=2)
+    (record,) = [path for path in (tmp_path / "records" / "join").iterdir() if LATER not in path.name]
+    record.rename(record.with_name(f"validation-000000-{LATER[:-6]}zzzzzz.parquet"))
+    assert [row.score for row in read_results(tmp_path).rows] == [1.0, 1.0]
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no evaluation\.json; name the folder"):
+        read_results(tmp_path)
+    (tmp_path / "evaluation.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_results(tmp_path)
+    (tmp_path / "evaluation.json").write_text(json.dumps({"recipe": "a"}))
+    with pytest.raises(ConfigError, match="model"):
+        read_results(tmp_path)
+
+
+def test_two_models_in_one_folder_are_refused(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, {0: [1.0]})
+    write_evaluation(tmp_path, {1: [1.0]}, start=LATER, model=OTHER, asked=2)
+    with pytest.raises(
+        ConfigError, match=r"is of the model '1dd3c9151dcf78eb', and the evaluation of '5c66446dffffffff'"
+    ):
+        read_results(tmp_path)
+
+
+def test_rows_that_changed_between_two_starts_are_refused(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, {0: [1.0]})
+    write_evaluation(tmp_path, {0: [1.0]}, start=LATER, rows=[data_row(5)])
+    with pytest.raises(ConfigError, match="the rows changed meanwhile"):
+        read_results(tmp_path)
