@@ -38,17 +38,23 @@ ROWS, SAMPLES, RISE = 64, 8, 0.2
 _ELSE = "0" * 16
 
 
-def ours(*words: str) -> None:
+def ours(*words: str, attempts: int = 1) -> None:
     """Run `verl-multiturn` with these words.
+
+    Args:
+        words: The words.
+        attempts: How often it is tried: an evaluation of which conversations are invalid goes on when it is repeated.
 
     Raises:
         SystemExit: It failed.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-m", "verl_multiturn.cli", *words], cwd=ROOT, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"verl-multiturn {' '.join(words)} ended with status {done.returncode}")
+    command = [sys.executable, "-m", "verl_multiturn.cli", *words]
+    if not any(
+        subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0 for _ in range(attempts)
+    ):
+        raise SystemExit(f"verl-multiturn {' '.join(words)} failed")
 
 
 def base_conversations(out: Path) -> Path:
@@ -58,13 +64,13 @@ def base_conversations(out: Path) -> Path:
     rows = pyarrow.parquet.read_table(out / "rows" / "train.parquet").slice(0, ROWS)
     pyarrow.parquet.write_table(rows, out / "rows" / "asked.parquet")
     asked = ["--rows", str(out / "rows" / "asked.parquet"), "--samples", str(SAMPLES), "--temperature", "1"]
-    ours("eval", str(MODEL), "--recipe", "quickstart", *asked, "--out", str(out / "base"))
+    ours("eval", str(MODEL), "--recipe", "quickstart", *asked, "--out", str(out / "base"), attempts=3)
     return out / "base"
 
 
 def accuracy(model: Path, out: Path) -> float:
     """Return the share of the held-out rows that a model solves."""
-    ours("eval", str(model), "--recipe", "quickstart", "--out", str(out))
+    ours("eval", str(model), "--recipe", "quickstart", "--out", str(out), attempts=3)
     rows = read_results(out).rows
     return sum(row.rate for row in rows) / len(rows)
 
