@@ -137,8 +137,8 @@ def main() -> None:
     }
     run = learn(base, model, out / "sft", args.steps)
     found |= {"steps": args.steps, **traced(run)}
-    found["before"] = accuracy(MODEL, out / "held-out-before")
     found["after"] = accuracy(run / "model", out / "held-out-after")
+    found["before"] = accuracy(MODEL, out / "held-out-before")
     found["seconds"] = round(time.monotonic() - began, 1)
     found["ok"] = (
         found["after"] - found["before"] >= RISE

@@ -5,7 +5,7 @@
 - **step**: the groups of step 1 of a quickstart (`--run`: a finished one with seed `--seed`; else it is run here) are
   the rows of a second run, whose agent loop returns the records and samples nothing. All other settings are the same.
   The policy loss must be that of the run within 1e-6, the gradient's norm within 1e-5.
-- **changed**: in each record of the run one id of the prompt or the response, an entry of the mask, a log-probability
+- **changed**: in each record of step 1 one id of the prompt or the response, an entry of the mask, a log-probability
   or a weight version is changed, at a place that is drawn. Each changed record must be refused, and no other.
 
 Exit status 1: something of this does not hold. The last line is one JSON object.
@@ -77,7 +77,7 @@ def step(run: Path, out: Path, seed: int) -> dict[str, Any]:
     for name in _SHOWN:
         one, other = ran.get(name, np.nan), recorded.get(name, np.nan)
         table.add_row(name, repr(one), repr(other), f"{abs(one - other):.2g}")
-        found[name.rpartition("/")[2]] = [one, other]
+        found[name] = [one, other]
         if name in NEAR:
             found["holds"] &= bool(abs(one - other) <= NEAR[name])
     found["holds"] &= recorded["rollout/certificate/violations"] == 0
@@ -142,7 +142,7 @@ def refused(record: Record) -> bool:
 
 
 def changed(run: Path, seed: int) -> dict[str, Any]:
-    """Change each record of a run in each way."""
+    """Change each record of a run's first step in each way."""
     rng = random.Random(seed)
     records = [json.loads(json.dumps(record)) for record in _tried(run)]
     found: dict[str, Any] = {"records": len(records), "refused_unchanged": sum(map(refused, records))}
@@ -159,7 +159,8 @@ def changed(run: Path, seed: int) -> dict[str, Any]:
 
 
 def _tried(run: Path) -> Iterator[Record]:
-    return (record for record in read_records(run) if record["valid"])
+    """Yield the records of a run's first step."""
+    return (record for record in read_records(run) if record["step"] == 1 and not record["validation"])
 
 
 def main() -> None:
