@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.recipe_scripts import composed
 from tests.support.sample_records import sample_record, sample_run, sample_session
 from verl_multiturn import ConfigError
 from verl_multiturn.certificate.receipts import Receipts
@@ -100,3 +101,14 @@ def test_the_outcome_writes_the_recorded_columns() -> None:
     assert made.turn_ids == [0] * 6 + [0] * 4 + [1] * 3 + [1] * 3
     assert [int(source) for source in made.sources] == [0] * 6 + [1] * 4 + [3] * 3 + [1] * 3
     assert (made.prompt_length, made.turns, str(made.stop_reason)) == (6, 2, "finished")
+
+
+def test_each_trainer_has_its_own_configuration() -> None:
+    sft, rl = composed("from_records", smoke=True), composed("from_records", "rl", smoke=True)
+    # With that section our start-up check would take it for one of the PPO trainer.
+    assert "actor_rollout_ref" not in sft
+    assert (sft.recipe.trainer, sft.recipe.prepare["min-score"]) == ("verl.trainer.sft_trainer", 1.0)
+    assert sft.data.custom_cls.path == "pkg://verl_multiturn.verl_bridge.from_records.dataset"
+    assert (rl.recipe.trainer, rl.recipe.prepare.group) == ("verl.trainer.main_ppo", 4)
+    assert rl.algorithm.rollout_correction.rollout_is == "token"
+    assert rl.data.val_files == rl.data.train_files
