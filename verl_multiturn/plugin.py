@@ -77,11 +77,13 @@ def register() -> None:
     if activate.wanted():
         activate.activate()
 
+    from verl_multiturn.verl_bridge.from_records import loop as recorded_loop
     from verl_multiturn.verl_bridge.loops import agent_loop, proxy_loop
     from verl_multiturn.verl_bridge.startup import configuration
 
     agent_loop.register_agent_loop()
     proxy_loop.register_proxy_loop()
+    recorded_loop.register_recorded_loop()
     configuration.register_callback()
 
     # verl looks its trainers and its engines up just after it has imported them. Importing them here instead would cost

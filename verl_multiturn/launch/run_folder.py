@@ -126,11 +126,12 @@ class RunFolder:
         Raises:
             ConfigError: The run would replace rows that were not made by a run.
         """
-        if not all((self._data / f"{split}.parquet").is_file() for split in _SPLITS):
-            return False
         always = made["smoke"] or made["source"] is not None
         there, half_made = self._stamp(".prepared"), self._stamp(".preparing")
         stamp = there if half_made is None else half_made
+        wanted = list(stamp.get("files") or _SPLITS) if stamp is not None else _SPLITS  # a script may write one split
+        if not all((self._data / f"{split}.parquet").is_file() for split in wanted):
+            return False
         if stamp is None or ("files" in stamp and stamp["files"] != self._files()):
             if always:
                 raise ConfigError(

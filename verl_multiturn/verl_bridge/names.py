@@ -8,7 +8,13 @@ AGENT_LOOP = "multiturn_agent"
 PROXY_LOOP = "proxy_agent"
 """Our agent loop of agents behind an endpoint."""
 
-OUR_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
+RECORDED_LOOP = "recorded_agent"
+"""Our agent loop that samples nothing, and returns recorded conversations."""
+
+SAMPLING_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
+"""Our agent loops that hold conversations, of which records and traces are kept."""
+
+OUR_LOOPS = SAMPLING_LOOPS | {RECORDED_LOOP}
 
 ROLLOUT = "sglang_async"
 """Our `rollout.name`. The start-up check writes `SGLANG` in its place, and `custom.multiturn.own_server` beside it."""

@@ -294,7 +294,8 @@ def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", sorted(path.parent.name for path in RECIPES.glob("*/run.sh")))
 def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None:
     text = (RECIPES / recipe / "README.md").read_text(encoding="utf-8")
-    if recipe in ("smollm2", "quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair"):
+    own = ("smollm2", "quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair", "from_records")
+    if recipe in own:
         assert "There is no original" in text or recipe == "quickstart"
         return
     lines = text.splitlines()
@@ -308,7 +309,8 @@ def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None
 
 @pytest.mark.stack  # verl's own configuration files are composed, for each recipe
 @pytest.mark.parametrize(
-    "recipe", sorted({path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart", "proxy_quickstart"})
+    "recipe",
+    sorted({path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart", "proxy_quickstart", "from_records"}),
 )
 def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
     config = composed(recipe)

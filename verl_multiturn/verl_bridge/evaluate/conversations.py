@@ -32,7 +32,7 @@ from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
-from verl_multiturn.verl_bridge.names import AGENT_LOOP, OUR_LOOPS
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, SAMPLING_LOOPS
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Conversations:
             ConfigError: It is none of ours; verl's own need its servers, and so Ray.
         """
         name = str(self._rows[row.position].get("agent_name", self._default_loop))
-        if name not in OUR_LOOPS:
+        if name not in SAMPLING_LOOPS:
             raise ConfigError(
                 f"data row {row.number} has the agent loop {name!r}, which asks verl's servers in Ray; eval runs "
-                f"{' and '.join(sorted(OUR_LOOPS))}"
+                f"{' and '.join(sorted(SAMPLING_LOOPS))}"
             )
         return name
 

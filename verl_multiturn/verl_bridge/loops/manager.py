@@ -48,7 +48,7 @@ from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper
-from verl_multiturn.verl_bridge.names import OUR_LOOPS, REROLLED_FROM
+from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
 from verl_multiturn.verl_bridge.trainer.replay_buffer import End
@@ -187,7 +187,7 @@ class MultiTurnWorker(_VerlWorker):
         run = partial(super()._run_agent_loop, *args, **kwargs)
         samples = self._oversampled.get(kwargs["uid"])
         uid = kwargs["uid"]
-        recorder = self._recorder if kwargs.get("agent_name") in OUR_LOOPS else None
+        recorder = self._recorder if kwargs.get("agent_name") in SAMPLING_LOOPS else None
         tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
         validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
         followed_here = follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier)

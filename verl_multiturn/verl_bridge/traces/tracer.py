@@ -17,7 +17,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.observe.trace_writer import Sink, TraceWriter
 from verl_multiturn.observe.traces import Followed
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.names import OUR_LOOPS
+from verl_multiturn.verl_bridge.names import SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.traces.backends import RLInsight, open_rl_insight, session_of, sink_of
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Tracer:
 
         Batches are shuffled, so the first rows are any rows; those of a validation are the same ones each time.
         """
-        if prompt.get("agent_name") not in OUR_LOOPS:
+        if prompt.get("agent_name") not in SAMPLING_LOOPS:
             return
         step = int(prompt.get("global_steps") or 0)
         count = self._begun[validate, step] = self._begun.pop((validate, step), 0) + 1

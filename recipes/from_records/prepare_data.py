@@ -1,0 +1,165 @@
+"""Choose recorded conversations to learn from: `train.parquet`, and `lineage.jsonl`, which says where each row is from.
+
+    python recipes/from_records/prepare_data.py --out DIR --records DIR… [--models HASH…] [--min-score X] [--per-row K]
+        [--group N] [--tokenizer PATH] [--batch B]
+
+Without `--group`, rows are for SFT: each names a record and a row of it. With `--group N`, they are for the agent loop
+`recorded_agent`: each is a data row, with N of its conversations. The tokens stay where they are, in the records, and
+are verified when they are taken. With `--smoke`, the records are made here (`made_records.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from made_records import write_records
+
+from verl_multiturn.data import arguments, prepare
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.records.learning import Choice, Chosen, Selection, check_vocabulary, choose
+
+AGENT = "recorded_agent"
+_SHOWN = 5
+Row = dict[str, Any]
+
+
+def sft_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
+    """Return the rows for SFT, and their lines of `lineage.jsonl`: one for each row of a conversation that is trained.
+
+    Args:
+        selection: What was chosen.
+    """
+    rows: list[Row] = []
+    lines: list[Row] = []
+    for each in selection.conversations:
+        for index, trained in enumerate(each.trained):
+            if trained:
+                lines.append({**each.lineage(len(rows), index), "trained_tokens": trained})
+                rows.append({**each.pointer, "index": index})
+    return rows, lines
+
+
+def rl_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
+    """Return the rows for reinforcement learning, and their lines of `lineage.jsonl`: one for each conversation.
+
+    Args:
+        selection: What was chosen, in groups.
+    """
+    rows, lines = [], []
+    for number, group in enumerate(selection.groups):
+        for index, each in enumerate(group):
+            lines.append({**each.lineage(number, index), "trained_tokens": sum(each.trained)})
+        rows.append(rl_row(number, group))
+    return rows, lines
+
+
+def rl_row(number: int, group: Sequence[Chosen]) -> Row:
+    """Return the row of a group.
+
+    Args:
+        number: Its number in the file.
+        group: Its conversations.
+    """
+    sample = group[0].sample
+    truth = sample["ground_truth"]
+    return {
+        "data_source": sample["data_source"] or "recorded",
+        # Shown alone: the tokens of the prompt are the records'.
+        "prompt": [{"role": each["role"], "content": as_text(each.get("content"))} for each in sample["messages"]],
+        "reward_model": {"style": "rule", "ground_truth": as_text(truth)},
+        "extra_info": {"index": number, "records": [{**each.pointer, "score": each.score} for each in group]},
+        "agent_name": AGENT,
+    }
+
+
+def as_text(value: Any) -> str:
+    """Return a value as text: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def check_batch(rows: int, batch: int | None) -> None:
+    """Refuse fewer rows than a batch, with which verl's SFT trainer ends in a division by zero.
+
+    Args:
+        rows: Number of rows.
+        batch: Rows of a batch; None: not known.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    if batch is not None and rows < batch:
+        raise ConfigError(
+            f"{rows} rows were chosen, fewer than a batch (data.train_batch_size={batch}), so that nothing could be "
+            f"learned; set data.train_batch_size to {rows} or less, name more records, or choose more widely"
+        )
+
+
+def write(out: Path, rows: Sequence[Row], lines: Iterable[Row]) -> None:
+    """Write `lineage.jsonl` and `train.parquet`.
+
+    Args:
+        out: Folder for the files. It is made if it does not exist.
+        rows: The rows.
+        lines: The lines.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "lineage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows)), out / "new-train.parquet")
+    (out / "new-train.parquet").replace(out / "train.parquet")
+
+
+def main() -> None:
+    """Choose the conversations, and write the files."""
+    parser = arguments(__doc__ or "", None)
+    parser.add_argument("--records", nargs="+", default=[], metavar="DIR")
+    parser.add_argument("--models", nargs="+", metavar="HASH")
+    parser.add_argument("--min-score", type=float)
+    parser.add_argument("--per-row", type=int)
+    parser.add_argument("--group", type=int)
+    parser.add_argument("--tokenizer", metavar="PATH", help="folder or hub name of the model that learns")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--max-length", type=int)
+    parser.add_argument("--max-prompt-length", type=int)
+    parser.add_argument("--max-response-length", type=int)
+    args = parser.parse_args()
+    vocabulary = None
+    if args.tokenizer is not None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+        vocabulary = tokenizer.get_vocab()
+    folders = args.records
+    if args.smoke and not folders:
+        folders = [str(args.out / "records")]
+        write_records(args.out / "records", tokenizer)
+    choice = Choice(
+        args.min_score,
+        None if args.models is None else tuple(args.models),
+        args.per_row,
+        args.group,
+        args.max_length,
+        args.max_prompt_length,
+        args.max_response_length,
+    )
+    selection = choose(folders, choice)
+    if vocabulary is not None:
+        check_vocabulary(folders, vocabulary, args.tokenizer)
+    rows, lines = sft_rows(selection) if args.group is None else rl_rows(selection)
+    for fault in selection.faults[:_SHOWN]:
+        print(fault, file=sys.stderr)
+    if len(selection.faults) > _SHOWN:
+        print(f"… and {len(selection.faults) - _SHOWN} more", file=sys.stderr)
+    print(selection.told(), file=sys.stderr)
+    check_batch(len(rows), args.batch)
+    write(args.out, rows, lines)
+
+
+if __name__ == "__main__":
+    prepare(main)

@@ -1,0 +1,206 @@
+"""Which recorded conversations are learned from."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session
+from verl_multiturn import CertificateError, ConfigError
+from verl_multiturn.records import joins, schema
+from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose, scores_of
+from verl_multiturn.records.run_file import digest_of_vocabulary
+
+
+def folder_of(tmp_path: Path, records: list[dict[str, Any]], scores: list[float | None] | None = None) -> Path:
+    """Write a folder with records in one plain file, and their join; a score of None is a row without one."""
+    import pyarrow as pa
+
+    lines = [json.dumps(orjson.loads(orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY))) for record in records]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    given = scores or [float(record["number"] == 0) for record in records]
+    rows = [joined_row(each, score=score) for each, score in zip(records, given, strict=True)]
+    joins.write(tmp_path, joins.name_of(False, 1, START), pa.Table.from_pylist(rows, schema.JOINED))
+    return tmp_path
+
+
+def evaluated(number: int, row: int = 0, model: str = "aaaa", **changes: Any) -> dict[str, Any]:
+    """Return a record of an evaluation."""
+    name, digest = f"{model}-{row}-{number}", f"{row:016x}"
+    return sample_record(
+        request_id=name, uid=str(row), number=number, validation=True, row={"number": row, "digest": digest},
+        model=model, **changes,
+    )  # fmt: skip
+
+
+def test_the_good_ones_of_a_run_are_chosen_and_the_rest_counted(tmp_path: Path) -> None:
+    sample_run(tmp_path / "records")
+    found = choose([tmp_path], Choice(min_score=1.0))
+    assert [(each.request_id, each.score, each.trained) for each in found.conversations] == [
+        (f"{START}-t1-0-0", 1.0, (7,)),
+        (f"{START}-t1-1-0", 1.0, (7,)),
+        (f"{START}-t2-0-0", 1.0, (7,)),
+        (f"{START}-t2-1-0", 1.0, (7,)),
+    ]
+    assert found.left_out == {"of a trainer's validation": 2, "with a reward below 1.0": 12}
+    assert found.told() == (
+        "4 of 18 conversations are learned from; left out: 2 of a trainer's validation, 12 with a reward below 1.0"
+    )
+    assert found.faults == ()
+
+
+def test_a_row_gives_its_best_conversations_up_to_a_number(tmp_path: Path) -> None:
+    records = [evaluated(number, row) for row in (0, 1) for number in range(4)]
+    folder = folder_of(tmp_path, records, [0.0, 1.0, 0.5, 1.0, 0.0, 0.0, 0.0, 1.0])
+    found = choose([folder], Choice(per_row=2))
+    assert [[each.number for each in group] for group in found.groups] == [[1, 3], [0, 3]]
+    assert found.left_out == {"beyond 2 of their row": 4}
+
+
+def test_groups_are_whole_and_of_one_size(tmp_path: Path) -> None:
+    records = [evaluated(number, row) for row, count in ((0, 3), (1, 1), (2, 2)) for number in range(count)]
+    found = choose([folder_of(tmp_path, records)], Choice(group=2))
+    assert [[each.request_id for each in group] for group in found.groups] == [
+        ["aaaa-0-0", "aaaa-0-1"],
+        ["aaaa-2-0", "aaaa-2-1"],
+    ]
+    assert found.left_out == {"in groups of fewer than 2": 1, "beyond 2 of their row": 1}
+
+
+def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> None:
+    records = [evaluated(0, 0, "aaaa"), evaluated(0, 0, "bbbb"), sample_record(request_id="of-a-trainer")]
+    folder = folder_of(tmp_path, records)
+    found = choose([folder], Choice(models=("bbbb",)))
+    assert [each.model for each in found.conversations] == ["bbbb"]
+    assert found.left_out == {"of another model": 2}
+    with pytest.raises(
+        ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"
+    ):
+        choose([folder], Choice(models=("c",)))
+
+
+def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
+    invalid = evaluated(1, valid=False, stop_reason="engine_error")
+    shown = evaluated(2)
+    shown["rows"][0]["images"] = [{"digest": "00", "size": [1, 1]}]
+    records = [evaluated(0), invalid, shown, evaluated(3), evaluated(4)]
+    folder = folder_of(tmp_path, records, [1.0, 0.0, 1.0, None, 1.0])
+    assert choose([folder], Choice()).left_out == {
+        "invalid": 1,
+        "with images, which records do not hold": 1,
+        "without a reward": 1,
+    }
+    with pytest.raises(ConfigError, match="2 too long"):
+        choose([folder], Choice(max_length=9))
+
+
+@pytest.mark.parametrize("what", ["id", "prompt", "mask", "logprob", "version", "score"])
+def test_a_changed_record_is_not_learned_from(tmp_path: Path, what: str) -> None:
+    changed = evaluated(1)
+    row = changed["rows"][0]
+    if what == "id":
+        row["ids"][6] += 1
+    elif what == "prompt":
+        row["ids"][2] += 1
+    elif what == "mask":
+        row["runs"][1][1] = 0
+    elif what == "logprob":
+        row["logprobs"][0] -= 0.001
+    elif what == "version":
+        row["runs"][1][2] += 1
+    found = choose([folder_of(tmp_path, [evaluated(0), changed], [1.0, 1.0])], Choice())
+    if what == "score":  # nothing was changed
+        assert len(found.conversations) == 2
+        return
+    assert [each.number for each in found.conversations] == [0]
+    assert found.left_out == {"whose tokens are not those of the engine": 1}
+    assert len(found.faults) == 1
+    assert "a.jsonl, offset " in found.faults[0]
+
+
+def test_a_torn_file_costs_what_is_torn(tmp_path: Path) -> None:
+    sample_run(tmp_path)
+    [path] = tmp_path.glob("*.jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="nothing is left to learn from"):
+        choose([tmp_path], Choice())
+    with path.open("wb") as file:
+        file.write(gzip.compress(orjson.dumps(sample_record(request_id=f"{START}-t1-0-0")) + b"\n"))
+        file.write(b"torn")
+    found = choose([tmp_path], Choice())
+    assert len(found.conversations) == 1
+    assert any("cannot be read" in fault for fault in found.faults)
+
+
+def test_a_record_is_verified_when_it_is_taken(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [evaluated(0), evaluated(1)])
+    pointers = [each.pointer for each in choose([folder], Choice()).conversations]
+    assert Shelf().take(pointers[1])["request_id"] == "aaaa-0-1"
+    path = folder / "a.jsonl"
+    path.write_text(path.read_text().replace("-1.5", "-1.4"))
+    with pytest.raises(CertificateError, match="is not what the engine returned"):
+        Shelf().take(pointers[1])
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match=r"'aaaa-0-1' is not in .* any more"):
+        Shelf().take(pointers[1])
+
+
+def test_a_session_has_the_tokens_of_each_of_its_rows(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [sample_session()], [1.0])
+    [found] = choose([folder], Choice()).conversations
+    assert found.trained == (2, 2)
+    assert found.lineage(7, 1) == {
+        "row": 7, "index": 1, "request_id": "s-0", "file": str(folder / "a.jsonl"), "offset": 0, "place": 0,
+        "model": None, "reward": 1.0, "data_row": None, "uid": "group-s", "number": 0, "step": 1,
+    }  # fmt: skip
+
+
+def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    record = sample_record()
+    for start, scores in (("a", [1.0, 1.0]), ("b", [0.5, 0.25])):
+        rows = [joined_row(record, row=row, score=score) for row, score in enumerate(scores)]
+        joins.write(tmp_path, joins.name_of(False, 1, start), pa.Table.from_pylist(rows, schema.JOINED))
+    assert scores_of([tmp_path]) == {"r-0": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("choice", "error"),
+    [
+        ({"group": 1}, "groups of 1: a group of one has no baseline"),
+        ({"group": 2, "min_score": 1.0}, "min_score=1.0 and per_row=None leave parts of a group out"),
+    ],
+)
+def test_groups_without_a_baseline_are_refused(choice: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        Choice(**choice)
+
+
+def test_records_must_be_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no records are named"):
+        choose([], Choice())
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for name in ("one", "two"):
+        folder_of(tmp_path / name, [evaluated(0)])
+    with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* and in .*two"):
+        choose([tmp_path / "one", tmp_path / "two"], Choice())
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    vocabulary = {"a": 0, "b": 1}
+    sample_run(tmp_path)
+    with pytest.raises(ConfigError, match="its ids are of another tokenizer than that of 'mine'"):
+        check_vocabulary([tmp_path], vocabulary, "mine")
+    [run] = tmp_path.glob("run-*.json")
+    run.write_text(
+        json.dumps({**json.loads(run.read_text()), "tokenizer": {"digest": digest_of_vocabulary(vocabulary)}})
+    )
+    check_vocabulary([tmp_path], vocabulary, "mine")
+    run.unlink()
+    with pytest.raises(ConfigError, match=r"no run-.*json says which tokenizer"):
+        check_vocabulary([tmp_path], vocabulary, "mine")

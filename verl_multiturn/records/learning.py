@@ -1,0 +1,336 @@
+"""Which recorded conversations are learned from, and where each of them lies: `choose`, and `Shelf.take` later.
+
+    folders of records ─▶ choose ─▶ rows of a parquet file, lineage.jsonl ─▶ Shelf.take ─▶ record ─▶ trainer
+
+Invariants:
+- a record is verified against the receipts of its generations when it is chosen, and again each time it is taken. One
+  that is torn, or of which an id, a mask or a log-probability was changed, is not trained;
+- what is chosen depends on the records and the choice alone, not on the order of folders in a file system;
+- every conversation is either chosen or counted with the cause for which it is left out.
+
+The digests are not signed: they find damage and careless edits, and nobody who computes them anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_multiturn.describe import show
+from verl_multiturn.errors import CertificateError, ConfigError
+from verl_multiturn.records import joins
+from verl_multiturn.records.reader import Placed, Records
+from verl_multiturn.records.run_file import digest_of_vocabulary
+from verl_multiturn.records.verification import verify_record
+
+NO_SCORE = ("invalid", "outage", "reward_outage", "failed", "unsampled")
+"""Causes in the join's column `untrained` for which the score of a row says nothing."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is learned from; None: no such bound."""
+
+    min_score: float | None = None
+    """Smallest reward of a conversation."""
+    models: tuple[str, ...] | None = None
+    """Digests of the weights (`Record.model`) that may have sampled it. A trainer's records name none."""
+    per_row: int | None = None
+    """The most conversations of one data row: those with the highest rewards, the first ones among equals."""
+    group: int | None = None
+    """Number of conversations in each group, for a trainer that compares them; None: each stands for itself."""
+    max_length: int | None = None
+    """The most tokens of a row, and so the next two of its prompt and its response."""
+    max_prompt_length: int | None = None
+    max_response_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is None:
+            return
+        if self.group < 2:
+            raise ConfigError(
+                f"groups of {self.group}: a group of one has no baseline to compare with; set rollout.n to 2 or more, "
+                "or learn from the good ones by SFT (leave variant=rl out)"
+            )
+        if self.min_score is not None or self.per_row is not None:
+            raise ConfigError(
+                f"min_score={self.min_score} and per_row={self.per_row} leave parts of a group out, whose mean is its "
+                "baseline; set both to null"
+            )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A conversation that is learned from, and where its record lies."""
+
+    path: str
+    """File of its record."""
+    offset: int
+    """Position of the gzip member in it, or of the line."""
+    place: int
+    """Number of the record in the member."""
+    request_id: str
+    score: float
+    """Its reward."""
+    model: str | None
+    data_row: Mapping[str, Any] | None
+    """The row of an evaluation: its number and digest; None: a trainer's."""
+    uid: str
+    number: int
+    """Number of the conversation in its group."""
+    step: int
+    trained: tuple[int, ...]
+    """Number of trained tokens in each of its rows."""
+    sample: Mapping[str, Any] = field(repr=False)
+    """What its data set says (`schema.Sample`)."""
+
+    @property
+    def pointer(self) -> dict[str, Any]:
+        """Return what `Shelf.take` needs, in plain types."""
+        return {"path": self.path, "offset": self.offset, "place": self.place, "request_id": self.request_id}
+
+    def lineage(self, row: int, index: int) -> dict[str, Any]:
+        """Return the line of `lineage.jsonl` that says where a row of the training file comes from.
+
+        Args:
+            row: Number of the row in the training file.
+            index: Number of the conversation's row; of a group, of the conversation in it.
+        """
+        return {
+            "row": row,
+            "index": index,
+            "request_id": self.request_id,
+            "file": self.path,
+            "offset": self.offset,
+            "place": self.place,
+            "model": self.model,
+            "reward": self.score,
+            "data_row": None if self.data_row is None else dict(self.data_row),
+            "uid": self.uid,
+            "number": self.number,
+            "step": self.step,
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen."""
+
+    groups: tuple[tuple[Chosen, ...], ...]
+    """The conversations of each data row, in the order of their numbers."""
+    left_out: Counter[str]
+    """Conversations that were left out, by cause."""
+    faults: tuple[str, ...]
+    """What could not be read, and which records are not what the engine returned: one sentence each."""
+
+    @property
+    def conversations(self) -> list[Chosen]:
+        """Return all chosen conversations."""
+        return [each for group in self.groups for each in group]
+
+    def told(self) -> str:
+        """Return what was chosen as one line."""
+        kept = len(self.conversations)
+        parts = [f"{count} {cause}" for cause, count in sorted(self.left_out.items())]
+        text = f"{kept} of {kept + self.left_out.total()} conversations are learned from"
+        return text + (f"; left out: {', '.join(parts)}" if parts else "")
+
+
+def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
+    """Choose conversations to learn from.
+
+    Args:
+        folders: Folders of runs or evaluations, folders of records, or files of records beside their joins.
+        choice: What is learned from.
+
+    Raises:
+        ConfigError: A folder does not exist or holds no records, a conversation is in two of them, or nothing is left.
+    """
+    if not folders:
+        raise ConfigError("no records are named; name folders of runs or evaluations: recipe.records=[DIR,…]")
+    found: dict[tuple[Any, ...], list[Chosen]] = {}
+    left_out: Counter[str] = Counter()
+    faults: list[str] = []
+    seen: dict[str, str] = {}
+    for folder in folders:
+        records = Records(folder).require()
+        scores = scores_of(records.folders)
+        for placed in _placed(records):
+            request_id = placed.record["request_id"]
+            if (other := seen.setdefault(request_id, str(placed.path))) != str(placed.path):
+                raise ConfigError(
+                    f"request {show(request_id)} is in {other!r} and in {str(placed.path)!r}; name each folder once"
+                )
+            cause, problem = _refusal(placed.record, scores.get(request_id), choice)
+            if cause:
+                left_out[cause] += 1
+                faults += [f"{placed.path}, offset {placed.offset}: {problem}"] if problem else []
+            else:
+                chosen = _chosen(placed, scores[request_id])
+                found.setdefault(_row_of(chosen), []).append(chosen)
+        torn = [fault for fault in records.faults if "left out" in fault or "cannot be read" in fault]
+        faults += torn
+    groups = list(_grouped(found.values(), choice, left_out))
+    selection = Selection(tuple(groups), left_out, tuple(faults))
+    if not groups:
+        raise ConfigError(f"nothing is left to learn from: {selection.told()}; {_wider(choice)}")
+    return selection
+
+
+def check_vocabulary(folders: Sequence[str | Path], vocabulary: Mapping[str, int], name: str) -> None:
+    """Refuse records whose ids are those of another tokenizer.
+
+    Args:
+        folders: As for `choose`.
+        vocabulary: The vocabulary of the model that learns.
+        name: What names that model, for errors.
+
+    Raises:
+        ConfigError: A run's tokenizer has another vocabulary, or its file does not say which one it had.
+    """
+    own = digest_of_vocabulary(vocabulary)
+    for folder in folders:
+        known = {run["tokenizer"].get("digest") for run in Records(folder).runs} or {None}
+        if known != {own}:
+            raise ConfigError(
+                f"{str(folder)!r}: no run-*.json says which tokenizer its ids are of; name the folder that a run wrote"
+                if None in known
+                else f"{str(folder)!r}: its ids are of another tokenizer than that of {name!r}; name records of this "
+                "model, or the model that they are of"
+            )
+
+
+def _placed(records: Records) -> Iterator[Placed]:
+    for file in records.files:
+        yield from records.placed(file)
+
+
+def scores_of(folders: Iterable[Path]) -> dict[str, float]:
+    """Return the reward of each conversation that has one by its join; of several rows, their sum.
+
+    One that was joined again by a later start has its last join.
+    """
+    found: dict[str, dict[str, dict[int, float | None]]] = {}
+    for name, table in joins.read(folders, ["request_id", "row", "score", "untrained"]):
+        for row in table.to_pylist():
+            score = None if row["untrained"] in NO_SCORE else row["score"]
+            if row["request_id"] is not None:
+                found.setdefault(row["request_id"], {}).setdefault(name.start, {})[row["row"]] = score
+    last = {request_id: by_start[max(by_start)] for request_id, by_start in found.items()}
+    return {
+        request_id: sum(score for score in rows.values() if score is not None)
+        for request_id, rows in last.items()
+        if None not in rows.values()
+    }
+
+
+def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> tuple[str, str]:
+    """Return why a conversation is left out, and what is wrong with its record; "" and "" for one that can be used."""
+    try:
+        check(record)
+    except CertificateError as error:
+        return "whose tokens are not those of the engine", str(error)
+    lengths = [(row["prompt_length"], len(row["ids"]) - row["prompt_length"]) for row in record["rows"]]
+    bounds = choice.max_length, choice.max_prompt_length, choice.max_response_length
+    checks = {
+        # Its rows are those that the run holds out.
+        "of a trainer's validation": record["validation"] and record["row"] is None,
+        "of another model": choice.models is not None and record["model"] not in choice.models,
+        "invalid": not record["valid"],
+        "without a reward": score is None,
+        "with images, which records do not hold": any(row["images"] for row in record["rows"]),
+        f"with a reward below {choice.min_score}": None not in (choice.min_score, score) and score < choice.min_score,  # type: ignore[operator]
+        "too long": any(
+            bound is not None and length > bound
+            for prompt, response in lengths
+            for bound, length in zip(bounds, (prompt + response, prompt, response), strict=True)
+        ),
+    }
+    return next((cause for cause, holds in checks.items() if holds), ""), ""
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Verify a record.
+
+    Raises:
+        CertificateError: It is not what the engine returned.
+    """
+    if (found := verify_record(record).violations) != []:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise CertificateError(f"{found[0]}{more}")
+
+
+def _chosen(placed: Placed, score: float) -> Chosen:
+    record = placed.record
+    return Chosen(
+        str(placed.path.absolute()),
+        placed.offset,
+        placed.place,
+        record["request_id"],
+        score,
+        record["model"],
+        record["row"],
+        record["uid"],
+        record["number"],
+        record["step"],
+        tuple(sum(count for count, mask, *_ in row["runs"] if mask) for row in record["rows"]),
+        record["sample"],
+    )
+
+
+def _row_of(chosen: Chosen) -> tuple[Any, ...]:
+    """Return what conversations of one data row have in common: what the row says and the model, or a trainer's uid."""
+    if chosen.data_row is not None:
+        return chosen.data_row["digest"], chosen.model
+    return str(Path(chosen.path).parent), chosen.uid
+
+
+def _grouped(found: Iterable[list[Chosen]], choice: Choice, left_out: Counter[str]) -> Iterator[tuple[Chosen, ...]]:
+    for group in found:
+        group.sort(key=lambda each: each.number)
+        most = choice.group or choice.per_row or len(group)
+        if choice.group is not None and len(group) < choice.group:
+            left_out[f"in groups of fewer than {choice.group}"] += len(group)
+            continue
+        kept = group if choice.group is not None else sorted(group, key=lambda each: -each.score)
+        if len(group) > most:
+            left_out[f"beyond {most} of their row"] += len(group) - most
+        yield tuple(sorted(kept[:most], key=lambda each: each.number))
+
+
+def _wider(choice: Choice) -> str:
+    if choice.models is not None:
+        return f"models={list(choice.models)} names the weights that may have sampled them"
+    return "name other records, or set a wider choice"
+
+
+class Shelf:
+    """Takes records from their files, by the pointers that `Chosen.pointer` made."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Records] = {}
+
+    def take(self, pointer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record, verified.
+
+        Raises:
+            ConfigError: It is not there any more.
+            CertificateError: It is not what the engine returned.
+        """
+        path, request_id = str(pointer["path"]), str(pointer["request_id"])
+        if path not in self._records:
+            self._records[path] = Records(path)
+        records = self._records[path]
+        stem = records.files[0].stem
+        record = records.record_at(stem, int(pointer["offset"]), int(pointer["place"]))
+        if record is None or record["request_id"] != request_id:
+            why = f": {records.faults[-1]}" if records.faults else ""
+            raise ConfigError(
+                f"the record of request {show(request_id)} is not in {path!r} any more{why}; choose the conversations "
+                "anew, in another --out"
+            )
+        check(record)
+        return record

@@ -1,0 +1,1 @@
+"""Learning from recorded conversations: the data set of verl's SFT trainer, and an agent loop that samples nothing."""
