@@ -19,7 +19,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
 from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.launch.run import _environment
+from verl_multiturn.launch.run import environment_of
 
 pytestmark = pytest.mark.slow
 
@@ -163,9 +163,9 @@ def test_the_variants_of_the_lake_change_what_they_say() -> None:
 def test_a_run_finds_the_classes_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     plan = plan_run("frozen_lake", out=tmp_path)
-    assert _environment(plan, {"recipe": {"on_cpu": False}})["PYTHONPATH"] == f"{ROOT}:/mine"
+    assert environment_of(plan, {"recipe": {"on_cpu": False}})["PYTHONPATH"] == f"{ROOT}:/mine"
     monkeypatch.delenv("PYTHONPATH")
-    assert _environment(plan, {"recipe": {"on_cpu": False}})["PYTHONPATH"] == str(ROOT)
+    assert environment_of(plan, {"recipe": {"on_cpu": False}})["PYTHONPATH"] == str(ROOT)
 
 
 def test_the_made_household_can_be_solved(tmp_path: Path) -> None:
