@@ -309,7 +309,9 @@ def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None
 @pytest.mark.stack  # verl's own configuration files are composed, for each recipe
 @pytest.mark.parametrize(
     "recipe",
-    sorted({path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart", "proxy_quickstart", "from_records"}),
+    sorted(
+        {path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart", "proxy_quickstart", "from_records"}
+    ),
 )
 def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:
     config = composed(recipe)
