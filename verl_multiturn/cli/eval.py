@@ -26,6 +26,7 @@ from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.launch.run import environment_of, run_recipe
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
 from verl_multiturn.observe.progress import say
+from verl_multiturn.row_files import READERS, read_rows
 
 
 def evaluate(
@@ -69,6 +70,9 @@ def evaluate(
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
         cost = None if price is None else Price.parse(price)
+        for file in rows or []:
+            if not read_rows(file, list(READERS)):
+                raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
         asked = Asked(only, samples, temperature, engine, anyway)
         found = [find_model(model) for model in models]
         plans = [

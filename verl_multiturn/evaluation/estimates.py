@@ -159,8 +159,10 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
         interval = Interval(max(-1.0, mean - half), min(1.0, mean + half)) if share else None
         return Difference(mean, interval, p, rows)
     error = math.sqrt(_variance(differences, mean) / rows)
-    half = t_quantile(CONFIDENCE, rows - 1) * error
-    return Difference(mean, Interval(mean - half, mean + half), two_sided_p(mean / error, rows - 1), rows)
+    half, most = t_quantile(CONFIDENCE, rows - 1) * error, 1.0 if share else math.inf
+    return Difference(
+        mean, Interval(max(-most, mean - half), min(most, mean + half)), two_sided_p(mean / error, rows - 1), rows
+    )
 
 
 def _variance(values: Sequence[float], mean: float) -> float:

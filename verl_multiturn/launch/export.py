@@ -14,6 +14,7 @@ import fcntl
 import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,6 +279,8 @@ def _write(model: Model, half: Path, config: Any, target: dict[str, Tensor], tru
         empty.save_pretrained(half, state_dict=dict(target), max_shard_size=_LARGEST_FILE)
     except SafetensorError as error:
         raise OSError(str(error)) from None
+    for path in half.glob("*.safetensors"):  # safetensors writes them for nobody else to read
+        path.chmod(stat.S_IMODE((half / "config.json").stat().st_mode))
     if kept is not None:
         generation.write_bytes(kept)
 

@@ -119,6 +119,12 @@ def test_a_comparison_is_a_paired_t_test() -> None:
     assert found.mean == pytest.approx(1 / 12)
 
 
+def test_a_difference_of_shares_is_no_larger_than_one() -> None:
+    found = paired([0.0] * 9 + [1.0], [1.0] * 10)
+    assert found is not None
+    assert found.interval == pytest.approx((0.6738, 1.0), abs=5e-5)  # 0.9 - 2.2622 * 0.1; the upper end is cut
+
+
 def test_models_that_do_the_same_are_not_proven_equal() -> None:
     found = paired([0.0, 1.0, 1.0, 0.0] * 8, [0.0, 1.0, 1.0, 0.0] * 8)
     assert found is not None

@@ -111,7 +111,9 @@ class _Evaluation:
     async def run(self) -> bool:
         try:
             if self._job.engine == "sglang":  # it loads the model while the rest is made
-                self._child = SglangChild(self._arguments(), self._job.out / "sglang.log")
+                log = self._job.out / "sglang.log"
+                self._child = SglangChild(self._arguments(), log)
+                self._say(f"SGLang starts, in half a minute or more; it prints into {log}")
             model = load_model(self._config, "name a folder with tokenizer and config.json")
             engine = self._engine(model)
             try:
