@@ -40,13 +40,16 @@ COMMON = RECIPES / "common" / "config" / "variant"
 BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'common' / 'model'}"]
 # Recipes that train a tiny model of their own, on a CPU.
 TINY = {"quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair"}
+# What a recipe trains on has to be recorded first, so nobody knows for how many steps it trains.
+RECORDED = {"from_records"}
 # Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes, apart from those of tiny models, which have no curve of others to reach."""
-    return [path.parent.name for path in sorted(RECIPES.glob("*/config.yaml")) if path.parent.name not in TINY]
+    """Return the names of the recipes, apart from those without a curve of others that they should reach."""
+    names = [path.parent.name for path in sorted(RECIPES.glob("*/config.yaml"))]
+    return [name for name in names if name not in TINY | RECORDED]
 
 
 def is_for_gpus(config: Any) -> bool:

@@ -38,11 +38,11 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
 def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.processes import run_watched
-    from verl_multiturn.launch.run import _environment
+    from verl_multiturn.launch.run import environment_of
 
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     plan = plan_run("gsm8k_multiturn", smoke=True, out=tmp_path)
-    environment = _environment(plan, {"recipe": {"on_cpu": False}})
+    environment = environment_of(plan, {"recipe": {"on_cpu": False}})
     program = "import os, sys; print('first'); print('second', file=sys.stderr); print('third'); os._exit(3)"
 
     def watch(is_running: Callable[[], bool]) -> None:
@@ -64,4 +64,4 @@ def test_trainer_and_engine_share_the_cores_when_they_work_at_the_same_time(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(run.os, "cpu_count", lambda: 6)
     config = {"recipe": {"on_cpu": True}, "trainer": {"v1": {"trainer_mode": mode}}}
-    assert run._environment(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads
+    assert run.environment_of(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads
