@@ -118,8 +118,8 @@ def write(out: Path, rows: Sequence[Row], lines: Iterable[Row]) -> None:
 def main() -> None:
     """Choose the conversations, and write the files."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--records", nargs="+", default=[], metavar="DIR")
-    parser.add_argument("--models", nargs="+", metavar="HASH")
+    parser.add_argument("--records", nargs="*", default=[], metavar="DIR")
+    parser.add_argument("--models", nargs="*", metavar="HASH")
     parser.add_argument("--min-score", type=float)
     parser.add_argument("--per-row", type=int)
     parser.add_argument("--group", type=int)
