@@ -36,7 +36,7 @@ def test_rows_are_compared_one_by_one(tmp_path: Path) -> None:
         "asked": 4,
         "difference": -0.125,
         # Standard error 0.8539 / 2, t 3.1824; SciPy's ttest_rel has p 0.7888.
-        "interval": [-1.483765, 1.233765],
+        "interval": [-1.0, 1.0],
         "p": 0.7888,
         "better": 1,
         "worse": 2,
@@ -66,7 +66,7 @@ def test_the_table_of_a_comparison(tmp_path: Path) -> None:
     assert lines[2] == "temperature: 1.0 and 0.5"
     assert [line.split() for line in lines[3:5]] == [
         ["data_source", "rows", "first", "second", "difference", "p", "better", "worse", "gained", "lost"],
-        ["sums", "4", "0.625", "0.500", "-0.125", "[-1.484", "1.234]", "0.79", "1", "2", "1", "1"],
+        ["sums", "4", "0.625", "0.500", "-0.125", "[-1.000", "1.000]", "0.79", "1", "2", "1", "1"],
     ]
     assert lines[6].split() == ["0", "sums", "0", "of", "2", "2", "of", "2", "0-0-9f3c2a", "0-0-9f3c2a"]
     assert lines[7].split()[:8] == ["3", "sums", "2", "of", "2", "0", "of", "2"]
