@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import os
 import re
 import sys
 from collections import Counter
@@ -24,6 +26,7 @@ _ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
 # How long an example takes says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+_SESSION = pytest.StashKey[pytest.Session]()
 END = 0x110000
 """Id of the token that ends a turn in `CharTokenizer`; no character has it."""
 
@@ -71,9 +74,24 @@ class _LeftOut(pytest.Module):
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
+    session.config.stash[_SESSION] = session
     found = {"verl", "ray", "sglang"} & set(sys.modules)
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End a run that imported verl's stack before the interpreter is taken down, with the tests' own exit status.
+
+    Twice a native thread of that stack ran into memory that was freed meanwhile: the process died by SIGSEGV after the
+    summary, and a run whose tests had passed would have failed. What has to be done at the end is done here as well.
+    """
+    if "ray" in sys.modules and _SESSION in config.stash and "PYTEST_CURRENT_TEST" not in os.environ:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(config.stash[_SESSION].exitstatus))
 
 
 def pytest_asyncio_loop_factories() -> dict[str, type[IdleLoop]]:
