@@ -85,6 +85,9 @@ def test_what_needs_an_image_is_refused_by_name(tmp_path: Path, dockerfile: str,
         (("[verifier]\n", "[verifier]\nenv = {KEY = 'x'}\n"), "'verifier.env'"),
         (("timeout_sec = 600.0", "timeout_sec = 7200.0"), "its tests may take 7200 s, and here at most 900"),
         (('"/app/answer.txt"', '"/etc/x"'), "its artifact '/etc/x' does not lie below '/app'"),
+        (("[environment]\n", "[environment]\ngpus = 1\n"), "'environment.gpus'"),
+        (("[verifier]\ntimeout_sec", "[verifier]\ntimeout_secs"), "has 'verifier.timeout_secs', .*timeout_sec, user"),
+        (("[environment]\n", "[enviroment]\n"), "has 'enviroment', .*environment"),
         (("schema_version", "schema version"), "cannot be read"),
         (('schema_version = "1.4"', "verifier = 5"), "cannot be read"),
         (("timeout_sec = 600.0", "timeout_sec = [1]"), "cannot be read"),
@@ -93,6 +96,11 @@ def test_what_needs_an_image_is_refused_by_name(tmp_path: Path, dockerfile: str,
 def test_settings_that_a_workspace_has_not_are_refused(tmp_path: Path, replaced: tuple[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s)the task '.*/t'.*{said}.*; "):
         read_folder(made(tmp_path / "t", replaced=replaced))
+
+
+def test_settings_that_ask_for_nothing_are_taken(tmp_path: Path) -> None:
+    asked = "[environment]\ngpus = 0\nos = 'linux'\ncpus = 2\nmemory = '2G'\nmcp_servers = []\n"
+    assert read_folder(made(tmp_path / "t", replaced=("[environment]\n", asked))).task.name == "t"
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,24 @@ MOST_TESTS_S = 900.0
 """Most seconds that tests may take."""
 _MOST_BYTES = 16 * 2**20
 """Most bytes of `tests`, of `solution`, and of a single file."""
-_UNKNOWN = {
-    "": ("steps",),
-    "environment": ("healthcheck", "mcp_servers", "skills_dir", "gpus", "tpu", "os"),
+_LIMITS = ("network_mode", "allowed_hosts")
+_TAKEN = {
+    "": ("schema_version", "version", "task", "metadata", "source", "artifacts"),
+    "agent": ("timeout_sec", "user", *_LIMITS),
+    "environment": ("build_timeout_sec", "docker_image", "cpus", "memory_mb", "storage_mb", "memory", "storage", "env",
+                    "workdir", "allow_internet", *_LIMITS),
+    "verifier": ("timeout_sec", "environment_mode", *_LIMITS),
+    "solution": (),
+}  # fmt: skip
+"""Settings of task.toml, by section, that are read here, or say nothing to a workspace, which has limits of its own."""
+_NEEDS_HARBOR = {
+    "": ("steps", "multi_step_reward_strategy"),
+    "agent": (),
+    "environment": ("healthcheck", "mcp_servers", "skills_dir", "gpus", "gpu_types", "tpu", "os"),
     "verifier": ("collect", "environment", "env", "user"),
     "solution": ("env",),
 }
-"""Settings of task.toml, by section, that a workspace has no counterpart for."""
+"""Those that a workspace has no counterpart for."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +121,7 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
     settings = tomllib.loads(_read_file(path / "task.toml", path).decode())
     _read_file(path / "environment" / "Dockerfile", path, needed=False)
     environment, verifier = settings.get("environment", {}), settings.get("verifier", {})
-    for section, names in _UNKNOWN.items():
-        for name in names:
-            if (settings.get(section, {}) if section else settings).get(name) not in (None, [], {}, "linux"):
-                raise _needs_harbor(f"its task.toml has {f'{section}.{name}'.removeprefix('.')!r}")
+    _check_settings(settings)
     definition = read_definition(path / "environment", environment.get("docker_image"), bases)
     workdir = environment.get("workdir") or definition.workdir
     if workdir != str(ROOT):
@@ -138,6 +146,23 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
     instruction = _read_file(path / "instruction.md", path).decode().strip()
     task = read_task(raw, "tests and environment")
     return HarborFolder(path, instruction, task, _files_of(path / "solution", path))
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of task.toml that a workspace has no counterpart for, and names that Harbor's form has not."""
+    for section, needs in _NEEDS_HARBOR.items():
+        held = settings.get(section, {}) if section else settings
+        for name in held:
+            path = f"{section}.{name}".removeprefix(".")
+            if name in needs:
+                if held[name] not in (None, 0, [], {}, "linux"):
+                    raise _needs_harbor(f"its task.toml has {path!r}")
+            elif name not in _TAKEN[section] and (section or name not in _TAKEN):
+                known = sorted({*needs, *_TAKEN[section], *(() if section else filter(None, _TAKEN))})
+                raise ConfigError(
+                    f"its task.toml has {path!r}, which Harbor's form has not, expected one of {', '.join(known)}; "
+                    "correct its name, or leave it out"
+                )
 
 
 def _places(folder: Path, definition: Definition) -> dict[str, str]:
