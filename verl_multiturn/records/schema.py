@@ -541,7 +541,8 @@ JOINED = pa.schema(
         # reward has these parts, and the other numbers that the reward function reported
         ("parts", pa.string()),
         ("otc_factor", pa.float64()),
-        ("group_mean", pa.float64()),  # of the scores of the group's valid conversations; null: there is none
+        # of the scores of the group's valid conversations; null: there is none, or it is an evaluation
+        ("group_mean", pa.float64()),
         ("group_std", pa.float64()),  # of the same, with n - 1 as in GRPO; null: fewer than two
         ("advantages", _FLOATS),  # of the row's sampled tokens, in order; so with the next
         ("old_log_probs", _FLOATS),

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
-from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_session
+from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_run_file, sample_session
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import Point, add_point
@@ -163,6 +163,16 @@ def test_a_step_that_was_done_again_counts_as_it_was_last(folder: Path) -> None:
     assert (document["parts"][0]["start"], document["parts"][0]["score"]) == (again, 0.5)
     assert shown(folder).fates[f"{START}-t2-0-0"].undone
     assert "(undone by a later start)" in printed(shown(folder).conversation(f"{START}-t2-0-0"))
+
+
+def test_an_evaluation_that_went_on_has_the_rows_of_all_its_starts(tmp_path: Path) -> None:
+    for number, start in enumerate(("20991126T101500_eeeeee", "20991126T101500_ffffff")):
+        made = sample_run_file(start=start, settings={"evaluation": {"samples": 2}})
+        (tmp_path / f"run-{start}.json").write_text(json.dumps(made))
+        row = JoinedRow(f"0-{number}-{start[-6:]}", "0", number, 0, True, 0, score=float(number))
+        write(tmp_path, name_of(True, 0, start), table_of([row]))
+    (line,) = shown(tmp_path).run()["steps"]
+    assert (line["conversations"], line["score"]) == (2, 0.5)
 
 
 def test_nothing_that_a_model_wrote_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class Shown:
     def _lines(self) -> list[dict[str, Any]]:
         return self._records.steps()
 
+    @cached_property
+    def _of_evaluation(self) -> set[str]:
+        """The starts of an evaluation."""
+        return {str(run["start"]) for run in self._records.runs if "evaluation" in run["settings"]}
+
     def run(self) -> dict[str, Any]:
         """Return what is to be said of the whole run."""
         ended = {end["start"]: end for end in self._records.ends()}
@@ -155,11 +160,14 @@ class Shown:
         return [row for row in table.select(_OF_SUMMARY).to_pylist() if row["uid"] == uid]
 
     def _rows(self, where: Mapping[str, Any], with_lists: bool = False) -> list[dict[str, Any]]:
-        """Return the rows of joins with these values; of a step that was done again, those of the last start alone."""
+        """Return the rows of joins with these values; of a step that was done again, those of the last start alone.
+
+        An evaluation does nothing again that it has done: each of its starts adds to those before.
+        """
         columns = None if with_lists else _NO_LISTS
-        found: dict[tuple[bool, int], tuple[str, list[dict[str, Any]]]] = {}
+        found: dict[tuple[bool, int, str], tuple[str, list[dict[str, Any]]]] = {}
         for name, table in joins.read(self._records.folders, columns, where):
-            key = name.validation, name.step
+            key = name.validation, name.step, name.start if name.start in self._of_evaluation else ""
             if len(table) and name.start >= found.get(key, ("",))[0]:
                 found[key] = name.start, [_plain(row) for row in table.to_pylist()]
         return [row for _, rows in found.values() for row in rows]
