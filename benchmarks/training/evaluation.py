@@ -4,11 +4,13 @@
 
 - **same** (`--run`): a finished run of the quickstart. `eval DIR` must have the ids of its last validation, row by row,
   in at most 1.1 times its seconds, and no Ray. SGLang must be ready in 60 s.
-- **cases**: three short validations of verl's trainer (`trainer.val_only`): context windows, a simulated user
-  (ask_first), an agent behind the endpoint (proxy_quickstart); and `eval` of the same.
-- **kills**: an evaluation of 16 rows × 4, greedy, is killed (SIGKILL) at random moments and begun again, until it has
-  ended. Each row and sample must have one conversation that counts, and the table must be that of one that was never
-  killed. Of the first one's SGLang, its own child, nothing may be left.
+- **cases**: three short validations of verl's trainer (`trainer.val_only`): context windows, so that a conversation has
+  several rows (frozen_lake), a simulated user (ask_first), an agent behind the endpoint (proxy_quickstart); and `eval`
+  of the same.
+- **kills**: an evaluation of frozen_lake's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
+  (SIGKILL) at random moments and begun again, until it has ended. Each row and sample must have one conversation that
+  counts, and the table must be that of one that was never killed. Of the first one's SGLang, its own child, nothing may
+  be left.
 
 The programs are forked from this process, which has imported verl, so that a start takes seconds. The records of every
 part are verified. Exit status 1: something of this does not hold. The last line is one JSON object.
@@ -34,12 +36,13 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "recipes" / "quickstart" / "model"
+KILLED = "frozen_lake"
+"""Recipe of the evaluation that is killed."""
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "window": (
-        "quickstart",
+        "frozen_lake",
         (
-            "+actor_rollout_ref.rollout.custom.multiturn.context={mode: window, turns: 1}",
+            "+actor_rollout_ref.rollout.custom.multiturn.context={mode: window, turns: 2}",
             "algorithm.adv_estimator=mt_grpo",
         ),
     ),
@@ -174,14 +177,14 @@ def case(name: str, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", recipe, "--out", str(trained)]
     with (out / f"{name}-run.log").open("wb") as log:
         subprocess.run([*command, "trainer.val_only=True", *words], cwd=ROOT, stdout=log, stderr=log, check=False)
-    asked = ["eval", str(ROOT / "recipes" / _model_of(recipe) / "model"), "--recipe", recipe, "--out", str(folder)]
+    asked = ["eval", str(_model_of(recipe)), "--recipe", recipe, "--out", str(folder)]
     asked += [part for word in words for part in ("--set", word)]
     told = run([*asked, "--rows", str(trained / "data" / "test.parquet")], out / f"{name}.log")
     return {**compared(trained, folder), "ray": told["ray"]}
 
 
-def _model_of(recipe: str) -> str:
-    return "quickstart" if recipe == "proxy_quickstart" else recipe
+def _model_of(recipe: str) -> Path:
+    return ROOT / "recipes" / ("quickstart" if recipe == "proxy_quickstart" else recipe) / "model"
 
 
 def below(pid: int) -> Iterator[psutil.Process]:
@@ -191,7 +194,7 @@ def below(pid: int) -> Iterator[psutil.Process]:
 
 def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     """Kill an evaluation again and again, and compare it with one that was never killed."""
-    draw, words = random.Random(seed), ["eval", str(MODEL), "--recipe", "quickstart", "--samples", "4"]
+    draw, words = random.Random(seed), ["eval", str(_model_of(KILLED)), "--recipe", KILLED, "--samples", "4"]
     words += ["--set", f"data.val_max_samples={_ROWS}", "--engine", engine]
     # The first one's SGLang is its own, and must end with it.
     whole, torn = out / "whole", out / "torn"
@@ -270,6 +273,7 @@ def main() -> None:
     for name in args.cases if "cases" in args.parts else ():
         found[name] = told = case(name, out)
         good &= told["same"] == told["conversations"] > 0 and not told["violations"] and not told["ray"]
+        good &= name != "window" or told["rows_of_a_conversation"] > 1
     if "kills" in args.parts:
         found["kills"] = told = killed(args.kills, args.seed, out, args.engine)
         good &= told["tables_equal"] and not told["violations"] and not told["left_processes"]
