@@ -241,7 +241,7 @@ def test_a_model_behind_chat_completions_stands_beside_ones_own(tmp_path: Path, 
     assert comparison_summary(compare(own, chat))["other_settings"] == {"engine": ["ids", "chat"]}
     verdicts = list(verify_files([tmp_path / "chat"]))
     assert all(verdict.verified is not None and not list(verdict.verified.violations) for verdict in verdicts)
-    with pytest.raises(ConfigError, match=r"nothing is left to learn from: .*6 of an endpoint, which proves no tokens"):
+    with pytest.raises(ConfigError, match=r"nothing is left to learn from: .*4 of an endpoint, which proves no tokens"):
         choose([tmp_path / "chat"], Choice())
     with pytest.raises(
         ConfigError, match=r"holds an evaluation with model .*big/model at .*, and this one has .*other"
