@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from aiohttp import web
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
 from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.model_hash import model_hash
 from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.records.learning import Choice, choose
+from verl_multiturn.records.reader import Records
 from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import http_engine
 
@@ -37,6 +43,8 @@ class Server:
     def __init__(self) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
         self.script: Script = lambda text: "0"
+        self.chat: Callable[[list[dict[str, Any]]], dict[str, Any] | int] = lambda messages: 500
+        """Returns the message that follows on others, or the status of an error."""
         self.asked = 0
         self.url = ""
         self._loop = asyncio.new_event_loop()
@@ -54,12 +62,21 @@ class Server:
         }
         return web.json_response({"output_ids": ids, "meta_info": about})
 
+    async def _chat(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        said = self.chat((await request.json())["messages"])
+        if isinstance(said, int):
+            return web.Response(status=said)
+        finish = "tool_calls" if said.get("tool_calls") else "stop"
+        return web.json_response({"choices": [{"message": said, "finish_reason": finish}]})
+
     async def _model(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": WEIGHTS})
 
     async def _serve(self, ready: threading.Event) -> web.AppRunner:
         app = web.Application()
         app.router.add_post("/generate", self._generate)
+        app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/get_model_info", self._model)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -120,7 +137,7 @@ def job(out: Path, rows: Path, server: Server, *overrides: str, **changes: Any) 
     plan = plan_run("quickstart", out=out, overrides=overrides)
     from verl_multiturn.verl_bridge.evaluate.settings import Job
 
-    return Job(plan, MODEL, WEIGHTS, "model", rows=(rows,), samples=2, engine=server.url, **changes)
+    return Job(plan, MODEL, WEIGHTS, "model", rows=(rows,), samples=2, **{"engine": server.url, **changes})
 
 
 def quiet(text: str) -> None:
@@ -184,3 +201,49 @@ def test_an_engine_that_is_lost_ends_the_evaluation(
     with pytest.raises(EngineError, match=r"the engine has died; rows 0 of 2 whole, .* invalid; repeat the command"):
         evaluate(job(tmp_path, rows, server), quiet, quiet)
     assert read_results(tmp_path).count("scored") == 0
+
+
+def chats(messages: list[dict[str, Any]]) -> dict[str, Any] | int:
+    """Let the calculator add 1 and 2, and repeat its answer."""
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": f"Answer: {messages[-1]['content']}"}
+    function = {"name": "calculator", "arguments": '{"expression": "1 + 2"}'}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
+def test_a_model_behind_chat_completions_stands_beside_ones_own(tmp_path: Path, rows: Path, server: Server) -> None:
+    server.script, server.chat = (
+        calls_then_answers,
+        lambda messages: 500 if "2 + 2" in str(messages) else chats(messages),
+    )
+    engine = f"{server.url}/v1/chat/completions#big/model"
+    asked = job(tmp_path / "chat", rows, server, engine=engine)
+    assert not evaluate(asked, quiet, quiet)
+    assert read_results(asked.out).count("invalid") == 2
+    server.chat, server.asked = chats, 0
+    assert evaluate(asked, quiet, quiet)
+    assert server.asked == 5  # whether the model answers, and two turns of each of the two samples
+    assert evaluate(job(tmp_path / "own", rows, server), quiet, quiet)
+    own, chat = read_results(tmp_path / "own"), read_results(tmp_path / "chat")
+    for results in (own, chat):
+        assert [[(each.score, each.calls) for each in row.samples] for row in results.shown] == [
+            [(1.0, 1), (1.0, 1)],
+            [(0.0, 1), (0.0, 1)],
+        ]
+    name = f"big/model at {server.url}/v1"
+    assert (chat.evaluation.engine, chat.evaluation.model.hash) == ("chat", name)
+    assert summary_of(chat)["model"] == name
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(table_of(chat))
+    assert f"model {name}, 2 samples a row at temperature 0.0, engine chat" in console.export_text()
+    (run, *_) = Records(tmp_path / "chat").runs
+    assert run["settings"]["evaluation"]["engine"] == "chat"
+    assert comparison_summary(compare(own, chat))["other_settings"] == {"engine": ["ids", "chat"]}
+    verdicts = list(verify_files([tmp_path / "chat"]))
+    assert all(verdict.verified is not None and not list(verdict.verified.violations) for verdict in verdicts)
+    with pytest.raises(ConfigError, match=r"nothing is left to learn from: .*4 of an endpoint, which proves no tokens"):
+        choose([tmp_path / "chat"], Choice())
+    with pytest.raises(
+        ConfigError, match=r"holds an evaluation with model .*big/model at .*, and this one has .*other"
+    ):
+        evaluate(job(tmp_path / "chat", rows, server, engine=engine.replace("big/model", "other")), quiet, quiet)

@@ -125,6 +125,13 @@ def sample_record(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy({**record, **changes})
 
 
+def unproven_record(**changes: Any) -> dict[str, Any]:
+    """Return the record of a conversation with an endpoint that says no log-probabilities and no weights."""
+    turns = [([21, 22, 23, 2], [0.0] * 4, -1), ([41, 42, 2], [0.0] * 3, -1)]
+    row, generations = _row(0, [1, 11, 12, 13, 14, 15], turns, [[31, 32, 33], []])
+    return sample_record(**{"rows": [row], "generations": generations, **changes})
+
+
 def sample_session(**changes: Any) -> dict[str, Any]:
     """Return the record of an agent's session: two rows, one completion that nobody got; `changes` replace entries."""
     first, one = _row(0, [1, 11, 12], [([21, 2], [-0.1, -0.2], 3)], [[]])

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
@@ -51,7 +52,11 @@ def evaluate(
         float | None, typer.Option(min=0.0, help="Temperature of the sampling (rollout.val_kwargs.temperature).")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="sglang, started here; or the address of SGLang, or of an endpoint that ends in /v1.")
+        str,
+        typer.Option(
+            help="sglang, started here; or an address: of SGLang, of an endpoint that ends in /v1, or of a model that "
+            "is asked in words, as in https://api.openai.com/v1/chat/completions#MODEL."
+        ),
     ] = "sglang",
     out: Annotated[Path | None, typer.Option(help="Folder of the evaluation; where one is, it goes on.")] = None,
     price: Annotated[
@@ -120,11 +125,7 @@ def check_engine(engine: str) -> None:
     """
     if engine != "sglang" and not engine.startswith(("http://", "https://")):
         raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
-    if engine.rstrip("/").endswith("/chat/completions"):
-        raise ConfigError(
-            f"--engine {engine!r}: behind chat completions neither our rendering nor our reading of calls would be "
-            "evaluated; name an address that ends in /v1, or SGLang's own"
-        )
+    chat_address(engine)
 
 
 def _folders(

@@ -10,7 +10,8 @@ import typer
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.cli.eval import Asked, check_engine, evaluate_model
-from verl_multiturn.errors import EngineError, MultiTurnError
+from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.probe import Verdict, probe_summary, probe_table
 from verl_multiturn.evaluation.probe import probe as probe_results
 from verl_multiturn.evaluation.results import read_results
@@ -64,6 +65,11 @@ def probe(
     """
     try:
         check_engine(engine)
+        if chat_address(engine) is not None:
+            raise ConfigError(
+                f"--engine {engine!r}: a model behind chat completions is not trained here; evaluate it with eval, or "
+                "name the engine of the model that is to be trained"
+            )
         model = find_model(named)
         folder = _folder(model, out, recipe, variants or [], smoke)
         asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}

@@ -39,7 +39,7 @@ class Weights(BaseModel):
     model_config = ConfigDict(extra="ignore")
     path: str
     hash: str
-    """Digest of its weights, `model` of the records."""
+    """Digest of its weights, or name and address of a model behind chat completions: `model` of the records."""
 
 
 class Evaluation(BaseModel):

@@ -25,6 +25,7 @@ from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.run_file import digest_of_vocabulary
 from verl_multiturn.records.verification import verify_record
+from verl_multiturn.rollout.trajectory import NO_VERSION
 
 NO_SCORE = ("invalid", "outage", "reward_outage", "failed", "unsampled")
 """Causes in the join's column `untrained` for which the score of a row says nothing."""
@@ -238,6 +239,8 @@ def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> 
     checks = {
         # Its rows are those that the run holds out.
         "of a trainer's validation": record["validation"] and record["row"] is None,
+        # It came as text, or as text and calls (`rollout.http_engine`): its ids were written down later, by us.
+        "of an endpoint, which proves no tokens": _is_unproven(record),
         "of another model": choice.models is not None and record["model"] not in choice.models,
         "invalid": not record["valid"],
         "without a reward": score is None,
@@ -250,6 +253,13 @@ def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> 
         ),
     }
     return next((cause for cause, holds in checks.items() if holds), ""), ""
+
+
+def _is_unproven(record: Mapping[str, Any]) -> bool:
+    """Tell whether neither a log-probability nor the weights of any sampled token are known."""
+    rows = record["rows"]
+    versions = {version for row in rows for _, mask, version, *_ in row["runs"] if mask}
+    return versions == {NO_VERSION} and not any(logprob for row in rows for logprob in row["logprobs"])
 
 
 def check(record: Mapping[str, Any]) -> None:

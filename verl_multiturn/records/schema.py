@@ -302,7 +302,8 @@ class Record(_Entry):
     """Which row of the file of rows it was made of; null: it was begun by a trainer. `rows` are other rows: those that
     it gives."""
     model: str | None = None
-    """Digest (16 hexadecimal digits) of the weights that sampled it; null: those of a trainer, which change."""
+    """Digest (16 hexadecimal digits) of the weights that sampled it, or name and address of a model behind chat
+    completions; null: weights of a trainer, which change."""
     sample: Sample
     """What the data set says."""
     sampling: dict[str, Any]

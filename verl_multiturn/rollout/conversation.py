@@ -286,7 +286,7 @@ class Conversation:
 
     async def _summarise(self, request: Request, outcome: Outcome, tokens: int) -> str:
         """Sample a summary of at most `tokens` tokens, and return its text."""
-        generation = await self._sample(request, outcome, tokens, summary=True)
+        generation = await self._sample(request, outcome, tokens, (), summary=True)
         return (await self._read(generation, outcome, ())).content
 
     async def _reply(
@@ -352,18 +352,26 @@ class Conversation:
         """
         left = self._limits.response_length - outcome.trajectory.response_length
         budget = self._limits.turn_budget(outcome.trajectory.response_length)
-        generation = await self._sample(request, outcome, budget)
+        generation = await self._sample(request, outcome, budget, schemas)
         turn = await self._read(generation, outcome, schemas)
         outcome.messages.append(assistant_message(turn))
         if generation.finish != "length":
             return turn, None
         return turn, "turn" if budget < left else "response"
 
-    async def _sample(self, request: Request, outcome: Outcome, budget: int, summary: bool = False) -> Generation:
+    async def _sample(
+        self,
+        request: Request,
+        outcome: Outcome,
+        budget: int,
+        schemas: Sequence[dict[str, Any]],
+        summary: bool = False,
+    ) -> Generation:
         """Sample a turn of at most `budget` tokens into the open row."""
         trajectory = outcome.trajectory
         outcome.doing, started = "generate", time.perf_counter()
-        ask = Ask(request.request_id, trajectory.ids, request.sampling, budget, outcome.images)
+        sampling, images, messages = request.sampling, outcome.images, outcome.messages
+        ask = Ask(request.request_id, trajectory.ids, sampling, budget, images, messages, schemas)
         number, known = len(outcome.turns), _known(outcome)
         try:
             with during("generation", turn=number):

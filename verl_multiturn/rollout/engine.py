@@ -57,6 +57,11 @@ class Ask:
     """The most tokens that may be sampled."""
     images: Sequence[Any] = ()
     """PIL images, one for each group of image placeholders in `ids`."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The same conversation in words, for an engine that takes no ids; empty where whoever asks has none. It grows on
+    after the answer."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that may be called."""
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:

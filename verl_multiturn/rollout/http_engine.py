@@ -2,11 +2,13 @@
 
     GenerateEngine      SGLang's `/generate`      ids in, ids out, log-probs, the weights' hash
     CompletionsEngine   OpenAI's `/v1/completions` ids in, text out: its ids are encoded anew, and nobody proves them
+    ChatEngine          OpenAI's chat completions  messages in, text and calls out (`chat_engine.py`)
 
 Invariants:
 - an answer is a whole generation of the weights that were named, or `EngineError`. Whatever a server does (an error, no
   answer, half of one, other weights) says nothing about the model, so that the conversation becomes invalid;
-- a server that answers nobody is found out: while it is silent for `SILENT_S`, it is asked whether it lives.
+- a server that answers nobody is found out: while it is silent for `SILENT_S`, it is asked whether it lives;
+- the key is in no error, even where the server repeats it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from uuid import uuid4
 
 import aiohttp
 
+from verl_multiturn.chat_endpoint import spellings
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.rollout.engine import Ask, Finish, Generation
@@ -46,7 +49,7 @@ _FINISH: Mapping[Any, Finish] = {"stop": "stop", "length": "length"}
 
 
 class HttpEngine:
-    """What both engines share: the connections, and the watch over a server that may have died or hang.
+    """What the engines share: the connections, and the watch over a server that may have died or hang.
 
     Args:
         url: Address of the server, as in `http://127.0.0.1:30000`.
@@ -58,6 +61,8 @@ class HttpEngine:
 
     level: str
     """Name of what the engine can say, for tables and records."""
+    alive_below = 400
+    """Statuses of the path `alive` below this say that the server lives."""
 
     def __init__(
         self, url: str, alive: str, key: str | None = None, silent_s: float = SILENT_S, alive_s: float = ALIVE_S
@@ -65,6 +70,7 @@ class HttpEngine:
         self.url = url.rstrip("/")
         self._alive = alive
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._key = spellings(key) if key else None
         self._silent_s, self._alive_s = silent_s, alive_s
         self._session: aiohttp.ClientSession | None = None
         self._asked: set[asyncio.Task[Any]] = set()
@@ -104,7 +110,7 @@ class HttpEngine:
         try:
             limit = aiohttp.ClientTimeout(total=self._alive_s)
             async with self._client().get(self.url + self._alive, headers=self._headers, timeout=limit) as response:
-                return response.status < 400
+                return response.status < self.alive_below
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
@@ -166,7 +172,8 @@ class HttpEngine:
             raise EngineError(f"{self.url}{path}: {describe(error)}") from error
 
     async def _read(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
-        where, text = f"{self.url}{response.url.path}", await response.text(errors="replace")
+        where, text = str(response.url), await response.text(errors="replace")
+        text = self._key.sub("[key]", text) if self._key else text
         if response.status >= 400:
             raise EngineError(f"{where} answered {response.status}: {show(text[:_SHOWN])}")
         try:

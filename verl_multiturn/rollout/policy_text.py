@@ -35,7 +35,7 @@ class PolicyText:
         trusted = await codec.render(codec.trusted, [dict(message) for message in messages])
         ids = await codec.render(codec.initial, trusted, [])
         asked = {**sampling, "stop_token_ids": self._stop_ids}
-        sampled = await sample(self._engine, Ask(uuid4().hex, ids, asked, max_tokens))
+        sampled = await sample(self._engine, Ask(uuid4().hex, ids, asked, max_tokens, messages=trusted))
         if sampled.cancelled is not None:
             raise sampled.cancelled
         generation = sampled.generation  # it is never trained, so its log-probabilities may be anything

@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session
+from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session, unproven_record
 from verl_multiturn import CertificateError, ConfigError
 from verl_multiturn.records import joins, schema
 from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose, scores_of
 from verl_multiturn.records.run_file import digest_of_vocabulary
+from verl_multiturn.records.verification import verify_record
 
 
 def folder_of(tmp_path: Path, records: list[dict[str, Any]], scores: list[float | None] | None = None) -> Path:
@@ -80,6 +81,14 @@ def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> No
         ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"
     ):
         choose([folder], Choice(models=("c",)))
+
+
+def test_tokens_that_an_endpoint_does_not_prove_are_not_learned_from(tmp_path: Path) -> None:
+    unproven = unproven_record(request_id="of-an-endpoint", validation=True, row={"number": 0, "digest": "0"})
+    assert verify_record(unproven).violations == []  # they are what was written down
+    found = choose([folder_of(tmp_path, [unproven, evaluated(1)], [1.0, 1.0])], Choice())
+    assert [each.number for each in found.conversations] == [1]
+    assert found.left_out == {"of an endpoint, which proves no tokens": 1}
 
 
 def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:

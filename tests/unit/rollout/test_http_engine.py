@@ -1,37 +1,18 @@
 """Engines over HTTP, asked by a client of a scripted server on this machine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from tests.support.served import Answers, answering, served
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.rollout import http_engine
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.http_engine import CompletionsEngine, GenerateEngine
 
 ASK = Ask("17-0-a", [1, 2, 3], {"temperature": 0.5, "stop_token_ids": [9]}, max_new_tokens=4)
-Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def served(**paths: Answers) -> AsyncIterator[str]:
-    """Serve each path, named with `_` for `/`, on a free port; yield the server's address."""
-    app = web.Application()
-    for name, answer in paths.items():
-        app.router.add_route("*", "/" + name.replace("__", "/"), answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
 def generation(ids: list[int], **changes: Any) -> dict[str, Any]:
@@ -43,21 +24,6 @@ def generation(ids: list[int], **changes: Any) -> dict[str, Any]:
         **changes,
     }
     return {"text": "", "output_ids": ids, "meta_info": about}
-
-
-def answering(*answers: Any, seen: list[Any] | None = None) -> Answers:
-    """Answer one after another: an object as JSON, a number as a status, bytes as they are; the last one for ever."""
-    left = list(answers)
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if seen is not None:
-            seen.append(await request.json() if request.can_read_body else request.path)
-        said = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(said, int):
-            return web.Response(status=said, text="too busy")
-        return web.Response(body=said) if isinstance(said, bytes) else web.json_response(said)
-
-    return answer
 
 
 async def asked(answer: Answers, ask: Ask = ASK, **paths: Answers) -> Generation:

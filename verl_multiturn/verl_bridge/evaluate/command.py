@@ -30,6 +30,7 @@ from verl_multiturn.records import joins, run_file
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.http_engine import CompletionsEngine, GenerateEngine, HttpEngine
+from verl_multiturn.verl_bridge.evaluate import chat_level
 from verl_multiturn.verl_bridge.evaluate.conversations import Conversations
 from verl_multiturn.verl_bridge.evaluate.server import SglangChild, free_port, server_arguments
 from verl_multiturn.verl_bridge.evaluate.settings import (
@@ -130,12 +131,14 @@ class _Evaluation:
     def _engine(self, model: LoadedModel) -> HttpEngine:
         if self._child is not None:
             return GenerateEngine(self._child.url, self._job.weights)
+        key = os.environ.get("OPENAI_API_KEY")
+        if (chat := self._job.chat) is not None:
+            return chat_level.make_engine(chat, model, key)
         named = self._job.engine.rstrip("/")
         if not named.endswith(("/v1", "/v1/completions")):
             return GenerateEngine(named.removesuffix("/generate"), self._job.weights)
         encode = partial(model.tokenizer.encode, add_special_tokens=False)
-        end_id, key = model.tokenizer.eos_token_id, os.environ.get("OPENAI_API_KEY")
-        return CompletionsEngine(named.removesuffix("/completions"), encode, end_id, key=key)
+        return CompletionsEngine(named.removesuffix("/completions"), encode, model.tokenizer.eos_token_id, key=key)
 
     async def _with(self, engine: HttpEngine, model: LoadedModel) -> bool:
         config = self._config
@@ -145,10 +148,11 @@ class _Evaluation:
         )
         rows = plans.only_source(data_rows(config, dataset), self._job.only)
         plan = Plan(rows, int(config.actor_rollout_ref.rollout.val_kwargs.n))
-        conversations = Conversations(config, model, dataset, engine, self._job.weights, self._start)
+        conversations = Conversations(config, model, dataset, engine, self._job.judged, self._start)
         try:
-            for row in rows:
-                conversations.loop_of(row)
+            loops = {conversations.loop_of(row) for row in rows}
+            if self._job.chat is not None:
+                chat_level.check_loops(loops)
             check_origin(self._job.origin, model, conversations.schemas)
             await self._begin(plan, engine, model, conversations.schemas)
             progress = Progress(plan, ended_in(self._records))
@@ -179,7 +183,7 @@ class _Evaluation:
             "recipe": job.plan.name,
             "variant": list(job.plan.variants),
             "overrides": list(job.plan.overrides),
-            "model": {"path": job.named, "hash": job.weights},
+            "model": {"path": job.named, "hash": job.judged},
             "samples": plan.samples,
             "temperature": float(params.temperature),
             "engine": engine.level,

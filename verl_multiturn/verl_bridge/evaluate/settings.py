@@ -12,11 +12,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.chat_address import ChatAddress, chat_address
 from verl_multiturn.evaluation.plan import DataRow, numbered
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary
 from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.verl_bridge.evaluate import chat_level
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.configuration import prepare_config
@@ -62,6 +64,16 @@ class Job:
         """Folder of the evaluation."""
         return self.plan.out
 
+    @property
+    def chat(self) -> ChatAddress | None:
+        """The model behind chat completions; None where the engine is another."""
+        return chat_address(self.engine)
+
+    @property
+    def judged(self) -> str:
+        """What the records name as their model: the hash of its weights, or the name of one behind an endpoint."""
+        return self.weights if self.chat is None else self.chat.name
+
 
 def config_of(job: Job, start: str) -> DictConfig:
     """Return verl's whole configuration for an evaluation, checked and completed as for a training.
@@ -99,6 +111,8 @@ def config_of(job: Job, start: str) -> DictConfig:
     check(run, FILES)
     make_absolute(config, models_of(run))
     prepare_config(config)
+    if job.chat is not None:
+        chat_level.prepare(config)
     check_own_code(RunView(config), is_imported=False)  # it is imported here, before the first conversation
     return config
 
