@@ -177,13 +177,14 @@ def case(name: str, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", recipe, "--out", str(trained)]
     with (out / f"{name}-run.log").open("wb") as log:
         subprocess.run([*command, "trainer.val_only=True", *words], cwd=ROOT, stdout=log, stderr=log, check=False)
-    asked = ["eval", str(_model_of(recipe)), "--recipe", recipe, "--out", str(folder)]
+    asked = ["eval", str(model_of(recipe)), "--recipe", recipe, "--out", str(folder)]
     asked += [part for word in words for part in ("--set", word)]
     told = run([*asked, "--rows", str(trained / "data" / "test.parquet")], out / f"{name}.log")
     return {**compared(trained, folder), "ray": told["ray"]}
 
 
-def _model_of(recipe: str) -> Path:
+def model_of(recipe: str) -> Path:
+    """Return the folder of the model that a recipe's training begins with."""
     return ROOT / "recipes" / ("quickstart" if recipe == "proxy_quickstart" else recipe) / "model"
 
 
@@ -194,7 +195,7 @@ def below(pid: int) -> Iterator[psutil.Process]:
 
 def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     """Kill an evaluation again and again, and compare it with one that was never killed."""
-    draw, words = random.Random(seed), ["eval", str(_model_of(KILLED)), "--recipe", KILLED, "--samples", "4"]
+    draw, words = random.Random(seed), ["eval", str(model_of(KILLED)), "--recipe", KILLED, "--samples", "4"]
     words += ["--set", f"data.val_max_samples={_ROWS}", "--engine", engine]
     # The first one's SGLang is its own, and must end with it.
     whole, torn = out / "whole", out / "torn"

@@ -24,8 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evaluation import MODEL, begin, ended, warm
+from benchmarks.evaluation import begin, ended, model_of, warm
 
+MODEL = model_of("quickstart")
 _CALL = 532
 """Id of `<tool_call>` in the quickstart's vocabulary."""
 EXPECTED = {"base": "go", "never": "warm-start", "trained": "nothing left to learn", "smollm2": "go"}
