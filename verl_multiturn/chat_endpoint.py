@@ -79,7 +79,7 @@ class ChatEndpoint:
         connections: int,
     ) -> None:
         self.address = url.rstrip("/").removesuffix(_PATH) + _PATH
-        self._key = _spellings(key) if key else None
+        self._key = spellings(key) if key else None
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._request = dict(request)
         self._timeout_s = timeout_s
@@ -143,7 +143,7 @@ class ChatEndpoint:
         return self._key.sub("[key]", text) if self._key else text
 
 
-def _spellings(key: str) -> re.Pattern[str]:
+def spellings(key: str) -> re.Pattern[str]:
     """Return a pattern of a key, each of whose characters may be escaped, as JSON writes a slash in three ways."""
     return re.compile("".join(rf"(?:\\?{re.escape(each)}|(?i:\\u{ord(each):04x}))" for each in key))
 
