@@ -1,7 +1,7 @@
 """What of an evaluation has ended, read from its folder of records: where a start goes on that a kill has ended.
 
-Invariant: a conversation has ended when its record and its score are both on disk. What a kill took of either is asked
-for again, and the half that stayed counts nowhere.
+Invariant: a conversation has ended when its record and its score are both on disk, and can be read. What a kill or a
+damaged file took of either is asked for again, and the half that stayed counts nowhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ended_in(records: Path) -> dict[Asked, float]:
     """
     if not records.is_dir():
         return {}
-    kept = set(recorded(records))
+    kept = recorded(records)
     found: dict[Asked, float] = {}
     for _, table in joins.read([records], columns=_COLUMNS):
         for request_id, row in _conversations(table).items():
@@ -40,10 +40,9 @@ def _is_judged(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def recorded(records: Path) -> list[str]:
-    """Return the ids of the conversations whose records are on disk."""
-    table = Records(records).summaries()
-    return list(table.filter(table["offset"].is_valid())["request_id"].to_pylist())
+def recorded(records: Path) -> set[str]:
+    """Return the ids of the conversations whose records can be read."""
+    return {record["request_id"] for record in Records(records).records()}
 
 
 def _conversations(table: pa.Table) -> dict[str, dict[str, Any]]:

@@ -61,6 +61,14 @@ def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> N
     assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
 
 
+def test_a_record_that_cannot_be_read_any_more_is_asked_again(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 0.0]})
+    [packed] = (folder / "records").glob("*.jsonl.gz")
+    packed.write_bytes(packed.read_bytes()[:-30] + b"?" * 30)
+    unread = [sample for row in read_results(folder).rows for sample in row.samples]
+    assert len(ended_in(folder / "records")) == len(unread) < 2
+
+
 def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
     # Each row had its time: what is left of row 2 is late.
     times = {(row, sample): (10.0 * row, 3.0) for row in range(5) for sample in range(2)}
