@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl_multiturn.describe import show
+from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.run_file import write_whole
 
@@ -118,7 +118,7 @@ def only_source(rows: Sequence[DataRow], source: str | None) -> tuple[DataRow, .
     if not chosen:
         known = sorted({row.data_source for row in rows})
         what = "there are no rows" if source is None else f"--only {source!r}: there is no such row"
-        raise ConfigError(f"{what}; the file's data sources are {', '.join(known) or 'none'}")
+        raise ConfigError(f"{what}; the file's data sources are {printable(', '.join(known)) or 'none'}")
     return chosen
 
 
