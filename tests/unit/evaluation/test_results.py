@@ -11,6 +11,7 @@ from tests.support.evaluation_samples import (
     LATER,
     OPEN,
     OTHER,
+    START,
     data_row,
     write_evaluation,
 )
@@ -18,6 +19,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.ended import ended_in
 from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.records import joins
 from verl_multiturn.row_files import row_digest
 
 LATE = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -59,6 +61,18 @@ def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Pat
 def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, float("nan"), float("inf"), 0.0]})
     assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
+
+
+def test_a_conversation_of_several_rows_has_a_reward_if_each_row_has_one(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 1.0]})
+    rows = [
+        joins.JoinedRow(f"0-{number}-9f3c2a", "0", number, row, validation=True, step=0, score=score)
+        for number, scores in enumerate([(0.0, float("nan")), (0.25, 0.5)])
+        for row, score in enumerate(scores)
+    ]
+    joins.write(folder / "records", joins.name_of(True, 0, START), joins.table_of(rows))
+    assert [sample.score for sample in read_results(folder).rows[0].samples] == [None, 0.75]
+    assert ended_in(folder / "records") == {Asked(0, 1): 0.75}
 
 
 def test_a_record_that_cannot_be_read_any_more_is_asked_again(tmp_path: Path) -> None:
