@@ -16,7 +16,7 @@ from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Records
 
-_COLUMNS = ["request_id", "uid", "number", "score", "untrained"]
+_COLUMNS = ["request_id", "uid", "number", "row", "score", "untrained"]
 
 
 def ended_in(records: Path) -> dict[Asked, float]:
@@ -31,7 +31,8 @@ def ended_in(records: Path) -> dict[Asked, float]:
     found: dict[Asked, float] = {}
     for _, table in joins.read([records], columns=_COLUMNS):
         for request_id, row in _conversations(table).items():
-            if request_id in kept and row["untrained"] is None and _is_judged(row["score"]):
+            is_named = row["uid"].isdecimal()  # a stranger's join may say anything
+            if request_id in kept and is_named and row["untrained"] is None and _is_judged(row["score"]):
                 found[Asked(int(row["uid"]), int(row["number"]))] = row["score"]
     return found
 
@@ -48,7 +49,8 @@ def recorded(records: Path) -> set[str]:
 def _conversations(table: pa.Table) -> dict[str, dict[str, Any]]:
     """Return the rows of a join as conversations: of each the sum of its rows' scores."""
     found: dict[str, dict[str, Any]] = {}
-    for row in table.to_pylist():
+    once = {(row["request_id"], row["row"]): row for row in table.to_pylist()}
+    for row in once.values():
         first = found.setdefault(row["request_id"], row)
         if first is not row:
             first["untrained"] = first["untrained"] or row["untrained"]

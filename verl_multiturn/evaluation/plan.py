@@ -165,7 +165,7 @@ def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         pairs = [(there[name], wanted[name]) for name in _ASKED]
         pairs = [(old["hash"], new["hash"]) if isinstance(old, dict) else (old, new) for old, new in pairs]
         differing = next((name for name, (old, new) in zip(_ASKED, pairs, strict=True) if old != new), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error!r}); name another folder with --out") from None
     if differing is not None:
         raise ConfigError(

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.evaluation_samples import (
@@ -17,7 +19,7 @@ from tests.support.evaluation_samples import (
 )
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.ended import ended_in
-from verl_multiturn.evaluation.plan import Asked
+from verl_multiturn.evaluation.plan import Asked, begin
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.records import joins
 from verl_multiturn.row_files import row_digest
@@ -75,6 +77,26 @@ def test_a_conversation_of_several_rows_has_a_reward_if_each_row_has_one(tmp_pat
     assert ended_in(folder / "records") == {Asked(0, 1): 0.75}
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "scores"),
+    [
+        ("score", ["1.0", "x"], [None, None]),
+        ("uid", ["a", "0"], [1.0, 0.0]),
+        ("parts", ["[" * 100_000, "{}"], [1.0, 0.0]),
+    ],
+)
+def test_a_join_of_a_stranger(tmp_path: Path, column: str, values: list[str], scores: list[float | None]) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 0.0]})
+    [path] = (folder / "records" / "join").iterdir()
+    table = pq.read_table(path, partitioning=None)
+    changed = table.set_column(table.column_names.index(column), column, pa.array(values))
+    pq.write_table(pa.concat_tables([changed, changed]), path)  # each row twice
+    assert [sample.score for sample in read_results(folder).rows[0].samples] == scores
+    assert ended_in(folder / "records") == (
+        {} if column == "score" else {Asked(0, 1): 0.0, **({Asked(0, 0): 1.0} if column == "parts" else {})}
+    )
+
+
 def test_a_record_that_cannot_be_read_any_more_is_asked_again(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, 0.0]})
     [packed] = (folder / "records").glob("*.jsonl.gz")
@@ -128,9 +150,12 @@ def test_a_conversation_that_was_joined_again_has_its_last_reward(tmp_path: Path
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no evaluation\.json; name the folder"):
         read_results(tmp_path)
-    (tmp_path / "evaluation.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_results(tmp_path)
+    for torn in ("{", "[" * 100_000):
+        (tmp_path / "evaluation.json").write_text(torn)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_results(tmp_path)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            begin(tmp_path, {})
     (tmp_path / "evaluation.json").write_text(json.dumps({"recipe": "a"}))
     with pytest.raises(ConfigError, match="model"):
         read_results(tmp_path)
