@@ -15,6 +15,7 @@ import re
 import reprlib
 import sysconfig
 import traceback
+import unicodedata
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,8 @@ _SURE = 0.9  # of difflib's ratio: a letter more or less in a word of some lengt
 _ADDRESS = re.compile(r"(<[^<>]{0,200}?) at 0x[0-9a-fA-F]+>")
 _PACKAGE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
 _INSTALLED = "site-packages"
+_UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+"""Categories of Unicode that a terminal does not show, or obeys."""
 
 
 def message_of(error: BaseException) -> str:
@@ -59,6 +62,24 @@ def place_of(error: BaseException) -> str:
 def show(value: object, most_characters: int = 200) -> str:
     """Return the `repr` of a value, cut to `most_characters`. A large container shows only its first items."""
     return _ADDRESS.sub(r"\1>", _short.repr(value)[:_LONGEST])[:most_characters]
+
+
+def printable(text: str) -> str:
+    r"""Return a text that a terminal shows as it is: what it would obey becomes `\x1b`. Line ends and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+
+
+def _is_shown(letter: str) -> bool:
+    return letter in "\n\t" or unicodedata.category(letter) not in _UNSHOWN
+
+
+def _escaped(letter: str) -> str:
+    number = ord(letter)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 class _Short(reprlib.Repr):

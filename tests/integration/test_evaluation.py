@@ -1,6 +1,7 @@
 """An evaluation of the quickstart's rows by verl's data set, our loop and its reward; the engine is a script."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -22,6 +23,7 @@ from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.model_hash import model_hash
 from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.records import joins
 from verl_multiturn.records.learning import Choice, choose
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.verified_files import verify_files
@@ -181,6 +183,43 @@ def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, serve
     assert not evaluate(job(tmp_path / "out", rows, server, override), quiet, quiet)
     results = read_results(tmp_path / "out")
     assert (results.count("failed"), results.count("invalid"), results.count("scored")) == (4, 0, 0)
+
+
+def test_scores_that_cannot_be_written_end_it_with_a_sentence(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(joins, "write", full)
+        with pytest.raises(ConfigError, match=r"the scores cannot be written into .*No space left.*; make room"):
+            evaluate(job(tmp_path, rows, server), quiet, quiet)
+    assert evaluate(job(tmp_path, rows, server), quiet, quiet)
+    assert read_results(tmp_path).whole == 2
+
+
+async def test_a_disk_that_was_full_for_a_moment_loses_no_later_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.evaluate import command
+
+    written, tries = threading.Event(), []
+
+    def once_full(folder: Path, name: str, table: pa.Table) -> None:
+        tries.append(len(table))
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.set()
+
+    monkeypatch.setattr(joins, "write", once_full)
+    monkeypatch.setattr(command, "_SAVE_S", 0.0)
+    growing = command._Joins(tmp_path, "20261126T101500_9f3c2a")
+    growing.add([joins.JoinedRow("0-0-9f3c2a", "0", 0, 0, validation=True, step=0)])
+    saving = asyncio.ensure_future(growing.keep_saving())
+    assert await asyncio.to_thread(written.wait, 60)
+    saving.cancel()
+    assert tries[:2] == [1, 1]
 
 
 def test_other_tools_than_the_models_run_had_are_refused(tmp_path: Path, rows: Path, server: Server) -> None:

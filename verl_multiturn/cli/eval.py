@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 
+from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.chat_address import chat_address
@@ -102,6 +103,7 @@ def evaluate(
         results = read_results(plan.out)
         console.print(table_of(results, cost))
         told.append(summary_of(results, cost))
+        whole.append(results.whole == results.evaluation.rows)  # what could not be written, too, has no score
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
         fail("some conversations are invalid or failed; the same command asks for them again")
@@ -125,6 +127,8 @@ def check_engine(engine: str) -> None:
     """
     if engine != "sglang" and not engine.startswith(("http://", "https://")):
         raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
+    if engine != "sglang":
+        check_address(engine.partition("#")[0], "--engine")
     chat_address(engine)
 
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from verl_multiturn.describe import show
+from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Difference, is_share, paired
 from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
@@ -138,7 +138,7 @@ def comparison_table(comparison: Comparison) -> Group:
     """Return what a person reads of a comparison."""
     first, second = comparison.first, comparison.second
     parts: list[Any] = [
-        Text(f"{name}: {each.folder}, model {each.evaluation.model.hash}, {progress_line(each)}")
+        Text(printable(f"{name}: {each.folder}, model {each.evaluation.model.hash}, {progress_line(each)}"))
         for name, each in (("first", first), ("second", second))
     ]
     parts += [Text(f"{name}: {show(a)} and {show(b)}") for name, a, b in _differing(first, second)]
@@ -196,7 +196,7 @@ def _table(comparison: Comparison) -> Table:
         counts = [sum(pair.difference > 0 for pair in pairs), sum(pair.difference < 0 for pair in pairs)]
         counts += [sum(pair.flip == way for pair in pairs) for way in (1, -1)]
         cells = [str(found.rows), f"{means[0]:.3f}", f"{means[1]:.3f}", escape(difference), f"{found.p:.2g}"]
-        table.add_row(escape(source), *cells, *map(str, counts))
+        table.add_row(escape(printable(source)), *cells, *map(str, counts))
     return table
 
 
@@ -210,6 +210,6 @@ def _flipped(pairs: Sequence[Pair]) -> Table:
         table.add_column(f"such as, of the {name}", overflow="fold")
     for pair in pairs[:_LISTED]:
         rights = [f"{row.right} of {len(row.samples)}" for row in pair]
-        ids = [escape(sample.request_id) for sample in pair.shown]
-        table.add_row(str(pair.first.number), escape(pair.first.data_source), *rights, *ids)
+        ids = [escape(printable(sample.request_id)) for sample in pair.shown]
+        table.add_row(str(pair.first.number), escape(printable(pair.first.data_source)), *rights, *ids)
     return table

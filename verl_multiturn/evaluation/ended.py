@@ -1,7 +1,7 @@
 """What of an evaluation has ended, read from its folder of records: where a start goes on that a kill has ended.
 
-Invariant: a conversation has ended when its record and its score are both on disk. What a kill took of either is asked
-for again, and the half that stayed counts nowhere.
+Invariant: a conversation has ended when its record and its score are both on disk, and can be read. What a kill or a
+damaged file took of either is asked for again, and the half that stayed counts nowhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Records
 
-_COLUMNS = ["request_id", "uid", "number", "score", "untrained"]
+_COLUMNS = ["request_id", "uid", "number", "row", "score", "untrained"]
 
 
 def ended_in(records: Path) -> dict[Asked, float]:
@@ -27,11 +27,12 @@ def ended_in(records: Path) -> dict[Asked, float]:
     """
     if not records.is_dir():
         return {}
-    kept = set(recorded(records))
+    kept = recorded(records)
     found: dict[Asked, float] = {}
     for _, table in joins.read([records], columns=_COLUMNS):
         for request_id, row in _conversations(table).items():
-            if request_id in kept and row["untrained"] is None and _is_judged(row["score"]):
+            is_named = row["uid"].isdecimal()  # a stranger's join may say anything
+            if request_id in kept and is_named and row["untrained"] is None and _is_judged(row["score"]):
                 found[Asked(int(row["uid"]), int(row["number"]))] = row["score"]
     return found
 
@@ -40,16 +41,16 @@ def _is_judged(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def recorded(records: Path) -> list[str]:
-    """Return the ids of the conversations whose records are on disk."""
-    table = Records(records).summaries()
-    return list(table.filter(table["offset"].is_valid())["request_id"].to_pylist())
+def recorded(records: Path) -> set[str]:
+    """Return the ids of the conversations whose records can be read."""
+    return {record["request_id"] for record in Records(records).records()}
 
 
 def _conversations(table: pa.Table) -> dict[str, dict[str, Any]]:
     """Return the rows of a join as conversations: of each the sum of its rows' scores."""
     found: dict[str, dict[str, Any]] = {}
-    for row in table.to_pylist():
+    once = {(row["request_id"], row["row"]): row for row in table.to_pylist()}
+    for row in once.values():
         first = found.setdefault(row["request_id"], row)
         if first is not row:
             first["untrained"] = first["untrained"] or row["untrained"]

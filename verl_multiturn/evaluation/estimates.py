@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: one row that is no share, whose spread nothing tells."""
+    """None: one row that is no share, or rewards too large for a float's square, whose spread nothing tells."""
     rows: int
 
 
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: all rows differ by the same, and are no shares."""
+    """None: all rows differ by the same, and are no shares; or rewards too large for a float's square."""
     p: float
     """Probability of a difference at least as large as this one between models that are equal."""
     rows: int
@@ -107,7 +107,7 @@ def estimate(values_R: Sequence[float], samples: int, *, share: bool = True) -> 
     if rows < 2:
         return Estimate(mean, None, rows)
     half = t_quantile(CONFIDENCE, rows - 1) * math.sqrt(_variance(values_R, mean) / rows)
-    return Estimate(mean, Interval(mean - half, mean + half), rows)
+    return Estimate(mean, Interval(mean - half, mean + half) if math.isfinite(half) else None, rows)
 
 
 def effective_rows(values_R: Sequence[float], samples: int) -> float:
@@ -160,11 +160,13 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
         return Difference(mean, interval, p, rows)
     error = math.sqrt(_variance(differences, mean) / rows)
     half, most = t_quantile(CONFIDENCE, rows - 1) * error, 1.0 if share else math.inf
-    return Difference(
-        mean, Interval(max(-most, mean - half), min(most, mean + half)), two_sided_p(mean / error, rows - 1), rows
-    )
+    interval = Interval(max(-most, mean - half), min(most, mean + half)) if math.isfinite(half) else None
+    return Difference(mean, interval, two_sided_p(mean / error, rows - 1), rows)
 
 
 def _variance(values: Sequence[float], mean: float) -> float:
     """Return the variance of values, with n - 1: `statistics.variance` of floats, 20 times as fast."""
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    try:
+        return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    except OverflowError:  # of rewards beyond 1e150
+        return math.inf

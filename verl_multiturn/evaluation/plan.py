@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl_multiturn.describe import show
+from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.run_file import write_whole
 
@@ -118,7 +118,7 @@ def only_source(rows: Sequence[DataRow], source: str | None) -> tuple[DataRow, .
     if not chosen:
         known = sorted({row.data_source for row in rows})
         what = "there are no rows" if source is None else f"--only {source!r}: there is no such row"
-        raise ConfigError(f"{what}; the file's data sources are {', '.join(known) or 'none'}")
+        raise ConfigError(f"{what}; the file's data sources are {printable(', '.join(known)) or 'none'}")
     return chosen
 
 
@@ -165,7 +165,7 @@ def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         pairs = [(there[name], wanted[name]) for name in _ASKED]
         pairs = [(old["hash"], new["hash"]) if isinstance(old, dict) else (old, new) for old, new in pairs]
         differing = next((name for name, (old, new) in zip(_ASKED, pairs, strict=True) if old != new), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error!r}); name another folder with --out") from None
     if differing is not None:
         raise ConfigError(

@@ -35,6 +35,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Estimate, estimate
 from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
@@ -232,7 +233,7 @@ def probe_table(results: Results, found: Probe) -> Group:
     cut = ", ".join(f"{stop} {count}" for stop, count in found.cut.items())
     parts.append(Text(f"right {_text(found.right)}; cut by a limit {found.cut_share:.3f}{f' ({cut})' if cut else ''}"))
     unsure = "" if found.is_sure else " An interval holds its threshold: more rows would make it sure."
-    parts.append(Text(f"{found.verdict}: {found.why}.{unsure}", style="bold"))
+    parts.append(Text(printable(f"{found.verdict}: {found.why}.{unsure}"), style="bold"))
     return Group(*parts)
 
 
@@ -275,7 +276,7 @@ def _paths(found: Probe) -> Table:
     for path in found.paths:
         right = f"{path.right / path.conversations:.3f}" if path.conversations else ""
         cells = (str(path.conversations), escape(_text(path.share)), right, str(path.groups))
-        table.add_row(escape(path.name), *cells)
+        table.add_row(escape(printable(path.name)), *cells)
     return table
 
 

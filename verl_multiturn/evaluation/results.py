@@ -204,7 +204,7 @@ def _evaluation(folder: Path) -> Evaluation:
         ) from None
     except ValidationError as error:
         raise ConfigError(f"{str(path)!r}: {flaw_of(error)}; evaluate again into another folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error}); evaluate again into another folder") from None
 
 
@@ -278,15 +278,20 @@ def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | 
 def _scores(records: Records) -> dict[str, tuple[float, bool]]:
     """Return of each conversation that has a reward by its join the reward, and whether it solved its task.
 
-    A conversation of several rows has their sum. One that was joined again, by a later start, has its last join.
+    A conversation of several rows has their sum, if each has a reward. One that was joined again, by a later start, has
+    its last join.
     """
-    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     columns = ["request_id", "row", "score", "parts", "untrained"]
     for name, table in joins.read(records.folders, columns, {"validation": True}):
         for row in table.to_pylist():
-            if row["score"] is not None and math.isfinite(row["score"]) and row["untrained"] is None:
-                found[row["request_id"]][name.start].append(row)
-    return {request_id: _scored(by_start[max(by_start)]) for request_id, by_start in found.items()}
+            found[row["request_id"]][name.start][row["row"]] = row
+    last = {request_id: list(by_start[max(by_start)].values()) for request_id, by_start in found.items()}
+    return {request_id: _scored(rows) for request_id, rows in last.items() if all(map(_is_scored, rows))}
+
+
+def _is_scored(row: Mapping[str, Any]) -> bool:
+    return row["untrained"] is None and row["score"] is not None and math.isfinite(row["score"])
 
 
 def _scored(rows: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
@@ -297,7 +302,7 @@ def _scored(rows: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
 def _parts(text: str | None) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in json.loads(text or "{}").items()}
-    except (ValueError, TypeError, AttributeError):  # a join of a stranger
+    except (ValueError, TypeError, AttributeError, RecursionError):  # a join of a stranger
         return {}
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from verl_multiturn.describe import printable
 from verl_multiturn.evaluation.estimates import Estimate, Interval
 from verl_multiturn.evaluation.figures import Figures, Price, by_source, figures_of
 from verl_multiturn.evaluation.results import Results
@@ -29,7 +30,7 @@ def table_of(results: Results, price: Price | None = None) -> Group:
         results: What its folder holds.
         price: What tokens cost; None: not known.
     """
-    parts: list[Any] = [Text(line) for line in _heads(results)]
+    parts: list[Any] = [Text(printable(line)) for line in _heads(results)]
     found = by_source(results, price)
     if len(found) > 1 and (whole := figures_of(results.shown, results.evaluation.samples, price)) is not None:
         found[ALL] = whole
@@ -37,7 +38,7 @@ def table_of(results: Results, price: Price | None = None) -> Group:
         parts.append(_figures(found, results.evaluation.samples, price is not None))
     if failures := failures_of(results):
         parts.append(_failures(failures))
-    parts += [Text(fault) for fault in results.faults]
+    parts += [Text(printable(fault)) for fault in results.faults]
     return Group(*parts)
 
 
@@ -119,7 +120,7 @@ def _figures(found: dict[str, Figures], samples: int, priced: bool) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for source, each in found.items():
-        cells = [escape(source), str(each.rows), _estimate_text(each.avg)]
+        cells = [escape(printable(source)), str(each.rows), _estimate_text(each.avg)]
         cells += [_estimate_text(each.passes[samples])] if samples > 1 else []
         cells += [f"{each.calls:.2f}", f"{each.tokens:.1f}", "" if each.cached is None else f"{each.cached:.0%}"]
         table.add_row(*cells, f"{each.seconds:.1f}", *([f"{each.cost:.4f}"] if each.cost is not None else []))
@@ -137,7 +138,8 @@ def _failures(failures: dict[tuple[str, str], list[str]]) -> Table:
     table.add_column("conversations", justify="right")
     table.add_column("such as", overflow="fold")
     for (what, stop), ids in failures.items():
-        table.add_row(what, escape(stop), str(len(ids)), escape(" ".join(ids[:_NAMED])))
+        names = printable(" ".join(ids[:_NAMED]))
+        table.add_row(what, escape(printable(stop)), str(len(ids)), escape(names))
     return table
 
 

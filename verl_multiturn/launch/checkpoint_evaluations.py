@@ -31,7 +31,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,8 @@ _NOT_ASKED = (
 """Beginnings of the run's words that an evaluation has otherwise."""
 _OF_RAY = ("RAY_", "VERL_FILE_LOGGER_PATH")
 _NICE = 19
+_LOOK_S = 5.0
+"""How often a worker looks whether newer weights wait than others do, which it then removes."""
 _END_S = 10.0
 _KILLED_S = 60.0
 _TAIL_BYTES = 4_000
@@ -175,12 +177,8 @@ def work(run: Path) -> int:
                 return taken
             for left in (folder / "running").glob(f"{_STEP}*"):  # of a worker that was killed
                 _take_back(folder, left)
-            while waiting := _waiting(folder):
-                newest = waiting[-1]
-                for step in waiting[:-1]:
-                    shutil.rmtree(folder / "waiting" / f"{_STEP}{step}", ignore_errors=True)
-                    _note(run, Point(step=step, state="skipped", why=f"step {newest} was there before its turn came"))
-                _evaluate(run, newest)
+            while _waiting(folder):
+                _evaluate(run, _skip_older(run))
                 taken += 1
             if has_left(run) and not _waiting(folder):
                 return taken  # what cannot be removed is left to its owner
@@ -191,6 +189,15 @@ def _waiting(folder: Path) -> list[int]:
     """Return the steps of the weights that wait, the newest last."""
     names = [path.name.removeprefix(_STEP) for path in (folder / "waiting").glob(f"{_STEP}*")]
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _skip_older(run: Path) -> int:
+    """Remove weights that wait while newer ones do, say so by name, and return the newest step; 0: nothing waits."""
+    *older, newest = _waiting(run / FOLDER) or [0]
+    for step in older:
+        shutil.rmtree(run / FOLDER / "waiting" / f"{_STEP}{step}", ignore_errors=True)
+        _note(run, Point(step=step, state="skipped", why=f"step {newest} was there before its turn came"))
+    return newest
 
 
 @contextlib.contextmanager
@@ -223,7 +230,7 @@ def _evaluate(run: Path, step: int) -> None:
         waiting.rename(held)
         out = _chosen(held, out)
         wanted = Wanted(**json.loads((folder / _WANTED).read_text(encoding="utf-8")))
-        why = _run(wanted, held, out)
+        why = _run(wanted, held, out, partial(_skip_older, run))
         try:
             point = point_of(read_results(out), step)
         except MultiTurnError as error:
@@ -256,8 +263,15 @@ def _chosen(held: Path, unused: Path) -> Path:
     return unused.with_name(noted.read_text(encoding="utf-8"))
 
 
-def _run(wanted: Wanted, held: Path, out: Path) -> str:
-    """Run an evaluation to its end, and return what went wrong; "" where nothing did."""
+def _run(wanted: Wanted, held: Path, out: Path, meanwhile: Callable[[], object]) -> str:
+    """Run an evaluation to its end, and return what went wrong; "" where nothing did.
+
+    Args:
+        wanted: How it is evaluated.
+        held: The weights.
+        out: Folder of the evaluation.
+        meanwhile: Called again and again while it runs.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with (out / "eval.log").open("ab") as log:
         process = subprocess.Popen(
@@ -265,10 +279,12 @@ def _run(wanted: Wanted, held: Path, out: Path) -> str:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": wanted.devices or ""}, start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid()),
         )  # fmt: skip
+    until = time.monotonic() + wanted.timeout_s
     try:
-        status = process.wait(wanted.timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"it was ended after timeout_s, {wanted.timeout_s:g} s"
+        while (status := _status(process, min(_LOOK_S, until - time.monotonic()))) is None:
+            if time.monotonic() >= until:
+                return f"it was ended after timeout_s, {wanted.timeout_s:g} s"
+            meanwhile()
     finally:
         _end(process)
     if status == 0:
@@ -277,6 +293,14 @@ def _run(wanted: Wanted, held: Path, out: Path) -> str:
     said = [line for line in lines if line.startswith("verl-multiturn: ")]
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     return f"it ended with {how}: {(said or lines or ['it printed nothing'])[-1].removeprefix('verl-multiturn: ')}"
+
+
+def _status(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
+    """Return the exit status of a process; None: it has not ended in so many seconds."""
+    try:
+        return process.wait(max(0.0, wait_s))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

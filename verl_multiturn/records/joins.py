@@ -136,8 +136,22 @@ def read(
     for folder in folders:
         for path in sorted((folder / FOLDER).glob("*.parquet")):
             if (name := parse_name(path.name)) is not None:
+                table = None
                 with suppress(OSError, ValueError, pa.ArrowException):
-                    yield name, pq.read_table(path, columns=columns, filters=filters, partitioning=None)
+                    table = _fitted(pq.read_table(path, columns=columns, filters=filters, partitioning=None))
+                if table is not None:
+                    yield name, table
+
+
+def _fitted(table: pa.Table) -> pa.Table:
+    """Return a table with the types of `schema.JOINED`.
+
+    Raises:
+        pa.ArrowException: It has a column that cannot be one of a join.
+    """
+    fields = [JOINED.field(name) if name in JOINED.names else table.schema.field(name) for name in table.column_names]
+    wanted = pa.schema(fields)
+    return table if table.schema.equals(wanted) else table.cast(wanted)
 
 
 def figures(table: pa.Table) -> Figures:

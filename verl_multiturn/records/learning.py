@@ -13,6 +13,7 @@ The digests are not signed: they find damage and careless edits, and nobody who 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class Choice:
     max_response_length: int | None = None
 
     def __post_init__(self) -> None:
+        if self.min_score is not None and math.isnan(self.min_score):
+            raise ConfigError("min_score=nan: no reward is below it, or above; name a number, or null")
+        if self.per_row is not None and self.per_row < 1:
+            raise ConfigError(f"per_row={self.per_row} leaves no conversation of a row; name 1 or more, or null")
         if self.group is None:
             return
         if self.group < 2:
@@ -161,10 +166,12 @@ def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
         scores = scores_of(records.folders)
         for placed in _placed(records):
             request_id = placed.record["request_id"]
-            if (other := seen.setdefault(request_id, str(placed.path))) != str(placed.path):
+            if (other := seen.get(request_id)) is not None:
+                where = f"{other!r} and in {str(placed.path)!r}" if other != str(placed.path) else f"{other!r} twice"
                 raise ConfigError(
-                    f"request {show(request_id)} is in {other!r} and in {str(placed.path)!r}; name each folder once"
+                    f"request {show(request_id)} is in {where}, and would be learned from twice; name each folder once"
                 )
+            seen[request_id] = str(placed.path)
             cause, problem = _refusal(placed.record, scores.get(request_id), choice)
             if cause:
                 left_out[cause] += 1
@@ -212,7 +219,7 @@ def _placed(records: Records) -> Iterator[Placed]:
 def scores_of(folders: Iterable[Path]) -> dict[str, float]:
     """Return the reward of each conversation that has one by its join; of several rows, their sum.
 
-    One that was joined again by a later start has its last join.
+    One that was joined again by a later start has its last join. A reward that is NaN or infinite is none.
     """
     found: dict[str, dict[str, dict[int, float | None]]] = {}
     for name, table in joins.read(folders, ["request_id", "row", "score", "untrained"]):
@@ -221,11 +228,12 @@ def scores_of(folders: Iterable[Path]) -> dict[str, float]:
             if row["request_id"] is not None:
                 found.setdefault(row["request_id"], {}).setdefault(name.start, {})[row["row"]] = score
     last = {request_id: by_start[max(by_start)] for request_id, by_start in found.items()}
-    return {
+    sums = {
         request_id: sum(score for score in rows.values() if score is not None)
         for request_id, rows in last.items()
         if None not in rows.values()
     }
+    return {request_id: score for request_id, score in sums.items() if math.isfinite(score)}
 
 
 def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> tuple[str, str]:

@@ -6,9 +6,10 @@
 
 Invariants:
 - an answer is a whole generation of the weights that were named, or `EngineError`. Whatever a server does (an error, no
-  answer, half of one, other weights) says nothing about the model, so that the conversation becomes invalid;
-- a server that answers nobody is found out: while it is silent for `SILENT_S`, it is asked whether it lives;
-- the key is in no error, even where the server repeats it.
+  answer, half of one, one without end, other weights) says nothing about the model, so that the conversation becomes
+  invalid;
+- the key is in no error and no record, even where a server repeats it;
+- a server that answers nobody is found out: while it is silent for `SILENT_S`, it is asked whether it lives.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _PAUSES_S = (1.0, 4.0, 16.0)
 _MOST_S = 30.0
 """Longest pause that a server may ask for."""
 _SHOWN = 200
+_MOST_BYTES = 256 << 20
+"""Most bytes of an answer, unpacked. A generation has some 50 a token."""
+_MOST_TOKENS = 1 << 31
 _FINISH: Mapping[Any, Finish] = {"stop": "stop", "length": "length"}
 
 
@@ -69,8 +73,8 @@ class HttpEngine:
     ) -> None:
         self.url = url.rstrip("/")
         self._alive = alive
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._key = spellings(key) if key else None
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._silent_s, self._alive_s = silent_s, alive_s
         self._session: aiohttp.ClientSession | None = None
         self._asked: set[asyncio.Task[Any]] = set()
@@ -172,7 +176,12 @@ class HttpEngine:
             raise EngineError(f"{self.url}{path}: {describe(error)}") from error
 
     async def _read(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
-        where, text = str(response.url), await response.text(errors="replace")
+        where, held = str(response.url), bytearray()
+        async for piece in response.content.iter_any():
+            held += piece
+            if len(held) > _MOST_BYTES:
+                raise EngineError(f"{where} answered with more than {_MOST_BYTES >> 20} MiB")
+        text = held.decode(errors="replace")  # JSON is UTF-8, whatever the header says
         text = self._key.sub("[key]", text) if self._key else text
         if response.status >= 400:
             raise EngineError(f"{where} answered {response.status}: {show(text[:_SHOWN])}")
@@ -259,25 +268,26 @@ class GenerateEngine(HttpEngine):
             raise
         try:
             return self._generation(answer)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise EngineError(f"{self.url}/generate answered what is no generation: {describe(error)}") from error
 
     def _generation(self, answer: Mapping[str, Any]) -> Generation:
         about = answer["meta_info"]
         if (found := about.get("weight_version")) != self._weights:
             raise EngineError(f"the weights {found!r} sampled it, and the model's are {self._weights!r}")
-        ids = [int(token) for token in answer["output_ids"]]
+        ids = list(answer["output_ids"])
+        if wrong := [token for token in ids if type(token) is not int]:
+            raise TypeError(f"{show(wrong[0])} is no token id")
         sampled = about["output_token_logprobs"]
         if [int(token) for _, token, *_ in sampled] != ids:
             raise EngineError(f"{len(ids)} ids came with the log-probabilities of {len(sampled)} others")
         finish = about["finish_reason"]["type"]
-        cached = about.get("cached_tokens")
         return Generation(
             ids,
             [float(logprob) for logprob, *_ in sampled],
             [WEIGHTS] * len(ids),
             _FINISH.get(finish, "abort"),
-            cached=cached if isinstance(cached, int) else None,
+            cached=_count(about.get("cached_tokens")),
         )
 
     async def _stop(self, rid: str) -> None:
@@ -340,18 +350,23 @@ class CompletionsEngine(HttpEngine):
         answer = await self._post("/completions", body)
         try:
             choice = answer["choices"][0]
-            text, finish = str(choice["text"]), _FINISH.get(choice["finish_reason"], "abort")
-            cached = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            text, finish = choice["text"], _FINISH.get(choice["finish_reason"], "abort")
+            if not isinstance(text, str):
+                raise TypeError(f"{show(text)} is no text")
+            text.encode()  # half of a surrogate pair has no ids
+            cached = _count(((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens"))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise EngineError(f"{self.url}/completions answered what is no completion: {describe(error)}") from error
         ids = list(self._encode(text))
         if finish == "stop" and (not ids or ids[-1] not in {*ask.sampling.get("stop_token_ids", ()), self._end_id}):
             ids.append(self._end_id)
         ids = ids[: ask.max_new_tokens]
-        count, read = len(ids), cached.get("cached_tokens")
-        return Generation(
-            ids, [0.0] * count, [NO_VERSION] * count, finish, cached=read if isinstance(read, int) else None
-        )
+        return Generation(ids, [0.0] * len(ids), [NO_VERSION] * len(ids), finish, cached=cached)
+
+
+def _count(found: Any) -> int | None:
+    """Return a number of tokens that a server tells; None where it tells none that a record can hold."""
+    return found if type(found) is int and 0 <= found < _MOST_TOKENS else None
 
 
 def _as_uri(image: Any) -> str:

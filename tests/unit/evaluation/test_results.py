@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.evaluation_samples import (
@@ -11,13 +13,15 @@ from tests.support.evaluation_samples import (
     LATER,
     OPEN,
     OTHER,
+    START,
     data_row,
     write_evaluation,
 )
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.ended import ended_in
-from verl_multiturn.evaluation.plan import Asked
+from verl_multiturn.evaluation.plan import Asked, begin
 from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.records import joins
 from verl_multiturn.row_files import row_digest
 
 LATE = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -59,6 +63,46 @@ def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Pat
 def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, float("nan"), float("inf"), 0.0]})
     assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
+
+
+def test_a_conversation_of_several_rows_has_a_reward_if_each_row_has_one(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 1.0]})
+    rows = [
+        joins.JoinedRow(f"0-{number}-9f3c2a", "0", number, row, validation=True, step=0, score=score)
+        for number, scores in enumerate([(0.0, float("nan")), (0.25, 0.5)])
+        for row, score in enumerate(scores)
+    ]
+    joins.write(folder / "records", joins.name_of(True, 0, START), joins.table_of(rows))
+    assert [sample.score for sample in read_results(folder).rows[0].samples] == [None, 0.75]
+    assert ended_in(folder / "records") == {Asked(0, 1): 0.75}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "scores"),
+    [
+        ("score", ["1.0", "x"], [None, None]),
+        ("uid", ["a", "0"], [1.0, 0.0]),
+        ("parts", ["[" * 100_000, "{}"], [1.0, 0.0]),
+    ],
+)
+def test_a_join_of_a_stranger(tmp_path: Path, column: str, values: list[str], scores: list[float | None]) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 0.0]})
+    [path] = (folder / "records" / "join").iterdir()
+    table = pq.read_table(path, partitioning=None)
+    changed = table.set_column(table.column_names.index(column), column, pa.array(values))
+    pq.write_table(pa.concat_tables([changed, changed]), path)  # each row twice
+    assert [sample.score for sample in read_results(folder).rows[0].samples] == scores
+    assert ended_in(folder / "records") == (
+        {} if column == "score" else {Asked(0, 1): 0.0, **({Asked(0, 0): 1.0} if column == "parts" else {})}
+    )
+
+
+def test_a_record_that_cannot_be_read_any_more_is_asked_again(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path, {0: [1.0, 0.0]})
+    [packed] = (folder / "records").glob("*.jsonl.gz")
+    packed.write_bytes(packed.read_bytes()[:-30] + b"?" * 30)
+    unread = [sample for row in read_results(folder).rows for sample in row.samples]
+    assert len(ended_in(folder / "records")) == len(unread) < 2
 
 
 def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
@@ -106,9 +150,12 @@ def test_a_conversation_that_was_joined_again_has_its_last_reward(tmp_path: Path
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no evaluation\.json; name the folder"):
         read_results(tmp_path)
-    (tmp_path / "evaluation.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_results(tmp_path)
+    for torn in ("{", "[" * 100_000):
+        (tmp_path / "evaluation.json").write_text(torn)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_results(tmp_path)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            begin(tmp_path, {})
     (tmp_path / "evaluation.json").write_text(json.dumps({"recipe": "a"}))
     with pytest.raises(ConfigError, match="model"):
         read_results(tmp_path)

@@ -15,7 +15,7 @@ from tests.support.evaluation_samples import INVALID, OPEN, data_row, write_eval
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import Results, read_results
-from verl_multiturn.evaluation.row_choice import Condition, choose
+from verl_multiturn.evaluation.row_choice import Condition, choose, keep_rows
 from verl_multiturn.row_files import read_rows, row_digest
 
 SAMPLES: dict[int, list[float | str]] = {
@@ -26,6 +26,14 @@ SAMPLES: dict[int, list[float | str]] = {
     4: [0.0, 1.0],
 }
 ROWS = [data_row(number) for number in range(6)]
+
+
+def test_lines_are_blank_as_they_are_to_the_reader(tmp_path: Path) -> None:
+    results = read_results(write_evaluation(tmp_path / "eval", {0: [0.0], 1: [1.0]}))
+    lines = [json.dumps(data_row(0)), "\u00a0", "\x1c", json.dumps(data_row(1))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    keep_rows(tmp_path / "rows.jsonl", results, Condition("rate == 1"), tmp_path / "kept.jsonl")
+    assert read_rows(tmp_path / "kept.jsonl", [".jsonl"]) == [data_row(1)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from rich.console import Console, Group
 
 from tests.support.evaluation_samples import FAILED, INVALID, OPEN, data_row, write_evaluation
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.compare import compare, comparison_table
 from verl_multiturn.evaluation.figures import Price
+from verl_multiturn.evaluation.probe import probe, probe_table
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import failures_of, summary_of, table_of
 
@@ -107,6 +109,18 @@ def test_rewards_beyond_one_have_another_interval(tmp_path: Path) -> None:
     assert found["avg"] == 1.5
     assert found["avg_interval"] == pytest.approx([-1.7862, 4.7862], abs=1e-4)
     assert found["pass"] == {"1": pytest.approx(5 / 6, abs=1e-6), "2": 1.0}
+
+
+def test_rewards_too_large_for_a_square_have_no_interval(tmp_path: Path) -> None:
+    assert summary_of(read_results(write_evaluation(tmp_path, {0: [1e200], 1: [0.0]})))["avg_interval"] is None
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(tmp_path: Path) -> None:
+    rows = [data_row(number, data_source="a\x1b[31m\u202e[bold]") for number in range(2)]
+    results = read_results(write_evaluation(tmp_path, {0: [1.0, 0.0], 1: [0.0, 1.0]}, rows=rows))
+    for table in (table_of(results), probe_table(results, probe(results)), comparison_table(compare(results, results))):
+        assert not any("\x1b" in line for line in printed(table))
+    assert any(line.startswith("a\\x1b[31m\\u202e[bold]") for line in printed(table_of(results)))
 
 
 def test_prices() -> None:

@@ -82,7 +82,7 @@ def test_the_newest_comes_first_and_those_before_it_are_named(run: Path, monkeyp
 def test_one_that_comes_meanwhile_is_the_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def began(wanted: Wanted, held: Path, out: Path) -> str:
+    def began(wanted: Wanted, held: Path, out: Path, meanwhile: Any) -> str:
         ran.append(held.name)
         assert work(run) == 0  # a second worker leaves at once
         if held.name == "global_step_5":
@@ -92,6 +92,33 @@ def test_one_that_comes_meanwhile_is_the_next(run: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(evaluations, "_run", began)
     place(run, 5)
     assert (work(run), ran) == (2, ["global_step_5", "global_step_10"])
+
+
+def test_no_more_than_one_waits_while_another_is_evaluated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = run / "ends"
+    waits = f"import os, sys, time\nwhile not os.path.exists({str(ends)!r}): time.sleep(0.01)\n"
+    child(monkeypatch, waits + RIGHT)
+    monkeypatch.setattr(evaluations, "_LOOK_S", 0.01)
+    looked = evaluations._skip_older
+
+    def looks(folder: Path) -> int:
+        newest = looked(folder)
+        if not ends.exists():
+            held = sorted(path.name for path in (run / FOLDER).glob("*ing/*"))
+            if held == ["global_step_5"]:
+                place(run, 10, 15)
+            elif held == ["global_step_15", "global_step_5"]:  # the disk holds no more than these two
+                ends.touch()
+        return newest
+
+    monkeypatch.setattr(evaluations, "_skip_older", looks)
+    place(run, 5)
+    assert work(run) == 2
+    assert [(point.step, point.state) for point in read_points(run)] == [
+        (5, "evaluated"),
+        (10, "skipped"),
+        (15, "evaluated"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 TOOLS = str(ROOT / "tool_configs" / "calculator.yaml")
 USER = "verl_multiturn.interactions.scripted_user.ScriptedUser"
 DEEP = "[" * 100_000 + "]" * 100_000
+EVAL = ["eval", "model", "--recipe", "quickstart"]
 RUN = ["run", "quickstart", "--print"]
 
 
@@ -59,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["check-tool", TOOLS, "--timeout-s", "inf"], "less than or equal to"),
         (["check-interaction", USER, "--timeout-s", "inf"], "less than or equal to"),
         (["check-interaction", USER, "--actions", "pipe.yaml"], "'pipe.yaml' is no file"),
+        ([*EVAL, "--engine", "http://me:secret@host/v1"], "--engine: expected an address without a user, a password"),
         (["serve", "--script", "pipe.yaml", "--", "true"], "--script 'pipe.yaml' is no file; name a text file"),
         (["serve", "--row", "pipe.yaml", "--", "true"], "--row 'pipe.yaml' is no file; name a file with a JSON object"),
         (["serve", "--row", "deep.json", "--", "true"], "--row 'deep.json' cannot be read (it is nested too deeply)"),

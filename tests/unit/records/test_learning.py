@@ -102,6 +102,17 @@ def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
         "with images, which records do not hold": 1,
         "without a reward": 1,
     }
+
+
+def test_a_reward_that_is_no_number_is_none(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [evaluated(number) for number in range(3)], [float("nan"), float("inf"), 1.0])
+    found = choose([folder], Choice(min_score=0.5))
+    assert [each.score for each in found.conversations] == [1.0]
+    assert found.left_out == {"without a reward": 2}
+
+
+def test_what_is_too_long_is_left_out(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [evaluated(0), evaluated(1)])
     with pytest.raises(ConfigError, match="2 too long"):
         choose([folder], Choice(max_length=9))
 
@@ -182,9 +193,12 @@ def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) 
     [
         ({"group": 1}, "groups of 1: a group of one has no baseline"),
         ({"group": 2, "min_score": 1.0}, "min_score=1.0 and per_row=None leave parts of a group out"),
+        ({"per_row": 0}, "per_row=0 leaves no conversation of a row; name 1 or more"),
+        ({"per_row": -1}, "per_row=-1 leaves no conversation"),
+        ({"min_score": float("nan")}, "min_score=nan: no reward is below it"),
     ],
 )
-def test_groups_without_a_baseline_are_refused(choice: dict[str, Any], error: str) -> None:
+def test_a_choice_that_says_nothing_is_refused(choice: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         Choice(**choice)
 
@@ -198,6 +212,15 @@ def test_records_must_be_named_once(tmp_path: Path) -> None:
         folder_of(tmp_path / name, [evaluated(0)])
     with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* and in .*two"):
         choose([tmp_path / "one", tmp_path / "two"], Choice())
+    with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* twice, and would be learned from twice"):
+        choose([tmp_path / "one", tmp_path / "one"], Choice(group=2))
+
+
+def test_a_record_that_is_twice_in_its_file_is_refused(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, [evaluated(0)]) / "a.jsonl"
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*a\.jsonl' twice"):
+        choose([tmp_path], Choice())
 
 
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ async def test_a_generation() -> None:
         (429, "answered 429: 'too busy'"),
         (b"<html>", "answered no JSON object: '<html>'"),
         (b"[]", "answered no JSON object: '\\[\\]'"),
+        ({"output_ids": [5], "meta_info": []}, "answered what is no generation: AttributeError"),
+        (generation([5.5]), "answered what is no generation: TypeError: 5.5 is no token id"),  # type: ignore[list-item]
     ],
 )
 async def test_what_is_no_generation_of_these_weights_is_the_engines_failure(answer: Any, message: str) -> None:
@@ -217,7 +219,58 @@ async def test_a_completion_is_encoded_anew() -> None:
     ]
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": "a"}]}, {"choices": [None]}])
+@pytest.mark.parametrize("cached", [-1, 1 << 40, True, "2"])
+async def test_a_number_of_cached_tokens_that_can_be_none_is_not_known(cached: Any) -> None:
+    assert (await asked(answering(generation([5], cached_tokens=cached)))).cached is None
+
+
+async def test_an_answer_of_an_encoding_that_is_none_is_read_as_json_is() -> None:
+    async def odd(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"{}", headers={"Content-Type": "application/json; charset=hex"})
+
+    with pytest.raises(EngineError, match="answered what is no generation"):
+        await asked(odd)
+
+
+async def test_an_answer_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_engine, "_MOST_BYTES", 1 << 20)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while request.transport is not None:
+            await response.write(b" " * (1 << 16))
+        return response
+
+    with pytest.raises(EngineError, match="answered with more than 1 MiB"):
+        await asked(endless)
+
+
+async def test_a_key_that_the_endpoint_repeats_is_in_no_error() -> None:
+    async def repeats(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, text=f"no such key: {request.headers['Authorization']}")
+
+    async with served(completions=repeats) as url:
+        engine = CompletionsEngine(url, encode, 9, key="s/ecret")
+        try:
+            with pytest.raises(EngineError, match=r"answered 401: 'no such key: Bearer \[key\]'"):
+                await engine.generate(ASK)
+        finally:
+            await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{"text": "a"}]},
+        {"choices": [None]},
+        {"choices": [{"text": None, "finish_reason": "stop"}]},
+        {"choices": [{"text": "\ud800", "finish_reason": "stop"}]},
+        {"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"prompt_tokens_details": "x"}},
+    ],
+)
 async def test_what_is_no_completion_is_the_engines_failure(answer: Any) -> None:
     async with served(completions=answering(answer)) as url:
         engine = CompletionsEngine(url, encode, 9)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from verl_multiturn.describe import printable
+
 _LONGEST = 2_000
 """Most characters of a text that are shown; `--json` has all."""
 _MOST_GROUPS = 40
 _UUID, _ID = re.compile(r"[0-9a-f]{32}"), 12
-_UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Categories of Unicode that a terminal does not show, or obeys."""
 _PHASES = 3
 _METRICS = (
     "critic/score/mean", "critic/advantages/mean", "critic/advantages/min", "critic/advantages/max", "actor/entropy",
@@ -35,22 +34,9 @@ _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "ye
 def clean(text: object, longest: int = _LONGEST) -> str:
     """Return a text that a terminal shows as it is, shortened; line ends and tabs stay."""
     whole = str(text)
-    kept = whole[:longest]
-    if not kept.isascii() or not kept.isprintable():
-        kept = "".join(letter if _is_shown(letter) else _escaped(letter) for letter in kept)
+    kept = printable(whole[:longest])
     left = len(whole) - longest
     return kept if left <= 0 else f"{kept}… ({left:,} more characters; --json has all)"
-
-
-def _is_shown(letter: str) -> bool:
-    return letter in "\n\t" or unicodedata.category(letter) not in _UNSHOWN
-
-
-def _escaped(letter: str) -> str:
-    number = ord(letter)
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def as_json(document: Mapping[str, Any]) -> str:

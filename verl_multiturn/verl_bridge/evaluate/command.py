@@ -14,6 +14,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,8 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import create_rl_dataset
 
-from verl_multiturn.errors import EngineError
+from verl_multiturn.chat_endpoint import key_of
+from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.evaluation import plan as plans
 from verl_multiturn.evaluation.ended import ended_in
 from verl_multiturn.evaluation.plan import Asked, DataRow, Plan, Progress
@@ -46,6 +48,7 @@ from verl_multiturn.verl_bridge.trainer.run_notes import run_file as run_file_of
 
 MOST_AT_ONCE = 1024
 """Conversations at once."""
+_KEY = "OPENAI_API_KEY"
 _SAVE_S = 1.0
 _SAVE_SHARE = 0.02
 """Largest share of the time that writing the join may take; with many rows it is written less often."""
@@ -85,6 +88,11 @@ class _Joins:
         self._rows += rows
 
     async def save(self) -> None:
+        """Write what came since the last time.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         rows = list(self._rows)
         if len(rows) > self._written:
             await asyncio.to_thread(lambda: joins.write(self._records, self._name, joins.table_of(rows)))
@@ -95,7 +103,8 @@ class _Joins:
         while True:
             await asyncio.sleep(pause_s)
             began = time.monotonic()
-            await self.save()
+            with suppress(OSError):  # a disk that is full may have room again; the last one says so where it has not
+                await self.save()
             pause_s = max(_SAVE_S, (time.monotonic() - began) / _SAVE_SHARE)
 
 
@@ -131,7 +140,7 @@ class _Evaluation:
     def _engine(self, model: LoadedModel) -> HttpEngine:
         if self._child is not None:
             return GenerateEngine(self._child.url, self._job.weights)
-        key = os.environ.get("OPENAI_API_KEY")
+        key = key_of(_KEY if os.environ.get(_KEY) else None, "--engine")
         if (chat := self._job.chat) is not None:
             return chat_level.make_engine(chat, model, key)
         named = self._job.engine.rstrip("/")
@@ -161,12 +170,20 @@ class _Evaluation:
                 await self._run_all(conversations, engine, left, progress)
         finally:
             await conversations.aclose()
-            await self._joins.save()
+            await self._save_last()
         is_whole = not plan.left(progress.scores.keys())
         if is_whole:
             plans.end(self._job.out, time.time())
         self._say(progress.line())
         return is_whole
+
+    async def _save_last(self) -> None:
+        try:
+            await self._joins.save()
+        except OSError as error:
+            raise ConfigError(
+                f"the scores cannot be written into {str(self._records)!r} ({error}); make room, and repeat the command"
+            ) from error
 
     async def _ready(self, engine: HttpEngine) -> None:
         if self._child is not None:
