@@ -7,7 +7,7 @@
 - **cases**: three short validations of verl's trainer (`trainer.val_only`): context windows, so that a conversation has
   several rows (frozen_lake), a simulated user (ask_first), an agent behind the endpoint (proxy_quickstart); and `eval`
   of the same.
-- **kills**: an evaluation of frozen_lake's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
+- **kills**: an evaluation of repair's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
   (SIGKILL) at random moments and begun again, until it has ended. Each row and sample must have one conversation that
   counts, and the table must be that of one that was never killed. Of the first one's SGLang, its own child, nothing may
   be left.
@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLED = "frozen_lake"
+KILLED = "repair"
 """Recipe of the evaluation that is killed."""
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "window": (

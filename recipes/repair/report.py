@@ -76,7 +76,7 @@ def report(out: Path) -> dict[str, Any]:
         "environment_error": sum(record["stop_reason"] == "environment_error" for record in records),
         "stop_reasons": dict(Counter(record["stop_reason"] for record in records).most_common()),
         "prob_diff_mean": mean(differences) if differences else None,
-        "step_seconds": round(mean(over_steps("timing_s/step")), 1),
+        "step_seconds": round(mean(over_steps("timing_s/step")), 1) if steps else None,
         "seconds": round(time.time() - start_up["started"], 1),
     }
 

@@ -50,7 +50,8 @@ def evaluate(
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Conversations of each row (val_kwargs.n).")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Temperature of the sampling (rollout.val_kwargs.temperature).")
+        float | None,
+        typer.Option(min=0.0, max=100.0, help="Temperature of the sampling (rollout.val_kwargs.temperature)."),
     ] = None,
     engine: Annotated[
         str,

@@ -48,7 +48,7 @@ def probe(
     limit: Annotated[int, typer.Option(min=1, help="Most rows; they are drawn by data.seed.")] = 64,
     samples: Annotated[int | None, typer.Option(min=2, help="Conversations of each row, else rollout.n.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Temperature of the sampling, else rollout.temperature.")
+        float | None, typer.Option(min=0.0, max=100.0, help="Temperature of the sampling, else rollout.temperature.")
     ] = None,
     engine: Annotated[
         str, typer.Option(help="sglang, started here; or the address of SGLang, or of an endpoint that ends in /v1.")
