@@ -102,7 +102,7 @@ def run(words: Sequence[str], log: Path) -> dict[str, Any]:
 
 
 def tokens_of(records: Path, last_validation: bool) -> dict[str, list[Any]]:
-    """Return the ids of each conversation's rows, by the text of its data row and its number.
+    """Return the ids of each conversation's rows, by its data row and its number.
 
     Args:
         records: A folder of records.
@@ -116,9 +116,7 @@ def tokens_of(records: Path, last_validation: bool) -> dict[str, list[Any]]:
         step = max(record["step"] for record in found)
         found = [record for record in found if record["step"] == step]
     return {
-        json.dumps([record["sample"]["messages"], record["number"]], sort_keys=True): [
-            row["ids"] for row in record["rows"]
-        ]
+        json.dumps([record["sample"], record["number"]], sort_keys=True): [row["ids"] for row in record["rows"]]
         for record in found
     }
 
