@@ -9,8 +9,8 @@
   of the same.
 - **kills**: an evaluation of repair's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
   (SIGKILL) at random moments and begun again, until it has ended. Each row and sample must have one conversation that
-  counts, and the table must be that of one that was never killed. Of the first one's SGLang, its own child, nothing may
-  be left.
+  counts, and the table must be that of one that was never killed. Of what they had started (SGLang among it) nothing
+  may be left.
 
 The programs are forked from this process, which has imported verl, so that a start takes seconds. The records of every
 part are verified. Exit status 1: something of this does not hold. The last line is one JSON object.
@@ -29,7 +29,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,26 +186,25 @@ def model_of(recipe: str) -> Path:
     return ROOT / "recipes" / ("quickstart" if recipe == "proxy_quickstart" else recipe) / "model"
 
 
-def below(pid: int) -> Iterator[psutil.Process]:
-    """Yield the processes that a process has started."""
-    yield from psutil.Process(pid).children(recursive=True)
+def kill(pid: int) -> list[psutil.Process]:
+    """Kill a process, and return those that it had started."""
+    children = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    return children
 
 
 def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
     """Kill an evaluation again and again, and compare it with one that was never killed."""
     draw, words = random.Random(seed), ["eval", str(model_of(KILLED)), "--recipe", KILLED, "--samples", "4"]
     words += ["--set", f"data.val_max_samples={_ROWS}", "--engine", engine]
-    # The first one's SGLang is its own, and must end with it.
     whole, torn = out / "whole", out / "torn"
     told = run([*words, "--out", str(whole)], out / "whole.log")
     most_s = seconds_of(whole / "records", False)  # a kill comes within the time that all conversations take
     pid = begin([*words, "--out", str(torn)], out / "torn.log")
     while not list((torn / "records").glob("*.jsonl.gz")):
         time.sleep(0.2)
-    children = list(below(pid))
-    os.kill(pid, signal.SIGKILL)
-    ended(pid)
-    _, left = psutil.wait_procs(children, timeout=20)
+    children = kill(pid)
     count, states = 1, []
     while count < kills:
         starts = len(list((torn / "records").glob("run-*.json")))
@@ -221,11 +220,11 @@ def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
             states.append(judged(torn, whole))
             torn = out / f"torn-{len(states)}"
             continue
-        os.kill(pid, signal.SIGKILL)
-        ended(pid)
+        children += kill(pid)
         count += 1
     again = run([*words, "--out", str(torn)], out / "torn.log")
     states.append(judged(torn, whole))
+    _, left = psutil.wait_procs(children, timeout=60)
     return {
         "kills": kills,
         "evaluations": len(states),

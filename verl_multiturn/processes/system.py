@@ -1,7 +1,7 @@
 """What Linux does for processes: to end with their parent, to adopt orphans, to end all that a process has started.
 
-This file imports only the standard library, and little of it, because the guard of an MCP server runs it without the
-package (`mcp_guard.py`). What runs inside the sandbox has its own (`sandbox/guest/syscalls.py`), and so has the script
+This file imports only the standard library, and little of it, because the guard of a program runs it without the
+package (`guard.py`). What runs inside the sandbox has its own (`sandbox/guest/syscalls.py`), and so has the script
 `cpu/forkserver.py`: neither can import this file.
 """
 

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.processes import mcp_guard
+from verl_multiturn.processes import guard
 
 logger = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ def _server_parameters(settings: McpSettings, where: str) -> StdioServerParamete
         raise ConfigError(f"{where}.command: there is no program {command!r}; install it, or give its full path")
     arguments: list[str] = list(settings.args)
     if sys.platform == "linux":
-        arguments = [*mcp_guard.ARGUMENTS, str(os.getpid()), command, *arguments]
+        arguments = [*guard.ARGUMENTS, str(os.getpid()), command, *arguments]
         command = sys.executable
     return StdioServerParameters(command=command, args=arguments, env=env, cwd=there)
 

@@ -2,8 +2,7 @@
 
 Invariants:
 - it gets the arguments that verl would give to a server of the run, but for what only a trainer needs;
-- it ends with this process, however this one ends: the kernel kills its first process then, and SGLang's others end
-  with that one.
+- all of it ends with this process, however this one ends: a guard beside it sees to that.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.processes import guard
 from verl_multiturn.processes.system import kill_group
 from verl_multiturn.rollout.http_engine import HttpEngine
 from verl_multiturn.verl_bridge.model.processors import plain_dict
@@ -93,9 +93,10 @@ class SglangChild:
         self.url = f"http://{arguments['host']}:{arguments['port']}"
         self._log = log
         self._began = time.monotonic()
+        command = [sys.executable, "-P", str(_PROGRAM), json.dumps(arguments)]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), str(os.getpid()), json.dumps(arguments)],
+                [sys.executable, *guard.ARGUMENTS, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

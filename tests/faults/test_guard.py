@@ -1,4 +1,4 @@
-"""The guard script beside the program of an MCP server: the events that end it, and the processes that it ends."""
+"""The guard beside a program, such as an MCP server: the events that end it, and the processes that it ends."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from tests.conftest import has_ended
-from verl_multiturn.processes import mcp_guard, system
+from verl_multiturn.processes import guard, system
 
-GUARD = [sys.executable, *mcp_guard.ARGUMENTS]
+GUARD = [sys.executable, *guard.ARGUMENTS]
 OLDER_KERNEL = """
 import os, sys
 
@@ -23,7 +23,7 @@ def pidfd_open(pid, flags=0):
 
 os.pidfd_open = pidfd_open
 sys.path.append(sys.argv.pop(1))
-from processes.mcp_guard import run
+from processes.guard import run
 
 run()
 """
@@ -93,6 +93,12 @@ def test_what_has_left_the_servers_group_ends_too(guard: list[str], what_ends: s
     wait_for_the_end(left_behind)
     wait_for_the_end(beside)
     worker.communicate(timeout=120)
+
+
+@pytest.mark.parametrize(("ends", "status"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("os.abort()", -signal.SIGKILL)])
+def test_it_ends_as_the_program_did(ends: str, status: int) -> None:
+    command = [*GUARD, str(os.getpid()), sys.executable, "-c", f"import os, sys; {ends}"]
+    assert subprocess.run(command, start_new_session=True, timeout=120).returncode == status
 
 
 def test_a_kernel_without_the_list_of_children_has_them_among_all_processes() -> None:

@@ -1,13 +1,14 @@
-"""Guard of an MCP server: it runs the server's program, and ends it and all that it started with the worker.
+"""Guard of a program that a worker starts (an MCP server, the SGLang of an evaluation): all of it ends with the worker.
 
     python *ARGUMENTS WORKER_PID COMMAND [ARGUMENT ...]
 
-Why: a worker that is killed closes nothing. Its servers may hang in a call and never see that their input has ended.
-The processes that a server started (`npx` starts a shell that starts node) know nothing of the worker.
+Why: a worker that is killed closes nothing. A server may hang in a call and never see that its input has ended. The
+processes that it started (`npx` starts a shell that starts node; SGLang's detokenizer takes seconds until it watches
+its parent) know nothing of the worker.
 
-So the guard stays beside the server. It adopts the server's descendants that lose their parent, also those that left
-its process group, and kills all of them when the worker or the server has ended. If the guard itself is killed, the
-kernel kills the server; the server's descendants may then stay.
+So the guard stays beside the program. It adopts the program's descendants that lose their parent, also those that left
+its process group, and kills all of them when the worker or the program has ended. It ends as the program did. If the
+guard itself is killed, the kernel kills the program; the program's descendants may then stay.
 
 The guard imports this file and `system.py` without the rest of the package, which takes long to import.
 """
@@ -20,7 +21,7 @@ import sys
 
 from .system import adopt_orphans, end_children, end_with_parent
 
-_START = "import sys; sys.path.append(sys.argv.pop(1)); from processes.mcp_guard import run; run()"
+_START = "import sys; sys.path.append(sys.argv.pop(1)); from processes.guard import run; run()"
 ARGUMENTS = ("-I", "-S", "-c", _START, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Arguments of the interpreter that is the guard; those of the guard follow."""
 _LOOK_MS = 500
@@ -28,27 +29,29 @@ _LOOK_MS = 500
 _GRACE_S = 1
 
 
-def end(*_: object) -> None:
-    """Kill all descendants, and at last this process's own group with this process.
+def end(status: int | None = None) -> None:
+    """Kill all descendants, and end this process.
 
     Args:
-        _: The arguments of a signal handler, which are not used.
+        status: Exit status of the program, with which this process ends, too; None: this process's group is killed with
+            it, as where the program was killed.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    end_children()
+    if end_children() and status is not None:
+        os._exit(status)
     os.killpg(0, signal.SIGKILL)
 
 
-def reap(server: int) -> None:
-    """Wait for the children that have ended; kill everything if the server is one of them.
+def reap(program: int) -> None:
+    """Wait for the children that have ended; kill everything if the program is one of them.
 
     Args:
-        server: Process id of the server.
+        program: Process id of the program.
     """
     with contextlib.suppress(ChildProcessError):
-        while ended := os.waitpid(-1, os.WNOHANG)[0]:
-            if ended == server:
-                end()
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == program:
+                end(os.WEXITSTATUS(found[1]) if os.WIFEXITED(found[1]) else None)
 
 
 def wait_for(worker: int) -> None:
@@ -70,27 +73,27 @@ def wait_for(worker: int) -> None:
 
 
 def main(worker: int, command: list[str]) -> None:
-    """Run a server until it or the worker ends; never returns.
+    """Run a program until it or the worker ends; never returns.
 
     Args:
         worker: Process id of the worker.
-        command: The server's program and its arguments.
+        command: The program and its arguments.
     """
     if os.getpgrp() != os.getpid():
         os.setsid()
     adopt_orphans()
     guard = os.getpid()
-    server = os.fork()
-    if server == 0:
+    program = os.fork()
+    if program == 0:
         if not end_with_parent(guard):
             os._exit(1)
         os.execvp(command[0], command)
-    # These signals are for the server, which may end in its own way.
+    # These signals are for the program, which may end in its own way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S))
-    signal.signal(signal.SIGALRM, end)
-    signal.signal(signal.SIGCHLD, lambda *_: reap(server))
-    reap(server)
+    signal.signal(signal.SIGALRM, lambda *_: end())
+    signal.signal(signal.SIGCHLD, lambda *_: reap(program))
+    reap(program)
     os.close(0)
     os.close(1)
     wait_for(worker)
