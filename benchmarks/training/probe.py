@@ -7,7 +7,7 @@
   sampled. "warm-start";
 - `trained`, with --trained: a finished run of the quickstart. "nothing left to learn";
 - `smollm2`, with --smollm2: SmolLM2-135M-Instruct as the recipe's training begins with it (`outputs/smollm2/model`), on
-  the recipe's own rows. "go".
+  the recipe's own rows, which lie beside it (`outputs/smollm2/data`). "go".
 
 Each is sampled as its recipe's training samples: `rollout.n` conversations of each of --limit training rows.
 
@@ -49,6 +49,8 @@ def make_never(folder: Path) -> None:
 def probed(model: Path, recipe: str, limit: int, out: Path) -> dict[str, Any]:
     """Return the last line of a model's probe, with its seconds."""
     words = ["probe", str(model), "--recipe", recipe, "--limit", str(limit), "--out", str(out)]
+    if (rows := model.parent / "data" / "train.parquet").is_file():
+        words += ["--rows", str(rows)]
     log, start = out.with_suffix(".log"), time.monotonic()
     status = ended(begin(words, log))
     text = log.read_text(errors="replace")
