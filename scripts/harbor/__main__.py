@@ -42,15 +42,16 @@ def settings_of(environment: str, harness: str, **kwargs: Any) -> HarborSettings
 async def references(environment: str, task: Path, reports: Reports) -> None:
     """Let the oracle solve a task, and nobody."""
 
-    async def one(harness: str) -> None:
-        runner = HarborRunner(settings_of(environment, harness), PYTHON)
-        try:
-            end = await judge(runner, task)
-        finally:
-            await runner.aclose()
+    async def one(harness: str, runner: HarborRunner) -> None:
+        end = await judge(runner, task)
         reports[f"{environment}.{harness}"] = {"end": end.kind, "reward": end.result.reward, "problem": end.problem}
 
-    await asyncio.gather(one("oracle"), one("nop"))
+    runners = {harness: HarborRunner(settings_of(environment, harness), PYTHON) for harness in ("oracle", "nop")}
+    try:
+        await asyncio.gather(*(one(*each) for each in runners.items()))
+    finally:  # a runner that is closed removes all containers of this process
+        for runner in runners.values():
+            await runner.aclose()
 
 
 async def cheats(environment: str, base: str, folder: Path, reports: Reports) -> None:

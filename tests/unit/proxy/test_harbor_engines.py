@@ -16,7 +16,6 @@ from verl_multiturn.proxy.agents.harbor.engines import (
     lost_container,
     owner,
     sweep,
-    wait_for_container,
 )
 
 _ENGINE = """#!/bin/sh
@@ -128,34 +127,6 @@ def test_a_container_that_is_not_there_was_removed_from_outside(engine: Engine) 
 def test_an_engine_that_does_not_answer_says_nothing_of_a_container(engine: Engine) -> None:
     engine.says(ps="exit 125")
     assert lost_container(engine.name, "p") == "engine"
-
-
-def test_a_container_that_is_only_made_is_waited_for(engine: Engine, tmp_path: Path) -> None:
-    begun = described("c1", "p", State={"Running": True, "Status": "running"})
-    made = described("c1", "p", State={"Running": False, "Status": "created"})
-    seen = tmp_path / "seen"
-    engine.says(ps="echo c1", container_inspect_c1=f"if test -e {seen}; then {begun}; else touch {seen}; {made}; fi")
-    wait_for_container(engine.name, "p")
-    assert len(engine.asked) == 4
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ({"Running": False, "Status": "created"}, "does not run within 0 s: it is created"),
-        ({"Running": False, "Status": "exited", "ExitCode": 1}, "has ended: exited, exit status 1"),
-    ],
-)
-def test_a_container_that_does_not_begin_is_named(engine: Engine, state: dict[str, object], said: str) -> None:
-    engine.says(ps="echo c1", container_inspect_c1=described("c1", "p", State=state))
-    with pytest.raises(RuntimeError, match=said):
-        wait_for_container(engine.name, "p", 0)
-
-
-def test_a_container_that_nobody_tells_of_does_not_begin(engine: Engine) -> None:
-    engine.says(ps="true")
-    with pytest.raises(RuntimeError, match="it is not there"):
-        wait_for_container(engine.name, "p", 0)
 
 
 def test_a_container_is_killed_and_not_waited_for(engine: Engine) -> None:

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ ENGINES = ("docker", "podman")
 _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _MAIN = "main"
-_ASK_S, _PULL_S, _BEGIN_S, _LOOK_S = 60.0, 3_600.0, 30.0, 0.2
+_ASK_S, _PULL_S = 60.0, 3_600.0
 _KILLED = 128 + 9
 _NEVER_BEGAN = ("created", "configured", "initialized")
 """States of a container in which no process of it has run: the first is Docker's, all are podman's."""
@@ -115,26 +114,6 @@ def lost_container(engine: str, project: str) -> Lost:
     if state.get("Status") in _NEVER_BEGAN:
         return "outside"
     return "outside" if state.get("ExitCode") == _KILLED and not state.get("OOMKilled") else "inside"
-
-
-def wait_for_container(engine: str, project: str, most_s: float = _BEGIN_S) -> None:
-    """Wait until the main container of a project runs: podman-compose may say that it is up when it is only made.
-
-    Raises:
-        RuntimeError: It has ended, is not there, or does not begin in time.
-    """
-    until = time.monotonic() + most_s
-    while True:
-        status, found = _containers(engine, project)
-        state = found[0]["State"] if found else {}
-        if state.get("Running"):
-            return
-        if state and state.get("Status") not in _NEVER_BEGAN:
-            raise RuntimeError(f"its container has ended: {state.get('Status')}, exit status {state.get('ExitCode')}")
-        if time.monotonic() > until:
-            what = state.get("Status") or ("not there" if status == 0 else "one that the engine tells nothing of")
-            raise RuntimeError(f"its container does not run within {most_s:g} s: it is {what}")
-        time.sleep(_LOOK_S)
 
 
 def kill_container(engine: str, project: str) -> None:

@@ -35,13 +35,7 @@ from harbor.trial.hooks import TrialEvent
 from harbor.trial.trial import Trial
 
 from verl_multiturn.errors import OutageError, UnjudgedError
-from verl_multiturn.proxy.agents.harbor.engines import (
-    disk_problem,
-    ensure_image,
-    kill_container,
-    lost_container,
-    wait_for_container,
-)
+from verl_multiturn.proxy.agents.harbor.engines import disk_problem, ensure_image, kill_container, lost_container
 from verl_multiturn.proxy.agents.harbor.sorting import WORKSPACE, End, Lost, Phase, Story, end_of
 
 _CLEANING_S = 6.0
@@ -194,8 +188,6 @@ class _Watch:
             try:
                 await self._prepare(self_)
                 await start(self_, *args, **kwargs)
-                if isinstance(self_, DockerEnvironment):
-                    await asyncio.to_thread(wait_for_container, *_engine_and_project(self_))
             except BaseException as error:
                 self.not_started = self.not_started or f"{type(error).__name__}: {error}"
                 raise
