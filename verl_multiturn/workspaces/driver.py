@@ -105,7 +105,7 @@ def run(request: str) -> bytes:
             os.kill(-1, signal.SIGKILL)
         shell.wait()
         _end_all()
-    is_open = output.read(reading, _PIPE_BYTES)
+    is_open = output.read(reading, _PIPE_BYTES + 1)  # one more than it holds: a full pipe may have no writer left
     if is_open:
         _keep_draining(reading)
     os.close(reading)
