@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import EvaluatedRow, Results
 from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.syntax import parse_expression
 
 SUFFIXES = (".parquet", ".jsonl")
 NAMES = ("rate", "n", "right")
@@ -52,7 +53,7 @@ class Condition:
         try:
             if len(text) > _LONGEST:
                 raise ValueError(f"it has {len(text)} characters")
-            self._tree = ast.parse(text.strip(), mode="eval").body
+            self._tree = parse_expression(text.strip())
             _check(self._tree)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             what = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__

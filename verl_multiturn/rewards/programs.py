@@ -34,6 +34,7 @@ from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
+from verl_multiturn.syntax import parse_module
 from verl_multiturn.workspaces.calls import CallJudge, Tally, expect_done, is_late
 
 _MOST_CHARACTERS = 50_000
@@ -212,7 +213,7 @@ def forgotten_imports(program: str) -> str:
     own imports and definitions replace them.
     """
     try:
-        named = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
+        named = {node.id for node in ast.walk(parse_module(program)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""  # such a program does not run anyway
     return "\n".join(_exports()[name] for name in sorted(named) if name in _exports())

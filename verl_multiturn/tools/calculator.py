@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.syntax import parse_expression
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 
 _MAX_CHARACTERS = 500
@@ -37,8 +38,7 @@ def evaluate(expression: str) -> int | float:
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(expression)} characters; at most {_MAX_CHARACTERS} are allowed")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
-        value = _value(tree.body)
+        value = _value(parse_expression(expression.strip()))
     except SyntaxError:
         raise ValueError(f"{expression!r} is no arithmetic expression") from None
     except ZeroDivisionError:

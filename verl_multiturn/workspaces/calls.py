@@ -29,6 +29,7 @@ from verl_multiturn.errors import OutageError, UnjudgedError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
+from verl_multiturn.syntax import parse_module
 
 _CELLS = Path(__file__).with_name("program_cells.py").read_text()
 
@@ -160,7 +161,7 @@ def free_names(code: str) -> list[str]:
     Raises:
         SyntaxError: It is no Python.
     """
-    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    names = {node.id for node in ast.walk(parse_module(code)) if isinstance(node, ast.Name)}
     return sorted(name for name in names if not hasattr(builtins, name) and name != "same")
 
 

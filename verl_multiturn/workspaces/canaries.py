@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verl_multiturn.syntax import parse_module
 from verl_multiturn.workspaces.task import PytestVerdict
 
 _EQUALS = ("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual")
@@ -141,7 +142,7 @@ def changed(source: str, draw: random.Random | None, functions: Collection[str] 
         functions: The tests whose values change, by `function_of`; None: all.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, set()
     names = set()

@@ -19,6 +19,7 @@ from verl_multiturn.chat.parsing.call_json import (
 )
 from verl_multiturn.chat.parsing.text_parser import TextParser
 from verl_multiturn.chat.parsing.turns import Tokenizer
+from verl_multiturn.syntax import parse_expression
 
 # Llama 4 sometimes writes this after a list of calls.
 _PYTHON_END = "<|python_end|>"
@@ -98,7 +99,7 @@ class _JsonWords(ast.NodeTransformer):
 def _python_calls(source: str) -> list[NamedCall]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns about style in the model's code
-        tree = _JsonWords().visit(ast.parse(source, mode="eval")).body
+        tree = _JsonWords().visit(parse_expression(source))
     calls = []
     for call in tree.elts if isinstance(tree, ast.List) and tree.elts else [tree]:
         if not isinstance(call, ast.Call) or call.args or not all(keyword.arg for keyword in call.keywords):

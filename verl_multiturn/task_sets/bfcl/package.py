@@ -22,6 +22,7 @@ from typing import Any
 
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.syntax import parse_expression
 
 CLASSES: Mapping[str, str] = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -179,7 +180,7 @@ def read_call(text: str) -> Call:
         ConfigError: It is no call of a function by its name with literal arguments.
     """
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = parse_expression(text.strip())
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise ValueError("it calls no function by its name")
         named = {each.arg: ast.literal_eval(each.value) for each in node.keywords}

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from verl_multiturn.syntax import parse_module
+
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
@@ -87,17 +89,17 @@ def mutations_of(path: str, source: bytes) -> list[Mutation]:
         SyntaxError: It is no Python.
     """
     spans = _Spans(path, source)
-    spans.visit(ast.parse(source))
+    spans.visit(parse_module(source))
     return sorted(spans.found, key=lambda each: (each.start, each.end, each.kind, each.after))
 
 
 def is_sound(mutation: Mutation, source: bytes) -> bool:
     """Tell whether the mutated text of a file is Python that differs from the original in more than its layout."""
     try:
-        changed = ast.parse(mutation.apply(source))
+        changed = parse_module(mutation.apply(source))
     except (SyntaxError, ValueError):  # such as a `not` whose operand needs its brackets
         return False
-    return ast.dump(changed) != ast.dump(ast.parse(source))
+    return ast.dump(changed) != ast.dump(parse_module(source))
 
 
 def drawn_mutations(sources: Mapping[str, bytes], seed: int) -> Iterator[Mutation]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.syntax import parse_module
 
 DOMAINS = ("airline", "retail")
 """The domains whose user has no tools."""
@@ -174,7 +175,7 @@ def _constants(file: str) -> Mapping[str, str]:
         file: Path of the module in the package.
     """
     texts = {}
-    for node in ast.parse((_folder() / file).read_text(encoding="utf-8")).body:
+    for node in parse_module((_folder() / file).read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
