@@ -29,13 +29,12 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         base_url: Address of the endpoint.
         api_key: The session's key.
     """
-    client = connect(base_url, api_key)
     system, task = data["messages"]
     planning: list[Any] = [{"role": "system", "content": PLANNER}, task]
-    planned = client.chat.completions.create(model=MODEL, messages=planning, max_completion_tokens=PLAN_TOKENS)
-    plan = planned.choices[0].message.content or "none"
-    with_plan = {"role": "user", "content": f"{task['content']}\nPlan: {plan}"}
-    with ThreadPoolExecutor(2) as workers:
+    with connect(base_url, api_key) as client, ThreadPoolExecutor(2) as workers:
+        planned = client.chat.completions.create(model=MODEL, messages=planning, max_completion_tokens=PLAN_TOKENS)
+        plan = planned.choices[0].message.content or "none"
+        with_plan = {"role": "user", "content": f"{task['content']}\nPlan: {plan}"}
         worked = list(workers.map(partial(solve, client), [[system, task], [system, with_plan]]))
     truth = data["reward_model"]["ground_truth"]
     scores = [score(each, truth) for each in worked]

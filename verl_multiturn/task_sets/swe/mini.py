@@ -65,8 +65,13 @@ def solve(task: str, shell: Shell, session: SessionAddress, settings: MiniSettin
     Raises:
         ConfigError: mini-swe-agent is not installed, or has no such configuration.
     """
-    client = _client().with_options(base_url=session.base_url, api_key=session.api_key)
-    return str(play(task, shell, client, settings)[-1]["extra"].get("exit_status", ""))
+    from openai import DefaultHttpxClient, OpenAI
+
+    # A client of its own: in one that many threads share, a connection may be closed under a request, which then hangs
+    # until its time is up (httpcore#1110). Without certificates it takes a quarter of a millisecond to make.
+    http_client = DefaultHttpxClient(verify=False)
+    with OpenAI(base_url=session.base_url, api_key=session.api_key, http_client=http_client) as client:
+        return str(play(task, shell, client, settings)[-1]["extra"].get("exit_status", ""))
 
 
 def play(task: str, shell: Shell, client: Any, settings: MiniSettings) -> list[dict[str, Any]]:
@@ -221,14 +226,6 @@ def _output(text: str, code: int, problem: str = "") -> dict[str, Any]:
 
 def _exit(status: str, text: str) -> dict[str, Any]:
     return {"role": "exit", "content": text, "extra": {"exit_status": status, "submission": ""}}
-
-
-@functools.cache
-def _client() -> Any:
-    """Return a client that all sessions share: it takes long to make, and its connections can serve every one."""
-    from openai import OpenAI
-
-    return OpenAI(base_url="http://127.0.0.1", api_key="")
 
 
 @functools.cache
