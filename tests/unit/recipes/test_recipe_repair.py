@@ -32,9 +32,11 @@ class Client:
         self.asked: list[list[dict[str, Any]]] = []
         self.chat = SimpleNamespace(completions=self)
 
-    def with_options(self, **_: Any) -> Client:
-        """Return the client of a session."""
+    def __enter__(self) -> Client:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Be closed."""
 
     def create(self, messages: list[dict[str, Any]], **_: Any) -> Any:
         """Return the next turn."""
@@ -46,7 +48,7 @@ class Client:
 def ran(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], *turns: str) -> tuple[float, Client]:
     """Run the agent on a row, and return its reward and the client."""
     client = Client(*turns)
-    monkeypatch.setattr(agent, "_CLIENT", client)
+    monkeypatch.setattr(agent, "OpenAI", lambda **_: client)
     return agent.run(row, "http://127.0.0.1", "key"), client
 
 
