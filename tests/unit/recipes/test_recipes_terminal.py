@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from tests.unit.task_sets.test_swe_images import ROWS
@@ -95,6 +96,8 @@ def test_the_variants_settings() -> None:
     plain, harbor = composed("terminal"), composed("terminal", "harbor")
     tool = plain.actor_rollout_ref.rollout.custom.multiturn.tool_reward
     assert (plain.recipe.prepare, tool.mode) == ({}, "replace")
+    limits = yaml.safe_load(Path(TOOLS).read_text())["tools"][0]["limits"]
+    assert plain.actor_rollout_ref.rollout.multi_turn.max_tool_response_length == limits["response_characters"]
     proxy = harbor.actor_rollout_ref.rollout.custom.multiturn.proxy
     assert (harbor.recipe.prepare, harbor.recipe.tools, proxy.agent) == ({"harbor": True}, None, "harbor")
     assert harbor.trainer.v1.trainer_mode == "separate_async"
