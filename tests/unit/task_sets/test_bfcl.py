@@ -7,6 +7,8 @@ import decimal
 import importlib.util
 import json
 import random
+import re
+import sys
 from typing import Any
 
 import mpmath
@@ -107,9 +109,10 @@ def test_an_unknown_dialogue_is_refused(name: str) -> None:
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     package.dialogues.cache_clear()
-    with pytest.raises(ConfigError, match="'bfcl-eval', which is not installed; pip install --no-deps bfcl-eval=="):
+    line = re.escape(f"{sys.executable} -m pip install --no-deps bfcl-eval==")
+    with pytest.raises(ConfigError, match=f"'bfcl-eval', which is not installed; {line}"):
         dialogue_of("multi_turn_base_0")
-    with pytest.raises(ConfigError, match="pip install --no-deps bfcl-eval=="):
+    with pytest.raises(ConfigError, match=line):
         BfclUser({})
 
 

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ CLASSES: Mapping[str, str] = {
 }
 """The classes of worlds, and the name of the module and of the file with the functions of each."""
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
-INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 mpmath"
+INSTALL = f"{sys.executable} -m pip install --no-deps bfcl-eval==2026.3.23 mpmath"
 _SOURCE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 
 
