@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,19 @@ def test_rows_of_swe_data_sets(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
     source.write_text(json.dumps({"instance_id": "x", "problem_statement": "y"}) + "\n" + source.read_text())
     with pytest.raises(ConfigError, match=r"train row \d: it has no "):
         script("swe", "prepare_harbor").main()
+
+
+@pytest.mark.stack
+def test_another_harness_takes_arguments_of_its_own() -> None:
+    key = "actor_rollout_ref.rollout.custom.multiturn.proxy.harbor.harness_kwargs"
+    value = f"{key}={{record_terminal_session: False}}"
+    words = ["'~….proxy.harbor.harness_kwargs'", "'+….proxy.harbor.harness_kwargs={record_terminal_session: False}'"]
+    assert " ".join(words) in " ".join((RECIPES / "terminal" / "README.md").read_text(encoding="utf-8").split())
+    config = composed("terminal", "harbor", overrides=[f"~{key}", f"+{value}"])
+    harbor = config.actor_rollout_ref.rollout.custom.multiturn.proxy.harbor
+    assert harbor.harness_kwargs == {"record_terminal_session": False}
+    with pytest.raises(ConfigError, match=re.escape(f"no such keys; to replace it, write '~{key}' '+{key}={{…}}'")):
+        composed("terminal", "harbor", overrides=[value])
 
 
 @pytest.mark.stack

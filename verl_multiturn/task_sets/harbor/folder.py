@@ -85,8 +85,9 @@ def folders_below(path: Path) -> list[Path]:
     """
     found = [path] if is_folder(path) else sorted(each.parent for each in path.glob("*/task.toml"))
     if not found:
+        deeper = next((repr(str(each.parent.parent)) for each in sorted(path.glob("*/*/task.toml"))), "another folder")
         raise ConfigError(
-            f"{str(path)!r} has no task in Harbor's form, expected folders with a task.toml in it; name another folder"
+            f"{str(path)!r} has no task in Harbor's form, expected folders with a task.toml in it; name {deeper}"
         )
     return found
 
