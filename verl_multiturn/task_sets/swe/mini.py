@@ -54,6 +54,15 @@ class MiniSettings:
     """Seconds of a command."""
 
 
+def check_installed() -> None:
+    """Refuse an environment without mini-swe-agent.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    _package()
+
+
 def solve(task: str, shell: Shell, session: SessionAddress, settings: MiniSettings) -> str:
     """Let mini-swe-agent work at a task, and return its exit status, such as `Submitted` or `LimitsExceeded`.
 
