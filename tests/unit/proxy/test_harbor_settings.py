@@ -1,6 +1,7 @@
 """Rows, tasks and settings of the bridge to Harbor, as far as they are looked at without Harbor."""
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,25 @@ def test_a_task_that_needs_an_image_is_refused_in_a_workspace(tmp_path: Path, do
     task = made(tmp_path / "t", dockerfile)
     with pytest.raises(ConfigError, match="the task needs an image, which the embedded sandbox cannot run"):
         read_definition(task / "environment", None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("WORKDIR /", "its commands start in '/', expected a folder below the root"),
+        ("WORKDIR /app\nWORKDIR ..", "its commands start in '/', expected a folder below the root"),
+        ("COPY data.txt /", "its Dockerfile says 'COPY data.txt /', and a workspace has only folders at the root"),
+        ("WORKDIR /app\nCOPY . ..", "its Dockerfile says 'COPY . ..', and a workspace has only folders at the root"),
+    ],
+)
+def test_a_task_at_the_root_is_refused_in_a_workspace(tmp_path: Path, lines: str, why: str) -> None:
+    task = made(tmp_path / "t", f"FROM scratch\n{lines}\n")
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        read_definition(task / "environment", None)
+    task = made(tmp_path / "u", "FROM scratch\nWORKDIR /\nWORKDIR in\n", toml="[environment]\nworkdir = '/'")
+    assert read_definition(task / "environment", None).workdir == "/in"
+    with pytest.raises(ConfigError, match="its commands start in '/'"):
+        HarborRunner(HarborSettings(environment="workspace"), sys.executable)._look_at({"path": str(task)})
 
 
 def test_images_by_name_and_compose_are_refused_in_a_workspace(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ class HarborRunner:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{str(folder / 'task.toml')!r} cannot be read: {error}; mend it") from None
         if self._settings.environment == "workspace":
-            read_definition(folder / "environment", described.get("environment", {}).get("docker_image"))
+            given = described.get("environment", {})
+            read_definition(folder / "environment", given.get("docker_image"), workdir=given.get("workdir"))
         verifier = described.get("verifier", {})
         if not self._has_warned and verifier.get("environment_mode") != "separate" and "environment" not in verifier:
             self._has_warned = True
