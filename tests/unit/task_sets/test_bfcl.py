@@ -84,6 +84,11 @@ def test_gold_calls_are_read_and_never_evaluated() -> None:
         ({"involved_classes": ["WebSearchAPI"]}, "'WebSearchAPI' is no class of BFCL's worlds; known are"),
         ({"ground_truth": [[]]}, "2 turns and gold calls of 1"),
         ({"question": None}, "expected the form of BFCL's data"),
+        ({"ground_truth": None}, "expected the form of BFCL's data"),
+        ({"ground_truth": [None, []]}, "expected the form of BFCL's data"),
+        ({"ground_truth": [[5], []]}, "gold call '5'"),
+        ({"initial_config": None}, "expected the form of BFCL's data"),
+        ({"path": [1]}, "expected the form of BFCL's data"),
         ({"ground_truth": [["ls()"], ["x"]]}, "gold call 'x'"),
         ({"ground_truth": [["open('x')"], ["ls()"]]}, "gold call of 'open': none of the classes"),
         ({"ground_truth": [["cd('x', 'y')"], ["ls()"]]}, r"'cd': it takes \['folder'\], got \['x', 'y'\]"),
@@ -92,6 +97,13 @@ def test_gold_calls_are_read_and_never_evaluated() -> None:
 def test_a_wrong_dialogue_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         own_dialogue(json.dumps({**ENTRY, **change}))
+
+
+@pytest.mark.parametrize("state", [{"root": {}}, {"root": []}, None, 7])
+def test_a_state_in_which_no_world_can_be_is_refused(state: Any) -> None:
+    entry = {**ENTRY, "initial_config": {"GorillaFileSystem": state}}
+    with pytest.raises(ConfigError, match="'mine_0': initial_config: GorillaFileSystem cannot be in the state"):
+        Episode(own_dialogue(json.dumps(entry)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "7"])
