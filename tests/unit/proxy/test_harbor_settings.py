@@ -1,5 +1,6 @@
 """Rows, tasks and settings of the bridge to Harbor, as far as they are looked at without Harbor."""
 
+import json
 import logging
 import re
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from verl_multiturn.config import HarborSettings, ProxySettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.harbor.definition import read_definition
@@ -109,7 +111,9 @@ def test_a_task_judged_where_its_agent_worked_is_warned_of_once(
             runner._look_at({"path": str(task)})
     [said] = caplog.messages
     assert str(shared) in said
-    assert "paid 21" in said
+    attacks = json.loads((ROOT / "benchmarks" / "results" / "workspace_attacks.json").read_text())
+    paid = attacks["attacks"], attacks["control_paid"], attacks["paid"]["script"]
+    assert re.findall(r"Of (\d+) attacks .* paid (\d+), .* one (\d+);", said) == [tuple(map(str, paid))]
 
 
 def test_a_task_with_an_image_ends_the_run_in_a_workspace(tmp_path: Path) -> None:
