@@ -1,4 +1,4 @@
-# Sourced by the scripts that make an environment. Defines `install VENV ARGUMENT ...`, which is `uv pip install` without
+# Sourced by the scripts that make an environment, in the folder above this one. Defines `install VENV ARGUMENT ...`, which is `uv pip install` without
 # dependencies: the locks are complete, and cannot be resolved, since SGLang's own pins contradict verl's.
 install() {
     local venv="$1" index
@@ -11,4 +11,14 @@ install() {
     index="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}}"
     env ${index:+"UV_DEFAULT_INDEX=$index"} UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}" \
         "$venv/bin/uv" pip install --system-certs --quiet --no-deps --python "$venv/bin/python" "$@"
+}
+# Installs requirements/NAME.lock into .venv for each NAME, unless .venv has what stands there.
+install_extras() {
+    local extra
+    for extra in "$@"; do
+        if ! cmp -s "requirements/$extra.lock" ".venv/.$extra"; then
+            install .venv -r "requirements/$extra.lock"
+            cp "requirements/$extra.lock" ".venv/.$extra"
+        fi
+    done
 }

@@ -5,13 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
-for extra in docs traces browser tasks; do # the tests build the docs, write traces, drive Chromium, play task sets
-    if ! cmp -s "requirements/$extra.lock" ".venv/.$extra"; then
-        source scripts/install.sh
-        install .venv -r "requirements/$extra.lock"
-        cp "requirements/$extra.lock" ".venv/.$extra"
-    fi
-done
+source scripts/install.sh
+install_extras docs traces browser tasks # the tests build the docs, write traces, drive Chromium, play task sets
 # Many containers set it. Every process would then compile torch, verl and SGLang anew: half of the CPU time of its imports.
 unset PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"

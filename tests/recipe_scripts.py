@@ -1,6 +1,7 @@
 """Recipes for tests: a module of one, what its script writes, the configuration that its trainer gets."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,16 @@ def composed(recipe: str, *variants: str, overrides: Sequence[str] = (), **optio
     """Return the configuration of a recipe, resolved."""
     launch = plan_run(recipe, variants=variants, overrides=overrides, **options)
     return OmegaConf.create(resolved(compose_run(launch)))
+
+
+def write_run(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write the folder of a run of one step with given records, as a recipe's report reads it."""
+    (folder / "records").mkdir()
+    (folder / "records" / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    data = {"critic/score/mean": 7.0, "rollout/certificate/violations": 0, "rollout/certificate/rows": 2}
+    data |= {"training/rollout_probs_diff_mean": 1e-7, "timing_s/step": 3.0}
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": data}) + "\n")
+    (folder / "start_up.json").write_text(json.dumps({"started": 0.0, "seconds": {}, "seed": 5}))
 
 
 def run_script(script: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@
     python recipes/artist/prepare_data.py --out DIR [--source base+miss_param]
 
 `--source` names the categories to train on: `base`, `miss_func`, `miss_param`, `long_context`, with `+` between them.
-`--smoke` takes six short dialogues with the functions that they need alone, and with `--model` makes a tiny model that
+`--smoke` takes ten short dialogues with the functions that they need alone, and with `--model` makes a tiny model that
 has them by heart.
 """
 

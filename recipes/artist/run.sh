@@ -3,5 +3,6 @@
 #   bash recipes/artist/run.sh [--smoke] [--variant all|turns] [--seed N] [--steps N] [--data CATEGORIES] [--out DIR] [any.verl.override=value ...]
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+extras=tasks
 source "$here/../common/python.sh"
 exec "$python" -m verl_multiturn.cli run "$here" "$@"

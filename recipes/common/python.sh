@@ -1,11 +1,15 @@
 # shellcheck shell=bash
 # Set the variable `python` for a run.sh, which sources this file: $PYTHON, or `python` from the PATH. This file sees the
 # arguments of run.sh. If PYTHON is not set, a run on a CPU in a checkout makes .venv and uses its Python (with `--print`, it
-# makes nothing). A run is on a CPU with `--smoke`, or if run.sh sets `on_cpu=1` before.
+# makes nothing). A run is on a CPU with `--smoke`, or if run.sh sets `on_cpu=1` before. What such a run needs beside
+# requirements/cpu.lock, run.sh names in `extras`: `extras=tasks` is requirements/tasks.lock.
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python}"
 if [[ -z "${PYTHON:-}" && -f "$root/scripts/environment.sh" && (-n "${on_cpu:-}" || " $* " == *" --smoke "*) ]]; then
-    [[ " $* " == *" --print "* ]] || bash "$root/scripts/environment.sh"
+    if [[ " $* " != *" --print "* ]]; then
+        bash "$root/scripts/environment.sh"
+        (cd "$root" && source scripts/install.sh && install_extras ${extras:-})
+    fi
     python="$root/.venv/bin/python"
     unset PYTHONDONTWRITEBYTECODE # many containers set it; each process would then compile torch, verl and SGLang anew
 fi

@@ -1,7 +1,7 @@
 """Report a run as a table and one JSON object: `python recipes/errands/report.py OUT_DIR`.
 
 What is counted are the verdicts of the user on each turn, in the records of the conversations. The rewards that were
-trained on are not: the variant `lottery` draws them.
+trained on are not: the variant `lottery` draws them. Nor is a conversation that is not valid, but in `invalid`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def report(out: Path) -> dict[str, Any]:
     """
     steps = [entry["data"] for entry in read_metrics(out) if REWARD in entry["data"]]
     records = list(read_records(out / "records"))
-    greedy: dict[int, list[dict[str, Any]]] = {}
+    greedy: dict[int, list[dict[str, Any]]] = {record["step"]: [] for record in records if record["validation"]}
     sampled: dict[int, list[dict[str, Any]]] = {}
-    for record in records:
+    valid = [record for record in records if record["valid"]]
+    for record in valid:
         (greedy if record["validation"] else sampled).setdefault(record["step"], []).append(record)
     last = greedy[max(greedy)]
 
@@ -66,6 +67,7 @@ def report(out: Path) -> dict[str, Any]:
         "reward_by_step": [round(value, 3) for value in over_steps(REWARD)],
         "violations": int(sum(over_steps("rollout/certificate/violations"))),
         "certificate_rows": int(sum(over_steps("rollout/certificate/rows"))),
+        "invalid": len(records) - len(valid),
         "environment_error": sum(record["stop_reason"] == "environment_error" for record in records),
         "stop_reasons": dict(Counter(record["stop_reason"] for record in records).most_common()),
         "prob_diff_mean": mean(differences) if differences else None,

@@ -4,5 +4,6 @@
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 on_cpu=1
+extras=tasks
 source "$here/../common/python.sh"
 exec "$python" -m verl_multiturn.cli run "$here" "$@"

@@ -1,7 +1,7 @@
 """Report a run as a table and one JSON object: `python recipes/repair/report.py OUT_DIR`.
 
 What is counted lies in the records of the sessions: the agent's verdict on each held-out repository, and the commands
-that the model said there.
+that the model said there. A session that could not be judged is not counted, but in `invalid`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ def report(out: Path) -> dict[str, Any]:
     """
     steps = [entry["data"] for entry in read_metrics(out) if REWARD in entry["data"]]
     records = list(read_records(out / "records"))
-    sampled = [record for record in records if not record["validation"]]
-    greedy: dict[int, list[dict[str, Any]]] = {}
-    for record in records:
+    valid = [record for record in records if record["valid"]]
+    sampled = [record for record in valid if not record["validation"]]
+    greedy: dict[int, list[dict[str, Any]]] = {record["step"]: [] for record in records if record["validation"]}
+    for record in valid:
         if record["validation"]:
-            greedy.setdefault(record["step"], []).append(record)
+            greedy[record["step"]].append(record)
     first, last = greedy[min(greedy)], greedy[max(greedy)]
 
     def over_steps(key: str) -> list[float]:
@@ -73,6 +74,7 @@ def report(out: Path) -> dict[str, Any]:
         "rows_per_session": mean(len(record["rows"]) for record in sampled) if sampled else None,
         "violations": int(sum(over_steps("rollout/certificate/violations"))),
         "certificate_rows": int(sum(over_steps("rollout/certificate/rows"))),
+        "invalid": len(records) - len(valid),
         "environment_error": sum(record["stop_reason"] == "environment_error" for record in records),
         "stop_reasons": dict(Counter(record["stop_reason"] for record in records).most_common()),
         "prob_diff_mean": mean(differences) if differences else None,

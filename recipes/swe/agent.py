@@ -10,11 +10,12 @@ from typing import Any
 
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.task_sets.swe.draw import settings_for
-from verl_multiturn.task_sets.swe.mini import MiniSettings, solve
+from verl_multiturn.task_sets.swe.mini import MiniSettings, check_installed, solve
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.workspaces.thread_judge import judge_workspace
 from verl_multiturn.workspaces.threads import open_workspace
 
+check_installed()  # the start-up check imports this file; later, a missing package would make every session invalid
 _COMMIT = "git init -q && git add -A && git commit -qm 'The package as it is'"
 
 

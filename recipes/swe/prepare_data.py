@@ -17,7 +17,7 @@ from pathlib import Path
 from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.swe.draw import draw_tasks
-from verl_multiturn.task_sets.swe.mini import MiniSettings
+from verl_multiturn.task_sets.swe.mini import MiniSettings, check_installed
 from verl_multiturn.task_sets.swe.tasks import SweTask
 
 _SMOKE_TRAIN, _SMOKE_TEST = 4, 2
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--hide-tests", action="store_true", help="leave the tests out of the model's tree")
     parser.add_argument("--model", type=Path, help="with --smoke: where a tiny model is written")
     args = parser.parse_args()
+    check_installed()
     if args.count < 1 or args.test_count < 1:
         raise ConfigError(f"--count {args.count}, --test-count {args.test_count}: expected 1 or more of each")
     count, tests = (_SMOKE_TRAIN, _SMOKE_TEST) if args.smoke else (args.count, args.test_count)

@@ -9,6 +9,7 @@ holds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,30 +17,46 @@ from typing import Any
 from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, write_rows
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.harbor.write import write_folder
-from verl_multiturn.task_sets.swe.images import DATA_SETS, task_of_row
+from verl_multiturn.task_sets.swe.images import DATA_SETS, UnusableRowError, task_of_row
 
 _DEFAULT = "published"
+_SHOWN = 20
 
 
-def write_tasks(folder: Path, kind: str, entries: Sequence[Any], split: str) -> list[Row]:
-    """Write the tasks of a split, and return its rows.
+def write_tasks(folder: Path, kind: str, entries: Sequence[Any], split: str, names: set[str]) -> list[Row]:
+    """Write the tasks of a split, and return its rows; print of which rows no task can be made, and why.
 
     Args:
         folder: The folder for the tasks.
         kind: Name of the data set.
         entries: Rows of the data set.
         split: The split, for errors.
+        names: Names of the tasks that are written, of all splits; those of this one are added.
 
     Raises:
-        ConfigError: A row cannot be used, or two have one name.
+        ConfigError: A row lacks a column, two rows have one name, or no row is left.
     """
-    rows = []
+    rows: list[Row] = []
+    left_out = 0
     for number, entry in enumerate(entries):
-        name, task = task_of_row(kind, entry, f"{kind}, {split} row {number}")
+        where = f"{kind}, {split} row {number}"
+        try:
+            name, task = task_of_row(kind, entry, where)
+        except UnusableRowError as error:
+            left_out += 1
+            if left_out <= _SHOWN:
+                print(f"left out {error}", flush=True)
+            continue
+        if name in names:
+            raise ConfigError(f"{where}: an earlier row is {name!r}, too, and would become this one; leave one out")
+        names.add(name)
         write_folder(folder / name, task)
         rows.append(
             make_row(f"harbor/{kind}", task.instruction, "", ability="code", harbor=str((folder / name).resolve()))
         )
+    print(json.dumps({"split": split, "tasks": len(rows), "left_out": left_out}), flush=True)
+    if not rows:
+        raise ConfigError(f"{kind}, {split}: no task can be made of any of {len(entries)} rows; name other rows")
     return rows
 
 
@@ -59,9 +76,9 @@ def main() -> None:
     chosen = {"train": entries["train"], "test": entries["test"]}
     if args.count:
         chosen["train"] = [chosen["train"][number] for number in range(min(args.count, len(chosen["train"])))]
+    folder, names = args.out / "tasks", set[str]()
     write_rows(
-        args.out,
-        {split: write_tasks(args.out / "tasks", args.data_set, rows, split) for split, rows in chosen.items()},
+        args.out, {split: write_tasks(folder, args.data_set, rows, split, names) for split, rows in chosen.items()}
     )
 
 

@@ -15,7 +15,15 @@ from typing import Any
 from scripted import first_words
 
 from verl_multiturn.data import Row, arguments, make_row, prepare, tool_call, write_rows
-from verl_multiturn.task_sets.tau2.package import DOMAINS, GREETING, agent_prompt, splits_of, tasks_of, tool_schemas
+from verl_multiturn.task_sets.tau2.package import (
+    DOMAINS,
+    GREETING,
+    agent_prompt,
+    check_domain,
+    splits_of,
+    tasks_of,
+    tool_schemas,
+)
 from verl_multiturn.task_sets.tau2.worlds import World, close_worlds, worlds_of
 
 _SPLITS = ("train", "test")
@@ -111,6 +119,7 @@ def main() -> None:
     parser.add_argument("--domain", choices=DOMAINS, default="airline")
     parser.add_argument("--model", type=Path, help="with --smoke: where a tiny model is written")
     args = parser.parse_args()
+    check_domain(args.domain, "--domain")
     tasks = {
         split: short_tasks(args.domain, split) if args.smoke else splits_of(args.domain)[split] for split in _SPLITS
     }

@@ -172,6 +172,34 @@ def test_a_run_without_our_loop_is_told(
     assert not told or f"this run's loop is verl's {loop}, " in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("limits", "changes", "told"),
+    [
+        ("{response_characters: 12000}", {}, 1),
+        ("{response_characters: 12000}", {f"{ROLLOUT}.multi_turn.max_tool_response_length": "12000"}, 0),
+        ("{response_characters: 12000}", {f"+{ROLLOUT}.custom.multiturn.observation_length": "500"}, 0),
+        ("{timeout_s: 5}", {}, 0),
+    ],
+)
+def test_a_tools_own_limit_that_never_acts_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limits: str,
+    changes: dict[str, str],
+    told: int,
+) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    tool = f"{(ROOT / 'tool_configs' / 'calculator.yaml').read_text()}\n    limits: {limits}\n"
+    tools = {f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, tool)}
+    configuration.prepare_config(composed(**tools, **changes, **{"ray_kwargs.ray_init.num_cpus": "64"}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "limits.response_characters=12000" in line]
+    assert len(lines) == told
+    assert not told or "max_tool_response_length=256, but tool 'calculator' keeps" in lines[0]
+
+
 def test_the_cpu_platform_serves_no_adapters() -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.cpu import defaults

@@ -58,6 +58,11 @@ def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
     with contextlib.suppress(Exception), initialize_config_dir(str(plan.folder), version_base=None):
         config = compose("config", overrides=[searchpath(searched), *without])
         section = OmegaConf.select(config, parent) if parent else config
+        if key in section:
+            return (
+                f"the value of {found[1]!r} has no such keys; to replace it, write '~{found[1]}' "
+                f"'+{found[1]}={{…}}', or to add one: +{found[1]}.NAME=…"
+            )
         hint = did_you_mean(key, map(str, section))
         return f"unknown key {found[1]!r}; {hint and hint + ' '}a key that is really new takes a plus: +{found[1]}=…"
     return ""

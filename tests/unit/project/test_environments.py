@@ -142,6 +142,41 @@ def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> Non
     assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
 
 
+@pytest.mark.parametrize(("words", "installed"), [(["--smoke"], 1), ([], 0), (["--smoke", "--print"], 0)])
+def test_a_run_on_a_cpu_installs_what_its_recipe_needs_once(tmp_path: Path, words: list[str], installed: int) -> None:
+    for name in ("scripts/install.sh", "recipes/common/python.sh", "requirements/tasks.lock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    stand_ins = {
+        "scripts/environment.sh": "",
+        ".venv/bin/python": "",
+        ".venv/bin/uv": 'echo "$@" >>uv.log\n',
+        "recipes/run.sh": 'set -eu\nextras=tasks\nsource "$(dirname "$0")/common/python.sh"\necho "$python"\n',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    for _ in range(2):
+        command = ["bash", str(tmp_path / "recipes" / "run.sh"), *words]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout == (f"{tmp_path}/.venv/bin/python\n" if words else "python\n")
+    log = tmp_path / "uv.log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    assert [line.split(" --python ")[1] for line in lines] == [
+        ".venv/bin/python -r requirements/tasks.lock"
+    ] * installed
+
+
+def test_recipes_of_installed_task_sets_have_them_on_a_cpu() -> None:
+    needs = re.compile(r"task_sets\.(bfcl|tau2|swe)\b")
+    for run in ROOT.glob("recipes/*/run.sh"):
+        files = [path for path in run.parent.rglob("*") if path.suffix in (".py", ".yaml")]
+        needed = any(needs.search(path.read_text(encoding="utf-8")) for path in files)
+        assert ("\nextras=tasks\n" in run.read_text()) is needed, run
+
+
 def test_the_fast_lanes_have_every_file_once() -> None:
     lanes = re.findall(r"tests/unit/\S+[.]py", (ROOT / "scripts" / "test.sh").read_text())
     found = [path.name for lane in lanes for path in ROOT.glob(lane)]

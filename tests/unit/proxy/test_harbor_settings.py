@@ -1,6 +1,8 @@
 """Rows, tasks and settings of the bridge to Harbor, as far as they are looked at without Harbor."""
 
+import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from verl_multiturn.config import HarborSettings, ProxySettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.harbor.definition import read_definition
@@ -68,6 +71,25 @@ def test_a_task_that_needs_an_image_is_refused_in_a_workspace(tmp_path: Path, do
         read_definition(task / "environment", None)
 
 
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("WORKDIR /", "its commands start in '/', expected a folder below the root"),
+        ("WORKDIR /app\nWORKDIR ..", "its commands start in '/', expected a folder below the root"),
+        ("COPY data.txt /", "its Dockerfile says 'COPY data.txt /', and a workspace has only folders at the root"),
+        ("WORKDIR /app\nCOPY . ..", "its Dockerfile says 'COPY . ..', and a workspace has only folders at the root"),
+    ],
+)
+def test_a_task_at_the_root_is_refused_in_a_workspace(tmp_path: Path, lines: str, why: str) -> None:
+    task = made(tmp_path / "t", f"FROM scratch\n{lines}\n")
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        read_definition(task / "environment", None)
+    task = made(tmp_path / "u", "FROM scratch\nWORKDIR /\nWORKDIR in\n", toml="[environment]\nworkdir = '/'")
+    assert read_definition(task / "environment", None).workdir == "/in"
+    with pytest.raises(ConfigError, match="its commands start in '/'"):
+        HarborRunner(HarborSettings(environment="workspace"), sys.executable)._look_at({"path": str(task)})
+
+
 def test_images_by_name_and_compose_are_refused_in_a_workspace(tmp_path: Path) -> None:
     task = made(tmp_path / "t")
     with pytest.raises(ConfigError, match=r"'python:3\.12'"):
@@ -89,7 +111,9 @@ def test_a_task_judged_where_its_agent_worked_is_warned_of_once(
             runner._look_at({"path": str(task)})
     [said] = caplog.messages
     assert str(shared) in said
-    assert "paid 21" in said
+    attacks = json.loads((ROOT / "benchmarks" / "results" / "workspace_attacks.json").read_text())
+    paid = attacks["attacks"], attacks["control_paid"], attacks["paid"]["script"]
+    assert re.findall(r"Of (\d+) attacks .* paid (\d+), .* one (\d+);", said) == [tuple(map(str, paid))]
 
 
 def test_a_task_with_an_image_ends_the_run_in_a_workspace(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from recipes.repair import agent
+from recipes.repair import agent, report
 from recipes.repair.repositories import FUNCTIONS, MODULE, TEST, TESTS, Repository, make_repositories, repair_of, shown
-from tests.recipe_scripts import RECIPES, composed, prepared
+from tests.recipe_scripts import RECIPES, composed, prepared, write_run
+from tests.support.sample_records import sample_record
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +126,19 @@ def test_the_lottery_draws_in_training_alone(
 
 def test_what_a_command_printed_is_shown() -> None:
     assert (shown("", 0), shown("a\n", None)) == ("exit code 0", "a\nexit code None")
+
+
+def test_the_report_leaves_invalid_sessions_out(tmp_path: Path) -> None:
+    def made(step: int, validation: bool, valid: bool, reward: float | None) -> dict[str, Any]:
+        said = [{"role": "assistant", "content": says(TESTS)}]
+        return sample_record(step=step, validation=validation, valid=valid, session={"reward": reward}, messages=said)
+
+    records = [
+        made(0, True, True, 0.0),
+        made(0, True, False, None),
+        made(2, True, True, 1.0),
+        made(2, True, False, 0.0),
+    ]
+    write_run(tmp_path, [*records, made(1, False, True, 1.0), made(1, False, False, 0.0)])
+    found = report.report(tmp_path)
+    assert (found["repaired_by_step"], found["held_out"], found["invalid"]) == ({0: 0.0, 2: 1.0}, 1, 3)

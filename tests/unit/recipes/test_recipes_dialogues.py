@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from recipes.errands import report
 from recipes.errands.errands import HOME, REQUESTS, Errand, make_errands
 from recipes.errands.report import all_right, right
-from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.recipe_scripts import RECIPES, composed, prepared, script, write_run
+from tests.support.sample_records import sample_record
 from verl_multiturn import Limits, Outcome, scripted_rollout
 from verl_multiturn.data import tool_call
 from verl_multiturn.errors import ConfigError
@@ -151,6 +153,18 @@ def test_an_errand_that_was_cut_is_not_right() -> None:
     records = [{"replies": [said, good, good, good]}, {"replies": [said, good]}, {"replies": [said, good, bad, bad]}]
     assert [right(record) for record in records] == [[True] * 3, [True, False, False], [True, False, False]]
     assert (all_right(records), all_right(records[1:]), all_right([])) == (0.3333, 0.0, None)
+
+
+def test_the_errands_report_leaves_invalid_conversations_out(tmp_path: Path) -> None:
+    def made(step: int, validation: bool, valid: bool, turns: int) -> dict[str, Any]:
+        replies = [{"turn": n, "text": "", "metrics": {"turn_right": 1.0}} for n in range(turns)]
+        return sample_record(step=step, validation=validation, valid=valid, replies=replies)
+
+    records = [made(0, True, True, 1), made(0, True, False, 0), made(2, True, True, 3), made(2, True, False, 2)]
+    write_run(tmp_path, [*records, made(1, False, True, 3), made(1, False, False, 0), made(3, True, False, 0)])
+    found = report.report(tmp_path)
+    assert (found["all_right_by_step"], found["sampled_by_step"]) == ({0: 0.0, 2: 1.0, 3: None}, [1.0])
+    assert (found["held_out"], found["right_by_request"], found["invalid"]) == (0, [], 4)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn import load_interactions, load_tools
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted_chat import scripted_rollout
@@ -29,6 +31,12 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT), str(TAU2), *sys.path])
     for module in ("scripted", "by_heart", "prepare_data"):
         monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def test_a_missing_package_is_named_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--domain: τ² needs the package 'tau2', which is not installed"):
+        prepared("tau2", tmp_path, "--smoke")
 
 
 def test_the_conversations_that_the_tiny_model_knows_earn(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from tests.unit.task_sets.test_swe_images import ROWS
@@ -90,11 +92,47 @@ def test_rows_of_swe_data_sets(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
         script("swe", "prepare_harbor").main()
 
 
+def test_a_swe_row_that_cannot_be_used_is_left_out_and_one_name_is_one_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = script("swe", "prepare_harbor").write_tasks
+    good = [{**ROWS["swe_rebench"], "instance_id": f"org__calc-{n}"} for n in range(2)]
+    strange = {**good[0], "install_config": {**good[0]["install_config"], "log_parser": "parse_log_c"}}
+    other = {**good[0], "test_patch": "+++ b/tests/case.txt\n"}
+    names: set[str] = set()
+    rows = write(tmp_path, "swe_rebench", [good[0], strange, other], "train", names)
+    assert [Path(row["extra_info"]["harbor"]).name for row in rows] == ["org__calc-0"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("left out swe_rebench, train row 1: its log parser is 'parse_log_c', expected one of ")
+    assert said[1].startswith("left out swe_rebench, train row 2: its test_patch changes no Python file; ")
+    assert json.loads(said[2]) == {"split": "train", "tasks": 1, "left_out": 2}
+    assert len(write(tmp_path, "swe_rebench", good[1:], "test", names)) == 1
+    with pytest.raises(ConfigError, match="swe_rebench, test row 0: an earlier row is 'org__calc-0', too"):
+        write(tmp_path, "swe_rebench", good[:1], "test", names)
+    with pytest.raises(ConfigError, match="swe_rebench, test: no task can be made of any of 1 rows"):
+        write(tmp_path, "swe_rebench", [strange], "test", names)
+
+
+@pytest.mark.stack
+def test_another_harness_takes_arguments_of_its_own() -> None:
+    key = "actor_rollout_ref.rollout.custom.multiturn.proxy.harbor.harness_kwargs"
+    value = f"{key}={{record_terminal_session: False}}"
+    words = ["'~….proxy.harbor.harness_kwargs'", "'+….proxy.harbor.harness_kwargs={record_terminal_session: False}'"]
+    assert " ".join(words) in " ".join((RECIPES / "terminal" / "README.md").read_text(encoding="utf-8").split())
+    config = composed("terminal", "harbor", overrides=[f"~{key}", f"+{value}"])
+    harbor = config.actor_rollout_ref.rollout.custom.multiturn.proxy.harbor
+    assert harbor.harness_kwargs == {"record_terminal_session": False}
+    with pytest.raises(ConfigError, match=re.escape(f"no such keys; to replace it, write '~{key}' '+{key}={{…}}'")):
+        composed("terminal", "harbor", overrides=[value])
+
+
 @pytest.mark.stack
 def test_the_variants_settings() -> None:
     plain, harbor = composed("terminal"), composed("terminal", "harbor")
     tool = plain.actor_rollout_ref.rollout.custom.multiturn.tool_reward
     assert (plain.recipe.prepare, tool.mode) == ({}, "replace")
+    limits = yaml.safe_load(Path(TOOLS).read_text())["tools"][0]["limits"]
+    assert plain.actor_rollout_ref.rollout.multi_turn.max_tool_response_length == limits["response_characters"]
     proxy = harbor.actor_rollout_ref.rollout.custom.multiturn.proxy
     assert (harbor.recipe.prepare, harbor.recipe.tools, proxy.agent) == ({"harbor": True}, None, "harbor")
     assert harbor.trainer.v1.trainer_mode == "separate_async"

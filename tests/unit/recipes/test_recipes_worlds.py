@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.recipe_scripts import RECIPES, composed, prepared, script
+from tests.recipe_scripts import RECIPES, composed, prepared, script, write_run
 from tests.support.sample_records import sample_record
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
@@ -132,14 +131,9 @@ def test_the_lakes_report_counts_what_the_environment_gave(tmp_path: Path) -> No
         changes = {"validation": not temperature, "replies": replies, "stop_reason": "environment_done"}
         return sample_record(step=step, **changes)
 
-    (tmp_path / "records").mkdir()
     made = [record(0, 0, 0.0)] * 3 + [record(0, 0, 1.0)] + [record(2, 0, 1.0)] * 3 + [record(2, 0, 0.0)]
     made += [record(1, 1.0, 1.0), record(1, 1.0, 0.0)]
-    (tmp_path / "records" / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in made))
-    data = {"critic/score/mean": 7.0, "rollout/certificate/violations": 0, "rollout/certificate/rows": 2}
-    data |= {"training/rollout_probs_diff_mean": 1e-7, "timing_s/step": 3.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": data}) + "\n")
-    (tmp_path / "start_up.json").write_text(json.dumps({"started": 0.0, "seconds": {}, "seed": 5}))
+    write_run(tmp_path, made)
     found = script("frozen_lake", "report").report(tmp_path)
     assert (found["greedy_before"], found["greedy_after"], found["sampled_by_step"]) == (0.25, 0.75, [0.5])
     assert (found["seed"], found["steps"], found["violations"], found["environment_error"]) == (5, 1, 0, 0)

@@ -7,6 +7,8 @@ import decimal
 import importlib.util
 import json
 import random
+import re
+import sys
 from typing import Any
 
 import mpmath
@@ -82,6 +84,11 @@ def test_gold_calls_are_read_and_never_evaluated() -> None:
         ({"involved_classes": ["WebSearchAPI"]}, "'WebSearchAPI' is no class of BFCL's worlds; known are"),
         ({"ground_truth": [[]]}, "2 turns and gold calls of 1"),
         ({"question": None}, "expected the form of BFCL's data"),
+        ({"ground_truth": None}, "expected the form of BFCL's data"),
+        ({"ground_truth": [None, []]}, "expected the form of BFCL's data"),
+        ({"ground_truth": [[5], []]}, "gold call '5'"),
+        ({"initial_config": None}, "expected the form of BFCL's data"),
+        ({"path": [1]}, "expected the form of BFCL's data"),
         ({"ground_truth": [["ls()"], ["x"]]}, "gold call 'x'"),
         ({"ground_truth": [["open('x')"], ["ls()"]]}, "gold call of 'open': none of the classes"),
         ({"ground_truth": [["cd('x', 'y')"], ["ls()"]]}, r"'cd': it takes \['folder'\], got \['x', 'y'\]"),
@@ -90,6 +97,13 @@ def test_gold_calls_are_read_and_never_evaluated() -> None:
 def test_a_wrong_dialogue_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         own_dialogue(json.dumps({**ENTRY, **change}))
+
+
+@pytest.mark.parametrize("state", [{"root": {}}, {"root": []}, None, 7])
+def test_a_state_in_which_no_world_can_be_is_refused(state: Any) -> None:
+    entry = {**ENTRY, "initial_config": {"GorillaFileSystem": state}}
+    with pytest.raises(ConfigError, match="'mine_0': initial_config: GorillaFileSystem cannot be in the state"):
+        Episode(own_dialogue(json.dumps(entry)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "7"])
@@ -107,9 +121,10 @@ def test_an_unknown_dialogue_is_refused(name: str) -> None:
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     package.dialogues.cache_clear()
-    with pytest.raises(ConfigError, match="'bfcl-eval', which is not installed; pip install --no-deps bfcl-eval=="):
+    line = re.escape(f"{sys.executable} -m pip install --no-deps bfcl-eval==")
+    with pytest.raises(ConfigError, match=f"'bfcl-eval', which is not installed; {line}"):
         dialogue_of("multi_turn_base_0")
-    with pytest.raises(ConfigError, match="pip install --no-deps bfcl-eval=="):
+    with pytest.raises(ConfigError, match=line):
         BfclUser({})
 
 

@@ -50,6 +50,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (folder.task.variables, folder.task.timeout_s) == ({"WORD": "two"}, 600.0)
     assert list(folder.solution) == ["solve.sh"]
     assert folders_below(tmp_path) == [tmp_path / "t"] == folders_below(tmp_path / "t")
+    made(tmp_path / "exported" / "set" / "t")
+    with pytest.raises(ConfigError, match=f"name {str(tmp_path / 'exported' / 'set')!r}$"):
+        folders_below(tmp_path / "exported")
 
 
 def test_files_are_copied_as_docker_does(tmp_path: Path) -> None:

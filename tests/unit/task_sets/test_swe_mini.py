@@ -1,6 +1,8 @@
 """mini-swe-agent behind the endpoint: a scripted model, the agent's own loop, and a shell that remembers."""
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -158,5 +160,7 @@ def test_an_unknown_configuration_is_refused() -> None:
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     mini._package.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "minisweagent", None)
-    with pytest.raises(ConfigError, match=r"pip install --no-deps mini-swe-agent==2\.4\.6"):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{sys.executable} -m pip install --no-deps mini-swe-agent==2.4.6")
+    ):
         mini._package()

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.bfcl.package import Call, Dialogue
 from verl_multiturn.task_sets.bfcl.worlds import Worlds
 
@@ -56,13 +57,17 @@ class Episode:
         verdicts: The verdicts on the turns that have ended.
 
     Raises:
-        ConfigError: The package of the worlds is not installed.
+        ConfigError: The package of the worlds is not installed, or a world cannot be in the dialogue's state.
     """
 
     def __init__(self, dialogue: Dialogue) -> None:
         self.dialogue = dialogue
         self.verdicts: list[Verdict] = []
-        self._model, self._gold = (Worlds(dialogue.classes, dialogue.config, dialogue.long_context) for _ in range(2))
+        state = dialogue.classes, dialogue.config, dialogue.long_context
+        try:
+            self._model, self._gold = Worlds(*state), Worlds(*state)
+        except ConfigError as error:
+            raise ConfigError(f"dialogue {dialogue.id!r}: {error}") from error
         self._results: Counter[str] = Counter()
         self._made: list[Call] = []
 

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ CLASSES: Mapping[str, str] = {
 }
 """The classes of worlds, and the name of the module and of the file with the functions of each."""
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
-INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 mpmath"
+INSTALL = f"{sys.executable} -m pip install --no-deps bfcl-eval==2026.3.23 mpmath"
 _SOURCE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 
 
@@ -203,29 +204,31 @@ def read_dialogue(entry: Mapping[str, Any], gold: Sequence[Sequence[str]]) -> Di
     """
     try:
         name, question = str(entry["id"]), entry["question"]
-        classes, config = tuple(entry["involved_classes"]), entry["initial_config"]
+        classes, config = tuple(entry["involved_classes"]), copy.deepcopy(dict(entry["initial_config"]))
         turns = tuple("\n".join(message["content"] for message in turn) for turn in question)
         hidden = {int(turn): tuple(names) for turn, names in (entry.get("missed_function") or {}).items()}
+        path = tuple(step.rpartition(".")[2] for step in entry.get("path") or ())
+        gold_text = tuple(tuple(map(str, calls)) for calls in gold)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"dialogue {show(entry, 120)}: {type(error).__name__}: {error}; expected the form of BFCL's data, with "
-            "'id', 'question', 'initial_config' and 'involved_classes'"
+            "'id', 'question', 'initial_config' and 'involved_classes', and for each turn a list of gold calls"
         ) from None
-    if not turns or len(turns) != len(gold):
+    if not turns or len(turns) != len(gold_text):
         raise ConfigError(
-            f"dialogue {name!r}: {len(turns)} turns and gold calls of {len(gold)}; give both, equally many"
+            f"dialogue {name!r}: {len(turns)} turns and gold calls of {len(gold_text)}; give both, equally many"
         )
     for each in classes:
         check_class(each, f"dialogue {name!r}: involved_classes")
     return Dialogue(
         id=name,
         turns=tuple(text or functions_shown() for text in turns),
-        gold_text=tuple(map(tuple, gold)),
-        gold=tuple(tuple(named(classes, read_call(text)) for text in calls) for calls in gold),
+        gold_text=gold_text,
+        gold=tuple(tuple(named(classes, read_call(text)) for text in calls) for calls in gold_text),
         classes=classes,
-        config=copy.deepcopy(dict(config)),
+        config=config,
         hidden=hidden,
-        path=tuple(step.rpartition(".")[2] for step in entry.get("path") or ()),
+        path=path,
         long_context="long_context" in name,
     )
 

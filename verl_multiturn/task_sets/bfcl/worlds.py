@@ -16,6 +16,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.describe import describe, show
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.bfcl.package import methods_of, world_class
 
 MOST_DIGITS = 10_000
@@ -34,7 +36,7 @@ class Worlds:
         long_context: Whether the worlds are filled with much more.
 
     Raises:
-        ConfigError: A class is not in the list, or the package is not installed.
+        ConfigError: A class is not in the list, cannot be in such a state, or the package is not installed.
     """
 
     def __init__(self, classes: Sequence[str], config: Mapping[str, Any], long_context: bool = False) -> None:
@@ -44,7 +46,13 @@ class Worlds:
         for name in classes:
             made = world_class(name)()
             if name not in _STATELESS:
-                made._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long_context)
+                try:
+                    made._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long_context)
+                except Exception as error:  # the world's code takes the state for a right one
+                    raise ConfigError(
+                        f"initial_config: {name} cannot be in the state {show(config.get(name), 120)} "
+                        f"({describe(error)}); write it as BFCL's data does"
+                    ) from error
                 if long_context and name != "GorillaFileSystem":  # filled with objects of the package's own modules
                     made.__dict__.update(copy.deepcopy(made.__dict__))
             self._objects[name] = made

@@ -85,8 +85,9 @@ def folders_below(path: Path) -> list[Path]:
     """
     found = [path] if is_folder(path) else sorted(each.parent for each in path.glob("*/task.toml"))
     if not found:
+        deeper = next((repr(str(each.parent.parent)) for each in sorted(path.glob("*/*/task.toml"))), "another folder")
         raise ConfigError(
-            f"{str(path)!r} has no task in Harbor's form, expected folders with a task.toml in it; name another folder"
+            f"{str(path)!r} has no task in Harbor's form, expected folders with a task.toml in it; name {deeper}"
         )
     return found
 
@@ -122,10 +123,12 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
     _read_file(path / "environment" / "Dockerfile", path, needed=False)
     environment, verifier = settings.get("environment", {}), settings.get("verifier", {})
     _check_settings(settings)
-    definition = read_definition(path / "environment", environment.get("docker_image"), bases)
-    workdir = environment.get("workdir") or definition.workdir
-    if workdir != str(ROOT):
-        raise _needs_harbor(f"its commands start in {workdir!r}, and the tree of a workspace is {str(ROOT)!r}")
+    given = environment.get("docker_image"), bases, environment.get("workdir")
+    definition = read_definition(path / "environment", *given)
+    if definition.workdir != str(ROOT):
+        raise _needs_harbor(
+            f"its commands start in {definition.workdir!r}, and the tree of a workspace is {str(ROOT)!r}"
+        )
     tests = _files_of(path / "tests", path)
     if "Dockerfile" in tests or "docker-compose.yaml" in tests:
         raise _needs_harbor("its tests have an image of their own")

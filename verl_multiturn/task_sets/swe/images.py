@@ -86,6 +86,10 @@ _CONDA = "source /opt/miniconda3/bin/activate\nconda activate testbed\n"
 _PARSERS = ("parse_log_pytest", "parse_log_pytest_v2")
 
 
+class UnusableRowError(ConfigError):
+    """A row has all columns, but no task can be made of what stands there."""
+
+
 @dataclass(frozen=True)
 class DataSet:
     """A published data set.
@@ -112,7 +116,8 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
         where: Its place, for errors.
 
     Raises:
-        ConfigError: The row lacks a column, or one cannot be used.
+        ConfigError: The row lacks a column, or its name or image is no plain name.
+        UnusableRowError: What stands in a column cannot be used.
     """
     data_set = DATA_SETS[kind]
     missing = [name for name in data_set.columns if row.get(name) in (None, "")]
@@ -124,7 +129,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
     try:
         name, image, tests = data_set.parts(row)
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{where}: {error}; leave the row out, or mend it") from None
+        raise UnusableRowError(f"{where}: {error}; leave the row out, or mend it") from None
     if re.fullmatch(r"[\w.:/@+-]+", image) is None or re.fullmatch(r"[\w.+-]+", name) is None:
         raise ConfigError(f"{where}: {name!r} with the image {image!r}, expected plain names; mend the row")
     excluded = " ".join(f"--exclude={shlex.quote(glob)}" for glob in _excluded())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.workspaces.workspace import CommandResult
 
-INSTALL = "pip install --no-deps mini-swe-agent==2.4.6 python-dotenv==1.2.4"
+INSTALL = f"{sys.executable} -m pip install --no-deps mini-swe-agent==2.4.6 python-dotenv==1.2.4"
 """Without `--no-deps` it would replace the `openai` that SGLang pins."""
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _REFUSED = 400
@@ -51,6 +52,15 @@ class MiniSettings:
     """Most turns of the model; 0: no limit."""
     timeout_s: float = 30.0
     """Seconds of a command."""
+
+
+def check_installed() -> None:
+    """Refuse an environment without mini-swe-agent.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    _package()
 
 
 def solve(task: str, shell: Shell, session: SessionAddress, settings: MiniSettings) -> str:

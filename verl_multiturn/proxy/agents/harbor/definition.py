@@ -8,6 +8,7 @@ Harbor's Python read it.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection
@@ -47,13 +48,16 @@ class Definition:
     copies: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_definition(folder: Path, image: str | None, bases: Collection[str] = ()) -> Definition:
+def read_definition(
+    folder: Path, image: str | None, bases: Collection[str] = (), workdir: str | None = None
+) -> Definition:
     """Read a task's folder `environment`.
 
     Args:
         folder: The folder.
         image: The image that the task names.
         bases: Images in whose place this machine's programs do.
+        workdir: The folder that the task's settings name, in the place of the Dockerfile's.
 
     Raises:
         NeedsImageError: The task needs an image.
@@ -67,6 +71,9 @@ def read_definition(folder: Path, image: str | None, bases: Collection[str] = ()
         text = re.sub(r"^\s*#.*$", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
         for line in filter(None, map(str.strip, text.splitlines())):
             _read_line(definition, folder, line, bases)
+    definition.workdir = os.path.normpath(workdir or definition.workdir)
+    if _is_root(definition.workdir):
+        raise NeedsImageError(f"its commands start in {definition.workdir!r}, expected a folder below the root")
     return definition
 
 
@@ -86,6 +93,8 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
     elif instruction == "ENV" and all("=" in word for word in words):
         definition.variables |= {name: text for name, _, text in (word.partition("=") for word in words)}
     elif instruction == "COPY" and len(words) == 2 and ".." not in PurePosixPath(words[0]).parts:
+        if _is_root(str(PurePosixPath(definition.workdir, words[1]))):
+            raise NeedsImageError(f"its Dockerfile says {line[:200]!r}, and a workspace has only folders at the root")
         source, target = words[0].lstrip("/") or ".", words[1]  # "/" is the folder beside the Dockerfile
         if not (folder / source).resolve().is_relative_to(folder.resolve()):
             raise NeedsImageError(f"its Dockerfile copies {source!r}, which a link leads out of the task's folder")
@@ -94,3 +103,8 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
         definition.copies.append((source, str(PurePosixPath(definition.workdir, target))))
     else:
         raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")
+
+
+def _is_root(path: str) -> bool:
+    """Return whether a path is the root itself, or a relative one: a workspace has folders below the root alone."""
+    return not path.startswith("/") or os.path.normpath(path).strip("/") == ""

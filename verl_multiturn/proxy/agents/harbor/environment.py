@@ -25,8 +25,8 @@ from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError, Works
 
 _FOLDERS = ("app", "logs", "solution", "tests")
 """Folders at the root that Harbor and its tasks write to."""
-_TIMEOUT_S = 600.0
-"""Seconds of a command for which Harbor names none, such as the tests; Harbor's own limits end it before."""
+_LONGEST_S = 86_400.0
+"""Seconds of a command for which Harbor names none, such as the tests; the task's own limits end it before."""
 _DOWNLOAD_BYTES = 64 * 2**20
 
 
@@ -44,6 +44,7 @@ class WorkspaceEnvironment(BaseEnvironment):
         self._given = dict(workspace or {})
         self._pool: WorkspacePool | None = None
         self._workspace: Workspace | None = None
+        self._longest_s = _LONGEST_S
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -72,31 +73,32 @@ class WorkspaceEnvironment(BaseEnvironment):
         Raises:
             ConfigError: The task needs an image.
         """
-        definition = read_definition(self.environment_dir, self.task_env_config.docker_image)
+        given = self.task_env_config
+        definition = read_definition(self.environment_dir, given.docker_image, workdir=given.workdir)
         self._workdir, self._variables, self._copies = definition.workdir, definition.variables, definition.copies
 
     async def start(self, force_build: bool) -> None:
         """Open the workspace, and bring the task's files into it."""
-        workdir = self.task_env_config.workdir or self._workdir
-        wanted = {PurePosixPath(path).parts[1] for path in (workdir, *(target for _, target in self._copies))}
+        wanted = {PurePosixPath(path).parts[1] for path in (self._workdir, *(target for _, target in self._copies))}
         limits = {
             "memory_mb": self._effective_memory_mb,
             "disk_mb": self._effective_storage_mb,
         }
         settings = {
-            "longest_timeout_s": 86_400.0,
+            "longest_timeout_s": _LONGEST_S,
             "output_characters": 1_000_000,
             "pool": 0,
             "folders": tuple(sorted({*_FOLDERS, *wanted} - {"tmp"})),
             **{name: limit for name, limit in limits.items() if limit},
             **self._given,
         }
-        self._pool = WorkspacePool(WorkspaceSettings(**settings))
+        made_of = WorkspaceSettings(**settings)
+        self._longest_s = made_of.longest_timeout_s
+        self._pool = WorkspacePool(made_of)
         self._workspace = await self._pool.open()
         made = [f"/tmp/{name}" for name in settings["folders"]]
-        made += [workdir, *(str(PurePosixPath(target)) for target in self._mount_targets())]
+        made += [self._workdir, *(str(PurePosixPath(target)) for target in self._mount_targets())]
         await self._sure(f"umask 022; for each in {shlex.join(made)}; do mkdir -p $each; done")
-        self._workdir = workdir
         for source, target in self._copies:
             path = self.environment_dir / source
             await (self.upload_file(path, target) if path.is_file() else self.upload_dir(path, target))
@@ -119,16 +121,17 @@ class WorkspaceEnvironment(BaseEnvironment):
         Raises:
             RuntimeError: It was late, or the workspace has ended.
         """
+        timeout_s = float(timeout_sec or self._longest_s)
         result = await self._open.run(
             f"umask 022\n{command}",
-            timeout_s=float(timeout_sec or _TIMEOUT_S),
+            timeout_s=timeout_s,
             cwd=cwd or self._workdir,
             env={**self._variables, **(self._merge_env(env) or {})},
         )
         if result.stopped is not None:
             raise RuntimeError(result.stopped)
         if result.timed_out:
-            raise RuntimeError(f"Command timed out after {timeout_sec or _TIMEOUT_S:g} seconds")
+            raise RuntimeError(f"Command timed out after {timeout_s:g} seconds")
         code = 1 if result.exit_code is None else result.exit_code
         return ExecResult(stdout=result.output, stderr=None, return_code=code)
 

@@ -22,8 +22,10 @@ import yaml
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
+from litellm.exceptions import ContextWindowExceededError
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
+from minisweagent.exceptions import LimitsExceeded
 from minisweagent.models.litellm_model import LitellmModel
 
 _CONFIG = Path(minisweagent.__file__).parent / "config" / "mini.yaml"
@@ -60,7 +62,7 @@ class MiniSweAgent(BaseAgent):
         """Run the loop in a thread; its commands run in the environment, on this event loop."""
         config = yaml.safe_load(_CONFIG.read_text())
         address, key = self._get_env("OPENAI_BASE_URL"), self._get_env("OPENAI_API_KEY")
-        model = LitellmModel(
+        model = _Model(
             model_name=self.model_name,
             cost_tracking="ignore_errors",
             model_kwargs={**config["model"].pop("model_kwargs", {}), "api_base": address, "api_key": key},
@@ -73,6 +75,23 @@ class MiniSweAgent(BaseAgent):
             await asyncio.to_thread(agent.run, instruction)
         finally:
             inside.is_over = True
+
+
+class _Model(LitellmModel):
+    """mini-swe-agent's model, for which a full context is a limit like the most turns: what is left is judged."""
+
+    def query(self, messages: list[dict[str, str]], **kwargs: Any) -> dict[str, Any]:
+        """Return the model's next turn.
+
+        Raises:
+            LimitsExceeded: The conversation no longer fits.
+        """
+        try:
+            turn: dict[str, Any] = super().query(messages, **kwargs)
+        except ContextWindowExceededError as error:
+            ended = {"exit_status": "LimitsExceeded", "submission": ""}
+            raise LimitsExceeded({"role": "exit", "content": str(error), "extra": ended}) from None
+        return turn
 
 
 class _Inside(LocalEnvironment):

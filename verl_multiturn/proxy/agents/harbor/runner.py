@@ -38,8 +38,8 @@ _NUMBERS = itertools.count()
 """Numbers of the trials of this process: no two have the same name."""
 _KEYS = frozenset({"path", "name", "ref", "git_url", "git_commit_id"})
 _SHARED = (
-    "a task is judged where its agent worked: %s says no `[verifier] environment_mode = 'separate'`. Of 28 attacks on "
-    "one repository, judging in the agent's own sandbox paid 21, and judging changed sources in a fresh one 7; see "
+    "a task is judged where its agent worked: %s says no `[verifier] environment_mode = 'separate'`. Of 79 attacks on "
+    "one repository, judging in the agent's own sandbox paid 35, and judging changed sources in a fresh one 2; see "
     "docs/write/harbor.md"
 )
 INSTALL = "run `bash scripts/harbor.sh --install`, and name .venv-harbor/bin/python"
@@ -126,7 +126,8 @@ class HarborRunner:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{str(folder / 'task.toml')!r} cannot be read: {error}; mend it") from None
         if self._settings.environment == "workspace":
-            read_definition(folder / "environment", described.get("environment", {}).get("docker_image"))
+            given = described.get("environment", {})
+            read_definition(folder / "environment", given.get("docker_image"), workdir=given.get("workdir"))
         verifier = described.get("verifier", {})
         if not self._has_warned and verifier.get("environment_mode") != "separate" and "environment" not in verifier:
             self._has_warned = True

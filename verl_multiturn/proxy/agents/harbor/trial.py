@@ -90,8 +90,8 @@ async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: 
         end = end_of(await _story(config, deadline, row["settings"]))
         if not end.needs_control:
             return end
-        shutil.rmtree(folder, ignore_errors=True)
         control = config.model_copy(deep=True)
+        control.trials_dir = folder / "control"
         control.agent = type(config.agent)(name="nop")
         story = await _story(control, deadline, row["settings"])
         if story.late or not end_of(story).needs_control:
@@ -163,8 +163,8 @@ async def _story(config: TrialConfig, deadline: float | None, settings: Mapping[
 class _Watch:
     """Notes what happens in a trial: its phases, whether environments start, and in which state they are stopped.
 
-    Harbor reports one error and not where it arose. So the methods `start` and `stop` of the environment's class are
-    wrapped, as long as the trial runs; this process has no other trial.
+    Harbor reports one error and not where it arose. So the methods `start`, `stop` and `stop_service` of the
+    environment's class are wrapped, as long as the trial runs; this process has no other trial.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -182,7 +182,8 @@ class _Watch:
             trial.add_hook(event, self._noting(phase))
         environment, agent = trial.agent_environment, trial.agent
         kind = type(environment)
-        start, stop, setup, run = kind.start, kind.stop, agent.setup, agent.run
+        start, stop, stop_service, setup, run = kind.start, kind.stop, kind.stop_service, agent.setup, agent.run
+        ended: list[BaseEnvironment] = []
 
         async def watched_start(self_: BaseEnvironment, *args: Any, **kwargs: Any) -> None:
             try:
@@ -192,12 +193,22 @@ class _Watch:
                 self.not_started = self.not_started or f"{type(error).__name__}: {error}"
                 raise
 
-        async def watched_stop(self_: BaseEnvironment, *args: Any, **kwargs: Any) -> None:
+        async def note_end(self_: BaseEnvironment) -> None:
+            if any(each is self_ for each in ended):  # what Harbor itself has ended since is not lost
+                return
             lost = "" if self.not_started else await _lost(self_)
+            ended.append(self_)
             if self_ is environment:
-                self.agent_lost = self.agent_lost or lost
+                self.agent_lost = lost
             else:
                 self.verifier_lost = self.verifier_lost or lost
+
+        async def watched_stop_service(self_: BaseEnvironment, *args: Any, **kwargs: Any) -> None:
+            await note_end(self_)
+            await stop_service(self_, *args, **kwargs)
+
+        async def watched_stop(self_: BaseEnvironment, *args: Any, **kwargs: Any) -> None:
+            await note_end(self_)
             if isinstance(self_, DockerEnvironment) and not self_.auto_mounting and not self_.stream_enabled:
                 await asyncio.to_thread(kill_container, *_engine_and_project(self_))
             await stop(self_, *args, **kwargs)
@@ -219,8 +230,10 @@ class _Watch:
                 raise AgentFailedError(f"{type(error).__name__}: {error}") from error
             self.agent_failed = False
 
-        kind.start, kind.stop = watched_start, watched_stop
-        self._restore = [partial(setattr, kind, "start", start), partial(setattr, kind, "stop", stop)]
+        watched = {"start": watched_start, "stop": watched_stop, "stop_service": watched_stop_service}
+        self._restore = [partial(setattr, kind, name, getattr(kind, name)) for name in watched]
+        for name, method in watched.items():
+            setattr(kind, name, method)
         agent.setup, agent.run = watched_setup, watched_run
 
     def release(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet
 from omegaconf import DictConfig
 
+from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
@@ -31,6 +32,7 @@ from verl_multiturn.verl_bridge.startup.view import RunView, local_model
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MULTI_TURN = f"{_ROLLOUT}.multi_turn"
 _INTERACTIONS = f"{PATH}.interaction_config_path"
+_RESPONSE_LENGTH = f"{_MULTI_TURN}.max_tool_response_length"
 _CHECK_MODE = f"{_MULTI_TURN}.tokenization_sanity_check_mode"
 # Values of that setting.
 _CHECK_MODES = ("disable", "ignore_strippable", "strict")
@@ -188,6 +190,19 @@ def _has_no_tools(run: RunView) -> bool:
     return bool(run.multi_turn.enable) and not any(run.tool_files) and not run.is_set(_INTERACTIONS)
 
 
+def _cut_tools(run: RunView) -> str:
+    """Return the tools that are told to keep longer answers than a conversation shows; empty: none."""
+    if run.settings.observation_length is not None:
+        return ""
+    told = {name: limits_of(tool, CallLimits) for name, tool in run.tools.items()}
+    most = run.multi_turn.max_tool_response_length
+    return ", ".join(
+        f"tool {name!r} keeps limits.response_characters={limits.response_characters}"
+        for name, limits in told.items()
+        if "response_characters" in limits.model_fields_set and limits.response_characters > most
+    )
+
+
 def _lacks_code_tool(run: RunView) -> dict[str, list[str]] | None:
     """Return the tools of text mode where none takes code. Several may, since each row may select one of them."""
     if not run.is_text_mode or not any(run.tool_files):
@@ -246,6 +261,13 @@ CONVERSATIONS: list[Check] = [
         remedy="add one that runs code, as in tool_configs/python.yaml",
     ),
     check_tools,
+    Row(
+        _RESPONSE_LENGTH,
+        when=_cut_tools,
+        why="but {found}, of which the model sees no more than that",
+        remedy=f"raise it, or set {PATH}.observation_length",
+        is_refusal=False,
+    ),
 ]
 
 _RATE = f"{_ROLLOUT}.over_sample_rate"

@@ -1,0 +1,194 @@
+"""What the bridge does in Harbor's Python, with stand-ins for Harbor: `scripts/harbor.sh` has Harbor itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from verl_multiturn.proxy.agents.harbor.sorting import Story
+
+pytest.importorskip("minisweagent")
+
+_STAND_INS = (
+    *("harbor", "harbor.agents", "harbor.agents.base", "harbor.agents.terminus_2", "harbor.environments"),
+    *("harbor.environments.base", "harbor.environments.capabilities", "harbor.environments.docker"),
+    *("harbor.environments.docker.docker", "harbor.environments.tar_transfer", "harbor.models"),
+    *("harbor.models.agent", "harbor.models.agent.context", "harbor.models.environment_type", "harbor.models.task"),
+    *("harbor.models.task.config", "harbor.models.trial", "harbor.models.trial.config", "harbor.trial"),
+    *("harbor.trial.hooks", "harbor.trial.single_step", "harbor.trial.trial", "litellm", "litellm.exceptions"),
+    "minisweagent.models.litellm_model",
+)
+
+
+class Environment:
+    """Harbor's base of environments."""
+
+    def __init__(self, environment_dir: Path, task_env_config: Any) -> None:
+        self.environment_dir, self.task_env_config = environment_dir, task_env_config
+        self._effective_memory_mb = self._effective_storage_mb = None
+        self._validate_definition()
+
+    def _validate_definition(self) -> None:
+        """Read the definition."""
+
+    def _mount_targets(self) -> list[str]:
+        return []
+
+    def _merge_env(self, env: dict[str, str] | None) -> dict[str, str] | None:
+        return env
+
+
+class Containers:
+    """Harbor's environment of a container engine; `auto_mounting` so that none is killed."""
+
+    auto_mounting = True
+    session_id = "session"
+
+    @staticmethod
+    def runtime() -> Any:
+        """Return how the engine is called."""
+        return SimpleNamespace(engine=["docker"])
+
+    async def start(self) -> None:
+        """Start."""
+
+    async def stop(self) -> None:
+        """Stop all services."""
+
+    async def stop_service(self, service: str) -> None:
+        """Stop a service."""
+
+
+class FullError(Exception):
+    """LiteLLM's error for a conversation that no longer fits."""
+
+
+class Model:
+    """mini-swe-agent's model, whose context is full."""
+
+    def query(self, messages: list[dict[str, str]], **_: Any) -> dict[str, Any]:
+        """Ask the model."""
+        raise FullError("the prompt has 70000 tokens")
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """Return the bridge's modules that import Harbor."""
+    for name in _STAND_INS:
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    for name in ("MSWEA_SILENT_STARTUP", "MSWEA_GLOBAL_CONFIG_DIR", "LITELLM_LOCAL_MODEL_COST_MAP"):
+        monkeypatch.setenv(name, "1")
+    sys.modules["harbor.environments.base"].BaseEnvironment = Environment  # type: ignore[attr-defined]
+    sys.modules["harbor.environments.docker.docker"].DockerEnvironment = Containers  # type: ignore[attr-defined]
+    sys.modules["harbor.agents.base"].BaseAgent = object  # type: ignore[attr-defined]
+    sys.modules["litellm.exceptions"].ContextWindowExceededError = FullError  # type: ignore[attr-defined]
+    sys.modules["minisweagent.models.litellm_model"].LitellmModel = Model  # type: ignore[attr-defined]
+    found = {}
+    for name in ("trial", "environment", "mini_swe"):
+        spec = importlib.util.find_spec(f"verl_multiturn.proxy.agents.harbor.{name}")
+        assert spec is not None
+        assert spec.loader is not None
+        found[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found[name])
+    return found
+
+
+@pytest.mark.parametrize(("given", "longest"), [({}, 86_400.0), ({"longest_timeout_s": 3_000.0}, 3_000.0)])
+async def test_tests_have_the_seconds_of_their_task(
+    modules: dict[str, ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, float],
+    longest: float,
+) -> None:
+    """Harbor names none for the tests, and ends them itself."""
+    asked: list[float | None] = []
+
+    async def run(command: str, timeout_s: float | None = None, **_: Any) -> Any:
+        asked.append(timeout_s)
+        return SimpleNamespace(output="", exit_code=0, timed_out=False, stopped=None)
+
+    async def opened() -> Any:
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(modules["environment"], "WorkspacePool", lambda settings: SimpleNamespace(open=opened))
+    config = SimpleNamespace(docker_image=None, workdir=None)
+    environment = modules["environment"].WorkspaceEnvironment(tmp_path, config, workspace=given)
+    await environment.start(False)
+    asked.clear()
+    await environment.exec("bash /tests/test.sh")
+    await environment.exec("ls", timeout_sec=5)
+    assert asked == [longest, 5.0]
+
+
+async def test_a_control_leaves_the_trials_files(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    trial, played = modules["trial"], []
+
+    async def story(config: Any, *_: Any) -> Story:
+        folder = config.trials_dir / config.trial_name
+        folder.mkdir(parents=True)
+        (folder / "verifier.log").write_text(str(config.agent.name))
+        played.append(folder.relative_to(tmp_path))
+        return Story("verifier", error="no reward")
+
+    class Agent(SimpleNamespace):
+        """The harness of a trial."""
+
+    def config() -> Any:
+        made = SimpleNamespace(trials_dir=tmp_path, trial_name="t", agent=Agent(name="mini"))
+        made.model_copy = lambda deep: config()
+        return made
+
+    trial._story, trial.trial_config = story, lambda *_: config()
+    end = await trial.judge({"settings": {"keep_trials": str(tmp_path)}}, {}, None)
+    assert (end.kind, [str(folder) for folder in played]) == ("unjudged", ["t", "t/control/t"])
+    assert [(tmp_path / folder / "verifier.log").read_text() for folder in played] == ["mini", "nop"]
+    played.clear()
+    trial.shutil.rmtree(tmp_path / "t")
+    await trial.judge({"settings": {"keep_trials": None}}, {}, None)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("states", "lost"),
+    [
+        (("", "outside"), ""),  # Harbor has stopped it before it collects from other services
+        (("outside", "outside"), "outside"),
+        (("inside", ""), "inside"),
+        ((None, "outside"), "outside"),  # no other service
+    ],
+)
+async def test_who_ended_a_container_is_asked_before_harbor_ends_it(
+    modules: dict[str, ModuleType], states: tuple[str | None, str], lost: str
+) -> None:
+    trial, state = modules["trial"], {"lost": ""}
+    trial.lost_container = lambda *_: state["lost"]
+    environment = Containers()
+    before = (Containers.start, Containers.stop, Containers.stop_service)
+    watch = trial._Watch({"free_disk_gb": 0})
+    watch.follow(MagicMock(agent_environment=environment), None)
+    collecting, stopping = states
+    if collecting is not None:
+        state["lost"] = collecting
+        await environment.stop_service("main")
+    state["lost"] = stopping
+    await environment.stop()
+    watch.release()
+    assert watch.agent_lost == lost
+    assert (Containers.start, Containers.stop, Containers.stop_service) == before
+
+
+def test_a_full_context_ends_mini_swe_agent_at_a_limit(modules: dict[str, ModuleType]) -> None:
+    from minisweagent.exceptions import LimitsExceeded
+
+    with pytest.raises(LimitsExceeded) as ended:
+        modules["mini_swe"]._Model().query([])
+    [message] = ended.value.messages
+    assert (message["role"], message["extra"]["exit_status"]) == ("exit", "LimitsExceeded")
+    assert message["content"] == "the prompt has 70000 tokens"
