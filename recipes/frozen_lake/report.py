@@ -29,8 +29,9 @@ def reached(record: dict[str, Any]) -> bool:
 
 
 def share(records: list[dict[str, Any]]) -> float | None:
-    """Return the share of the conversations in which the player came to the goal; None without any."""
-    return round(mean(map(reached, records)), 4) if records else None
+    """Return the share of the valid conversations in which the player came to the goal; None without any."""
+    valid = [record for record in records if record["valid"]]
+    return round(mean(map(reached, valid)), 4) if valid else None
 
 
 def report(out: Path) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def report(out: Path) -> dict[str, Any]:
         "random_policy": round(mean(map(random_policy_share, held_out_maps())), 4),
         "violations": int(sum(over_steps("rollout/certificate/violations"))),
         "certificate_rows": int(sum(over_steps("rollout/certificate/rows"))),
+        "invalid": sum(not record["valid"] for record in records),
         "environment_error": sum(record["stop_reason"] == "environment_error" for record in records),
         "stop_reasons": dict(Counter(record["stop_reason"] for record in sampled).most_common()),
         "prob_diff_mean": mean(differences) if differences else None,
