@@ -59,7 +59,8 @@ if [ -n "$fast" ]; then
 else
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory
     beside tests -m "deaths and not engine"
-    beside tests -m "$free"
+    beside tests -m "$free" tests/unit
+    beside tests -m "$free" --ignore=tests/unit
     tests -m "stack and not engine and not deaths" || status=$?
 fi
 [ "$status" -ne 2 ] || exit 2 # interrupted
