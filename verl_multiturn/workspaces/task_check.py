@@ -35,7 +35,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     """
     if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
-    names = Names.of(task.tree()[0])
+    names = Names.of(task, task.tree()[0], judge.packages)
     for path in task.gold:
         if reason := why_never(task, path, names):
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")

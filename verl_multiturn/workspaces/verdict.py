@@ -85,6 +85,8 @@ class Judge:
 
     def __init__(self, settings: WorkspaceSettings | None = None, at_once: int = 2) -> None:
         settings = settings or WorkspaceSettings(packages=("pytest",), pool=1)
+        self.packages = settings.packages
+        """Installed packages that tests may import."""
         self._pool = WorkspacePool(settings)
         sandboxes = SandboxSettings(
             timeout_s=settings.timeout_s,
@@ -112,7 +114,7 @@ class Judge:
             OutageError: No sandbox could be started.
         """
         try:
-            return await self.judge_left(task, await collect(task, workspace))
+            return await self.judge_left(task, await collect(task, workspace, self.packages))
         except ConfigError as error:
             raise UnjudgedError(f"task {task.name!r} cannot be judged: {error}") from error
 

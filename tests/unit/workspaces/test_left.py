@@ -9,9 +9,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from tests.support.workspace_attacks import FILES, FIXED, task
+from tests.support.workspace_attacks import FILES, FIXED, VERDICTS, task
 from verl_multiturn.errors import UnjudgedError
-from verl_multiturn.workspaces.left import changes
+from verl_multiturn.workspaces import left as of_agents
+from verl_multiturn.workspaces.left import Left
 from verl_multiturn.workspaces.tars import TarFiles, write_tar
 from verl_multiturn.workspaces.task import Task, read_task
 from verl_multiturn.workspaces.verdict import Judge
@@ -22,6 +23,10 @@ TREE = {path: text.encode() for path, text in FILES.items()}
 
 def one(**more: object) -> Task:
     return read_task(task("pytest", **more), "row")
+
+
+def changes(judged: Task, found: TarFiles) -> Left:
+    return of_agents.changes(judged, found, ("pytest",))
 
 
 def test_changes_are_what_differs_from_the_rows_tree() -> None:
@@ -75,6 +80,50 @@ def test_some_files_are_never_taken_whatever_the_row_allows(path: str, reason: s
 def test_a_module_of_a_package_may_have_any_name(path: str) -> None:
     left = changes(one(), TarFiles({**TREE, path: b"x"}))
     assert (left.changes, left.left_out) == ({path: b"x"}, {})
+
+
+PACKAGE = {"__init__.py": b"", "src/lib/__init__.py": b"", "json/a.json": b"", "logging.yaml": b"", "yaml.py": b""}
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("pytest.py", "pytest"),  # the root has an `__init__.py`
+        ("_pytest/__init__.py", "_pytest"),
+        ("src/random.py", "random"),
+        ("src/lib/random.py", "random"),  # a package that is a root
+        ("json/__init__.py", "json"),  # a folder of data
+        ("logging.py", "logging"),  # beside `logging.yaml`
+        ("exceptiongroup.py", "exceptiongroup"),  # of what pytest requires
+        ("pytest_asyncio.py", "pytest_asyncio"),  # a plugin
+        ("pytest_asyncio/__init__.py", "pytest_asyncio"),
+    ],
+)
+def test_a_new_module_takes_the_place_of_no_other_one(path: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"pytest", "exceptiongroup"}))
+    verdict = {**VERDICTS["pytest"], "plugins": ["pytest_asyncio.plugin"], "roots": ["./src/", "src/lib"]}
+    tree = {path: text.decode() for path, text in (TREE | PACKAGE).items()}
+    judged = one(files=tree, verdict=verdict, allowed=["**"], gold={})
+    left = changes(judged, TarFiles(TREE | PACKAGE | {path: b"x"}))
+    assert (left.changes, left.left_out) == ({}, {path: f"it would shadow the module {module!r}"})
+
+
+@pytest.mark.parametrize("path", ["tools.py", "src/tools/__init__.py", "src/lib/tools.py", "json/b.json", "yaml/a.py"])
+def test_a_module_of_the_repositorys_own_counts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"yaml"}))
+    tree = {path: text.decode() for path, text in (TREE | PACKAGE).items()}
+    judged = one(files=tree, allowed=["**"], gold={})
+    found = {
+        **TREE,
+        **PACKAGE,
+        path: b"x",
+        "json/a.json": b"changed",
+        "logging.yaml": b"changed",
+        "yaml.py": b"changed",
+    }
+    left = changes(judged, TarFiles(found))
+    assert left.left_out == {}
+    assert left.changes.keys() == {path, "json/a.json", "logging.yaml", "yaml.py"}
 
 
 class Counted(dict[str, bytes]):
