@@ -144,6 +144,17 @@ async def test_the_value_of_a_cell_is_apart_from_its_output(sandbox: Sandbox) ->
     assert (await sandbox.run("x", with_value=True)).value == b""
 
 
+async def test_the_source_of_a_cell_with_a_value_is_not_kept(sandbox: Sandbox) -> None:
+    await sandbox.run("def f():\n    return 1 / 0")
+    result = await sandbox.run("f()", with_value=True)
+    assert '  File "<cell 2>", line 1, in <module>\n    f()\n' in result.output
+    result = await sandbox.run(
+        "import linecache\nprint([name for name in linecache.cache if name[:5] == '<cell'])\nf()"
+    )
+    assert result.output.startswith("['<cell 1>', '<cell 3>']\n")
+    assert "    return 1 / 0\n" in result.output
+
+
 async def test_the_longest_code_and_a_longer_one(sandbox: Sandbox) -> None:
     assert (await sandbox.run("7".rjust(MAX_CODE_BYTES, "\n"))).output == "7\n"
     with pytest.raises(ValueError, match=f"at most {MAX_CODE_BYTES} are allowed"):
