@@ -165,6 +165,10 @@ async def test_an_agents_workspace_that_ended_counts_for_nothing(judge: Judge) -
     ("refused", "said"),
     [
         (one("calls", gold={}), "it has no 'gold'"),
+        (
+            scripted(GRADED, timeout_s=601),
+            "timeout_s 601, expected at most 600, the longest_timeout_s of the workspaces",
+        ),
         (one("calls", gold={"conftest.py": ""}), "'conftest.py' is never taken: configuration of tests"),
         (one("calls", files={**FILES, "calc/ops.py": FIXED}), "the untouched tree passes its tests"),
         (one("calls", gold={"calc/ops.py": FIXED + "\nadd = None\n"}), "the repair is not paid: test 1 of 3"),

@@ -33,6 +33,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
         ConfigError: The row has to be refused; the error says why.
         OutageError: No sandbox could be started.
     """
+    judge.check(task)
     if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
     names = Names.of(task, task.tree()[0], judge.packages)

@@ -87,6 +87,7 @@ class Judge:
         settings = settings or WorkspaceSettings(packages=("pytest",), pool=1)
         self.packages = settings.packages
         """Installed packages that tests may import."""
+        self._longest_s = max(settings.timeout_s, settings.longest_timeout_s)
         self._pool = WorkspacePool(settings)
         sandboxes = SandboxSettings(
             timeout_s=settings.timeout_s,
@@ -129,6 +130,7 @@ class Judge:
             UnjudgedError, OutageError: As `judge`.
             ConfigError: The task cannot work.
         """
+        self.check(task)
         if left.problem is not None:
             return Verdict(0.0, left.problem, left.left_out)
         async with self._slots:
@@ -139,6 +141,21 @@ class Judge:
                 if second != first:
                     first, why = 0.0, f"two runs give {first:g} and {second:g}: {reason or why}"
         return Verdict(first, why, left.left_out)
+
+    def check(self, task: Task) -> None:
+        """Check that the workspaces of the tests allow what a task asks for.
+
+        Args:
+            task: The task.
+
+        Raises:
+            ConfigError: Its tests may take longer than a command may.
+        """
+        if not isinstance(task.verdict, CallsVerdict) and task.timeout_s > self._longest_s:
+            raise ConfigError(
+                f"task {task.name!r}: timeout_s {task.timeout_s:g}, expected at most {self._longest_s:g}, the "
+                "longest_timeout_s of the workspaces of its tests; raise that one, or mend the row"
+            )
 
     async def aclose(self) -> None:
         """End every workspace and sandbox."""

@@ -174,6 +174,14 @@ async def test_a_row_that_cannot_work_is_not_judged(tmp_path: Path) -> None:
         await Judge().judge(one(folder=str(tmp_path / "gone")), workspace)
 
 
+async def test_tests_that_may_take_longer_than_a_command_are_named() -> None:
+    workspace = create_autospec(Workspace, instance=True)
+    workspace.get.return_value = write_tar(TREE)
+    said = r"task 'pytest' cannot be judged: task 'pytest': timeout_s 601, expected at most 600"
+    with pytest.raises(UnjudgedError, match=said):
+        await Judge().judge(one(timeout_s=601), workspace)
+
+
 def test_a_link_in_the_place_of_a_source_deletes_it() -> None:
     files = {path: content for path, content in TREE.items() if not path.startswith("calc/ops")}
     left = changes(one(), TarFiles(files, left_out={"'calc/ops.py'": "a symbolic link"}))
