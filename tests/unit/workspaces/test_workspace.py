@@ -124,6 +124,11 @@ async def test_files_that_are_too_large_or_no_tar(workspace: Workspace) -> None:
 
 async def test_what_cannot_be_handed_over_is_answered(workspace: Workspace) -> None:
     assert await workspace.run("echo \0") == CommandResult("bash: a command cannot hold a NUL character\n", 126)
+    for name, value in {"A=B": "1", "": "1", "A\0": "1", "A": "\0"}.items():
+        expected = "expected a name, without '=', and no NUL character in name or value"
+        assert await workspace.run("true", env={name: value}) == CommandResult(
+            f"bash: the variable {name!r}: {expected}\n", 126
+        )
     assert (await workspace.run("echo " + "x" * 100_000)).output.startswith("bash: the command has 1000")
     assert (await workspace.run("echo '" + "é" * 40_000 + "' | wc -c")).output == "80001\n"
     assert await workspace.run("echo \ud800") == CommandResult("?\n", 0)
