@@ -348,6 +348,37 @@ def test_with_uvloop() -> None:
     assert held()[1:] == before
 
 
+async def test_a_pool_closes_while_a_fork_of_ours_has_a_copy_of_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.sandbox.pool._CLOSE_S", 10_000.0)  # longer than `until` waits
+    pool = SandboxPool(settings())
+    await pool.acquire()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    closing = asyncio.create_task(pool.aclose())
+    try:
+        await until(closing.done)
+    finally:
+        os.close(writing)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        os.close(reading)
+        await closing
+
+
+async def test_a_pool_that_is_closed_while_it_starts_has_no_sandbox() -> None:
+    before = held()
+    pool = SandboxPool(settings())
+    acquiring = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)  # it has begun, and nothing has answered yet
+    await pool.aclose()
+    with pytest.raises(SandboxError, match="the pool was closed"):
+        await acquiring
+    assert held() == before
+
+
 def test_a_fork_of_ours_does_not_close_the_pool() -> None:
     async def use() -> str:
         async with SandboxPool(settings()) as pool:

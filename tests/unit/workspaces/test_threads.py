@@ -96,6 +96,18 @@ def test_a_closed_workspace_says_so() -> None:
     assert workspace.stopped == "the workspace ended: the workspace was closed"
 
 
+def test_what_cannot_be_closed_leaves_nothing_else() -> None:
+    class Broken:
+        async def aclose(self) -> None:
+            raise RuntimeError("broken")
+
+    with open_workspace(SETTINGS):
+        keeper = threads._kept.get()
+        keeper._kept = {"broken": Broken(), **keeper._kept}
+        keeper.end()
+        wait_for(lambda: not {"bwrap", "workspace"} & set(names_of_children()))
+
+
 def test_wrong_settings_are_refused_in_the_thread_that_asks() -> None:
     with (
         pytest.raises(ConfigError, match="packages: 'no-such-package' is not installed"),
