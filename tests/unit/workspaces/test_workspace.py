@@ -1,8 +1,10 @@
 """One workspace: commands, files in and out, what stays and what does not."""
 
 import asyncio
+import importlib.util
 import io
 import json
+import os
 import tarfile
 from collections.abc import AsyncIterator
 from unittest.mock import create_autospec
@@ -59,6 +61,23 @@ async def test_git_and_python_work_without_care(workspace: Workspace) -> None:
     assert result == CommandResult(result.output, 0)
     assert result.output.startswith("agentfirst\n(3, ")
     assert result.output.endswith("[1]")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("verl_multiturn.workspaces.driver", "_PIPE_BYTES"), ("verl_multiturn.sandbox.guest.usage", "FILE_BYTES")],
+)
+def test_a_pipe_is_known_to_hold_16_pages(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sysconf = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda asked: 65_536 if asked == "SC_PAGE_SIZE" else sysconf(asked))
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    spec = importlib.util.spec_from_file_location(f"{module}_of_large_pages", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    assert getattr(loaded, name) == 2**20
 
 
 async def test_a_late_command_ends_and_the_folder_stays(workspace: Workspace) -> None:
