@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -112,9 +113,12 @@ async def test_what_a_model_does_to_a_script_is_0_and_valid(judge: Judge) -> Non
 
 
 async def test_a_script_that_hangs_with_the_models_files_is_0_and_valid(judge: Judge) -> None:
-    hangs = scripted(f"grep -q hang settings.json && sleep 1000; {GRADED}", timeout_s=3)
-    found = await judge.judge_left(hangs, Left({"settings.json": b"3 hang"}))
-    assert (found.reward, found.why) == (0, "test.sh took longer than 3 s")
+    for timeout_s in (3, 24, 192):  # until that is enough for the untouched tree
+        hangs = scripted(f"grep -q hang settings.json && sleep 1000; {GRADED}", timeout_s=timeout_s)
+        with contextlib.suppress(UnjudgedError):
+            found = await judge.judge_left(hangs, Left({"settings.json": b"3 hang"}))
+            break
+    assert (found.reward, found.why) == (0, f"test.sh took longer than {timeout_s} s")
 
 
 async def test_a_reward_that_is_not_the_same_twice_is_0(judge: Judge) -> None:
