@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
-from verl_multiturn.workspaces.tars import TarFiles, read_tar
+from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, glob_pattern
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
 
@@ -49,6 +49,8 @@ RUNNERS = frozenset(
 """Modules of test runners: a new file of such a name is not taken."""
 _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
+_FOLDER_BYTES = 512
+"""Bytes of a folder in a tar."""
 _LONGEST_NAME = 200
 
 
@@ -136,6 +138,29 @@ async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, 
     # In a thread: a model decides how much there is to read, and others wait for the event loop.
     return await asyncio.to_thread(
         lambda: changes(task, read_tar(tar, max_entries=_MOST_ENTRIES, max_bytes=_MOST_TAR_BYTES), packages)
+    )
+
+
+def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
+    """Return why `collect` could not take a tree if an agent left it; empty if it could.
+
+    Args:
+        task: The task.
+        tree: The tree.
+    """
+    places = _places(task)
+    files = {
+        path: content
+        for path, content in tree.items()
+        if any(place in (".", path) or path.startswith(f"{place}/") for place in places)
+    }
+    folders = {path[:end] for path in files for end, sign in enumerate(path) if sign == "/"}
+    entries, size = len(files) + len(folders), len(write_tar(files)) + _FOLDER_BYTES * len(folders)
+    if entries <= _MOST_ENTRIES and size <= _MOST_TAR_BYTES:
+        return ""
+    return (
+        f"what lies where 'allowed' {list(task.allowed)} may match has {entries} files and folders and is a tar of "
+        f"{size} bytes; at most {_MOST_ENTRIES} and {_MOST_TAR_BYTES} can be read"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from unittest.mock import create_autospec
 import pytest
 
 from tests.support.workspace_attacks import FILES, FIXED, VERDICTS, task
-from verl_multiturn.errors import UnjudgedError
+from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces import left as of_agents
 from verl_multiturn.workspaces.left import Left
 from verl_multiturn.workspaces.tars import TarFiles, write_tar
 from verl_multiturn.workspaces.task import Task, read_task
+from verl_multiturn.workspaces.task_check import check_task
 from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import Workspace
 
@@ -172,6 +174,25 @@ async def test_a_row_that_cannot_work_is_not_judged(tmp_path: Path) -> None:
     workspace.get.return_value = write_tar(TREE)
     with pytest.raises(UnjudgedError, match=r"task 'pytest' cannot be judged: .*gone' is no folder"):
         await Judge().judge(one(folder=str(tmp_path / "gone")), workspace)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "said"),
+    [
+        ("", ["**/*.py"], "has 20.* files and folders"),
+        ("x" * 3_585, ["**/*.py"], "is a tar of 7.* bytes; at most 20000 and 67108864 can be read"),
+        ("x" * 3_585, ["calc/*.py"], ""),  # the data lie elsewhere
+    ],
+)
+async def test_a_tree_of_which_no_repair_could_be_read_is_refused(text: str, allowed: list[str], said: str) -> None:
+    count = 16_000 if text else 19_999
+    files = FILES | {f"data/{number}": text for number in range(count)}
+    judged = one(files=files, allowed=allowed, gold={"calc/ops.py": FIXED})
+    assert re.search(said, why := of_agents.why_uncollected(judged, judged.tree()[0]))
+    assert bool(said) == bool(why)
+    if said:
+        with pytest.raises(ConfigError, match=f"task 'pytest': the repair: what lies .*{said}"):
+            await check_task(judged, Judge())
 
 
 async def test_tests_that_may_take_longer_than_a_command_are_named() -> None:
