@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -201,6 +202,36 @@ async def test_tests_that_may_take_longer_than_a_command_are_named() -> None:
     said = r"task 'pytest' cannot be judged: task 'pytest': timeout_s 601, expected at most 600"
     with pytest.raises(UnjudgedError, match=said):
         await Judge().judge(one(timeout_s=601), workspace)
+
+
+async def test_a_verdict_that_waits_for_others_loses_none_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, is_late = [], True
+
+    async def attempt(*_: object) -> tuple[float, str]:
+        begun.append(1)
+        while is_late:  # noqa: ASYNC110 - until it is cancelled
+            await asyncio.sleep(1)
+        return 0.0, "no"
+
+    async def judged() -> str:
+        return (await judge.judge_left(one(), Left())).why
+
+    judge = Judge(at_once=1, verdict_s=0.01)
+    monkeypatch.setattr(judge, "attempt", attempt)
+    await judge._slots.acquire()
+    waiting = asyncio.create_task(judged())
+    await asyncio.sleep(0.1)
+    assert (waiting.done(), begun) == (False, [])
+    judge._slots.release()
+    with pytest.raises(UnjudgedError, match=r"task 'pytest': its verdict took longer than 0\.01 s; use a machine"):
+        await waiting
+    judge._wait_s, judge._verdict_s = 0.01, None
+    await judge._slots.acquire()
+    with pytest.raises(UnjudgedError, match=r"task 'pytest': its verdict waited longer than 0\.01 s; use a machine"):
+        await judged()
+    judge._slots.release()
+    is_late = False
+    assert await judged() == "no"
 
 
 def test_a_link_in_the_place_of_a_source_deletes_it() -> None:
