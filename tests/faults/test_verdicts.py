@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -112,9 +113,12 @@ async def test_what_a_model_does_to_a_script_is_0_and_valid(judge: Judge) -> Non
 
 
 async def test_a_script_that_hangs_with_the_models_files_is_0_and_valid(judge: Judge) -> None:
-    hangs = scripted(f"grep -q hang settings.json && sleep 1000; {GRADED}", timeout_s=3)
-    found = await judge.judge_left(hangs, Left({"settings.json": b"3 hang"}))
-    assert (found.reward, found.why) == (0, "test.sh took longer than 3 s")
+    for timeout_s in (3, 24, 192):  # until that is enough for the untouched tree
+        hangs = scripted(f"grep -q hang settings.json && sleep 1000; {GRADED}", timeout_s=timeout_s)
+        with contextlib.suppress(UnjudgedError):
+            found = await judge.judge_left(hangs, Left({"settings.json": b"3 hang"}))
+            break
+    assert (found.reward, found.why) == (0, f"test.sh took longer than {timeout_s} s")
 
 
 async def test_a_reward_that_is_not_the_same_twice_is_0(judge: Judge) -> None:
@@ -165,6 +169,10 @@ async def test_an_agents_workspace_that_ended_counts_for_nothing(judge: Judge) -
     ("refused", "said"),
     [
         (one("calls", gold={}), "it has no 'gold'"),
+        (
+            scripted(GRADED, timeout_s=601),
+            "timeout_s 601, expected at most 600, the longest_timeout_s of the workspaces",
+        ),
         (one("calls", gold={"conftest.py": ""}), "'conftest.py' is never taken: configuration of tests"),
         (one("calls", files={**FILES, "calc/ops.py": FIXED}), "the untouched tree passes its tests"),
         (one("calls", gold={"calc/ops.py": FIXED + "\nadd = None\n"}), "the repair is not paid: test 1 of 3"),
@@ -198,7 +206,7 @@ async def test_links_are_not_taken() -> None:
     async with WorkspacePool(SMALL) as pool, await pool.open() as workspace:
         await workspace.put(judged.tar())
         await workspace.run("ln -sf /etc/passwd settings.json; ln -s / calc/root")
-        found = await collect(judged, workspace)
+        found = await collect(judged, workspace, ("pytest",))
         assert found.changes == {"settings.json": None}
         assert found.left_out == {"'settings.json'": "a symbolic link", "'calc/root'": "a symbolic link"}
 

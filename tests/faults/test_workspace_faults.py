@@ -33,7 +33,7 @@ async def workspace(pool: WorkspacePool) -> AsyncIterator[Workspace]:
     async with await pool.open() as beside, await pool.open() as workspace:
         for each in (beside, workspace):
             await each.run("echo kept > file")
-        await beside.run("sleep 1000 &")
+        await beside.run("sleep 1000 & until [ $(pgrep -c sleep) = 1 ]; do :; done")  # it has its name after its exec
         yield workspace
         assert await beside.run("cat file; pgrep -c sleep") == CommandResult("kept\n1\n", 0)
 

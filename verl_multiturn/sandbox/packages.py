@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import re
 import sysconfig
+from collections.abc import Iterable
 from importlib.metadata import Distribution
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -77,16 +78,34 @@ def script(packages: bool | tuple[str, ...], python: str) -> tuple[list[str], st
         packages: The setting `packages` of the sandbox.
         python: Path of Python in the sandbox.
     """
-    found = (
-        _required(packages) if isinstance(packages, tuple) else importlib.metadata.distributions() if packages else []
-    )
     programs = {
         entry.name: entry.value.partition("[")[0].strip()
-        for distribution in found
+        for distribution in _shown(packages)
         for entry in distribution.entry_points
         if entry.group == "console_scripts" and re.fullmatch(r"[\w.-]+", entry.name) and ":" in entry.value
     }
     return sorted(programs), _SCRIPT.format(python=python, programs=programs)
+
+
+@functools.cache
+def modules_of(packages: bool | tuple[str, ...]) -> frozenset[str]:
+    """Return the names that imports from packages begin with.
+
+    Args:
+        packages: The setting `packages` of the sandbox.
+
+    Raises:
+        ConfigError: A distribution is not installed.
+    """
+    files = (file for distribution in _shown(packages) for file in distribution.files or ())
+    names = {file.parts[0].partition(".")[0] for file in files if file.suffix in (".py", ".so")}
+    return frozenset(filter(str.isidentifier, names))
+
+
+def _shown(packages: bool | tuple[str, ...]) -> Iterable[Distribution]:
+    if isinstance(packages, tuple):
+        return _required(packages)
+    return importlib.metadata.distributions() if packages else ()
 
 
 def _required(names: tuple[str, ...]) -> list[Distribution]:

@@ -37,6 +37,7 @@ import os
 import socket
 import weakref
 from collections import deque
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
 from verl_multiturn.processes.kept_running import kept_running
@@ -92,9 +93,11 @@ class SandboxPool:
 
     async def aclose(self) -> None:
         """End every sandbox, and return when no process, descriptor or folder is left."""
-        if self._zygote is not None:
-            await self._zygote.aclose()
-        self.close_now()
+        is_ours = self._loop is asyncio.get_running_loop()
+        async with self._start_lock if is_ours else nullcontext():  # a zygote that is being started is closed, too
+            if self._zygote is not None:
+                await self._zygote.aclose()
+            self.close_now()
 
     def close_now(self) -> None:
         """Kill every sandbox at once, without an await; blocks for the milliseconds that this takes.
@@ -278,6 +281,8 @@ class _RunningZygote:
             # The zygote ends when the channel closes. bubblewrap ends after the last process of the namespace.
             process_fd = os.pidfd_open(self._launch.process.pid)
             try:
+                with suppress(OSError):  # it has ended
+                    self._launch.channel.shutdown(socket.SHUT_RDWR)  # a fork of our process may have a copy
                 self._launch.channel.close()
                 async with asyncio.timeout(_CLOSE_S):
                     await _readable(process_fd)

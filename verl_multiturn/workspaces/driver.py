@@ -26,7 +26,8 @@ FLOOD_BYTES = 64 * 2**20
 """Bytes of output after which a command is stopped."""
 PIECE_BYTES = 60_000
 """Length of the longest piece of an answer."""
-_PIPE_BYTES = 65_536
+_PIPE_BYTES = 16 * os.sysconf("SC_PAGE_SIZE")
+"""Bytes that a full pipe holds."""
 _SET_NAME = 15  # PR_SET_NAME
 _TASK_FD = 3
 """The worker's socket. It becomes readable when the host gives up the command that runs."""

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -18,8 +19,9 @@ from dataclasses import dataclass, field
 
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
-from verl_multiturn.workspaces.tars import TarFiles, read_tar
-from verl_multiturn.workspaces.task import PytestVerdict, Task, glob_pattern
+from verl_multiturn.sandbox.packages import modules_of
+from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
+from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, glob_pattern
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
 
 NEVER = {
@@ -47,6 +49,8 @@ RUNNERS = frozenset(
 """Modules of test runners: a new file of such a name is not taken."""
 _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
+_FOLDER_BYTES = 512
+"""Bytes of a folder in a tar."""
 _LONGEST_NAME = 200
 
 
@@ -57,21 +61,42 @@ class Names:
     Attributes:
         files: Paths of the files.
         folders: Paths of the folders.
-        modules: What an import may mean: the path of each file without what follows the first dot of its name, and that
-            of each folder, likewise and as it is.
+        modules: What an import may mean: the path of each file `.py` without its ending, and that of each folder with
+            an `__init__.py`. Another folder takes the place of no module that is found elsewhere.
+        roots: Folders that imports begin in, also where they are packages; `.` for the tree itself.
+        taken: Modules that are found elsewhere, and that tests may import.
     """
 
     files: Collection[str]
     folders: frozenset[str]
     modules: frozenset[str]
+    roots: frozenset[str]
+    taken: frozenset[str]
 
     @classmethod
-    def of(cls, tree: Mapping[str, bytes]) -> Names:
-        """Return the names in a tree."""
+    def of(cls, task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> Names:
+        """Return the names in a tree.
+
+        Args:
+            task: The task.
+            tree: Its tree.
+            packages: Installed packages that its tests may import.
+
+        Raises:
+            ConfigError: A package is not installed.
+        """
         folders = {path[:end] for path in tree for end, sign in enumerate(path) if sign == "/"}
-        dotted = {path for path in (*tree, *folders) if "." in path.rpartition("/")[2]}
-        stems = {path[: path.index(".", path.rfind("/") + 1)] for path in dotted}
-        return cls(tree.keys(), frozenset(folders), frozenset(folders | stems))
+        modules = {path.removesuffix(".py").removesuffix("/__init__") for path in tree if path.endswith(".py")}
+        verdict = task.verdict
+        roots = () if isinstance(verdict, ScriptVerdict) else verdict.roots
+        plugins = verdict.plugins if isinstance(verdict, PytestVerdict) else ()
+        return cls(
+            tree.keys(),
+            frozenset(folders),
+            frozenset(modules),
+            frozenset({".", *map(os.path.normpath, roots)}),
+            modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,16 +116,17 @@ class Left:
     problem: str | None = None
 
 
-async def collect(task: Task, workspace: Workspace) -> Left:
+async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, ...]) -> Left:
     """End what still runs in an agent's workspace, and return what it left.
 
     Args:
         task: The task; its tree was put into the workspace's folder.
         workspace: The workspace.
+        packages: Installed packages that the tests may import.
 
     Raises:
         UnjudgedError: The workspace was lost for a cause of ours.
-        ConfigError: The row's tree cannot be read.
+        ConfigError: The row's tree cannot be read, or a package is not installed.
     """
     try:
         await workspace.end_processes()
@@ -111,21 +137,45 @@ async def collect(task: Task, workspace: Workspace) -> Left:
         raise UnjudgedError(f"task {task.name!r}: what was left cannot be read: {error}") from error
     # In a thread: a model decides how much there is to read, and others wait for the event loop.
     return await asyncio.to_thread(
-        lambda: changes(task, read_tar(tar, max_entries=_MOST_ENTRIES, max_bytes=_MOST_TAR_BYTES))
+        lambda: changes(task, read_tar(tar, max_entries=_MOST_ENTRIES, max_bytes=_MOST_TAR_BYTES), packages)
     )
 
 
-def changes(task: Task, found: TarFiles) -> Left:
+def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
+    """Return why `collect` could not take a tree if an agent left it; empty if it could.
+
+    Args:
+        task: The task.
+        tree: The tree.
+    """
+    places = _places(task)
+    files = {
+        path: content
+        for path, content in tree.items()
+        if any(place in (".", path) or path.startswith(f"{place}/") for place in places)
+    }
+    folders = {path[:end] for path in files for end, sign in enumerate(path) if sign == "/"}
+    entries, size = len(files) + len(folders), len(write_tar(files)) + _FOLDER_BYTES * len(folders)
+    if entries <= _MOST_ENTRIES and size <= _MOST_TAR_BYTES:
+        return ""
+    return (
+        f"what lies where 'allowed' {list(task.allowed)} may match has {entries} files and folders and is a tar of "
+        f"{size} bytes; at most {_MOST_ENTRIES} and {_MOST_TAR_BYTES} can be read"
+    )
+
+
+def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Left:
     """Return the changes that count.
 
     Args:
         task: The task.
         found: All files at the places that may be changed, as they are now.
+        packages: Installed packages that the tests may import.
     """
     if found.problem is not None:
         return Left(problem=f"the files that were left cannot be taken: {found.problem}")
     original, was_executable = task.tree()
-    names = Names.of(original)
+    names = Names.of(task, original, packages)
     patterns = [glob_pattern(glob) for glob in task.allowed]
     left_out = dict(found.left_out)
     counted: dict[str, bytes | None] = {}
@@ -179,17 +229,22 @@ def why_never(task: Task, path: str, names: Names) -> str:
 
 def _shadowed(path: str, names: Names) -> str:
     """Return why a new file would take the place of another module in imports; empty if it would not."""
+    if path in names.files:
+        return ""
     folders = path.split("/")
     for depth, part in enumerate(folders):  # from the outermost folder to the file itself
         place = "/".join(folders[:depth])
         above = f"{place}/" if place else ""
-        module = part.partition(".")[0]
-        is_root = f"{above}__init__.py" not in names.files
-        is_known = f"{above}{module}" in names.modules
-        if is_root and not is_known and (module.lower() in RUNNERS or module in sys.stdlib_module_names):
-            return f"it would shadow the module {module!r}"
-        if f"{above}{part}" not in names.folders:
-            return ""  # a new folder: nothing imports from below it but by its own name
+        is_new_folder = depth < len(folders) - 1 and f"{above}{part}" not in names.folders
+        becomes_package = folders[depth + 1 :] == ["__init__.py"]
+        module = part.removesuffix(".py")
+        if is_new_folder or becomes_package or module != part:
+            is_root = (place or ".") in names.roots or f"{above}__init__.py" not in names.files
+            is_taken = module.lower() in RUNNERS or module in names.taken
+            if is_root and is_taken and f"{above}{module}" not in names.modules:
+                return f"it would shadow the module {module!r}"
+        if is_new_folder:
+            return ""  # nothing imports from below it but by its own name
     return ""
 
 

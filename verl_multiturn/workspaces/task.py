@@ -20,6 +20,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.workspaces.calls import free_names
 from verl_multiturn.workspaces.tars import write_tar
+from verl_multiturn.workspaces.workspace import not_variables
 
 _PLACE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _SKIPPED = (".git", "__pycache__")
@@ -178,6 +179,8 @@ class Task(_Part):
     def _check(self) -> Self:
         if not self.files and self.folder is None:
             raise ValueError("the task has no tree; give 'files' or 'folder'")
+        if problem := not_variables(self.variables):
+            raise ValueError(f"variables: {problem}")
         patterns = [glob_pattern(glob) for glob in self.allowed]
         for path in self.gold:
             if not any(pattern.fullmatch(path) for pattern in patterns):

@@ -13,7 +13,7 @@ from typing import TypeVar
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out
 from verl_multiturn.workspaces.disturbed import DisturbedError
-from verl_multiturn.workspaces.left import Left, Names, why_never
+from verl_multiturn.workspaces.left import Left, Names, why_never, why_uncollected
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes, swaps
 
@@ -33,13 +33,16 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
         ConfigError: The row has to be refused; the error says why.
         OutageError: No sandbox could be started.
     """
+    judge.check(task)
     if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
-    names = Names.of(task.tree()[0])
+    names = Names.of(task, task.tree()[0], judge.packages)
     for path in task.gold:
         if reason := why_never(task, path, names):
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")
     before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task) if repair is None else repair)
+    if reason := why_uncollected(task, after.files):
+        raise _refusal(task, f"{_AFTER}: {reason}")
     if isinstance(task.verdict, PytestVerdict):
         return await _check_pytest(task, task.verdict, judge, before, after)
     if isinstance(task.verdict, ScriptVerdict):

@@ -166,8 +166,7 @@ class _Keeper:
                 self._loop.close()
 
     async def _close(self) -> None:
-        for each in self._kept.values():
-            await each.aclose()
+        await asyncio.gather(*(each.aclose() for each in self._kept.values()), return_exceptions=True)
 
 
 class _Kept:

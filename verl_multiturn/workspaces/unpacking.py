@@ -23,7 +23,8 @@ async def unpack(sandbox: Sandbox, tar: bytes) -> None:
         OutageError: The sandbox ended, in which no untrusted code has run.
     """
     for start in range(0, len(tar), _PIECE_BYTES):
-        await sandbox.run(f"upload({base64.b64encode(tar[start : start + _PIECE_BYTES]).decode()!r})")
+        piece = base64.b64encode(tar[start : start + _PIECE_BYTES]).decode()
+        await sandbox.run(f"upload({piece!r})", with_value=True)  # a cell that is not kept
     result = await sandbox.run("unpack()", with_value=True)
     expect_done(result)
     if result.value != b"unpacked":

@@ -16,8 +16,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -81,10 +82,21 @@ class Judge:
     Args:
         settings: Those of the workspaces in which tests run; None: the defaults, with pytest.
         at_once: Work that is judged at the same time; further one waits. Tests that share a processor may be late.
+        wait_s: Seconds that a verdict may wait for others; later there is none. None: without end.
+        verdict_s: Seconds of a verdict from its beginning; later there is none. None: those that its tests take.
     """
 
-    def __init__(self, settings: WorkspaceSettings | None = None, at_once: int = 2) -> None:
+    def __init__(
+        self,
+        settings: WorkspaceSettings | None = None,
+        at_once: int = 2,
+        wait_s: float | None = None,
+        verdict_s: float | None = None,
+    ) -> None:
         settings = settings or WorkspaceSettings(packages=("pytest",), pool=1)
+        self.packages = settings.packages
+        """Installed packages that tests may import."""
+        self._longest_s = max(settings.timeout_s, settings.longest_timeout_s)
         self._pool = WorkspacePool(settings)
         sandboxes = SandboxSettings(
             timeout_s=settings.timeout_s,
@@ -98,6 +110,8 @@ class Judge:
         )
         self._calls = CallJudge(sandboxes)
         self._slots = asyncio.Semaphore(at_once)
+        self._wait_s = wait_s
+        self._verdict_s = verdict_s
 
     async def judge(self, task: Task, workspace: Workspace) -> Verdict:
         """Return the verdict on what an agent has left in its workspace; whatever still runs in it is ended.
@@ -107,12 +121,12 @@ class Judge:
             workspace: The workspace; `task.tar()` was put into it.
 
         Raises:
-            UnjudgedError: It cannot be judged, for a cause of ours: a lost workspace, or a row or a setting that cannot
-                work. Of an agent, a `ConfigError` would count as its own, with a reward.
+            UnjudgedError: It cannot be judged, for a cause of ours: a lost workspace, too little time, or a row or a
+                setting that cannot work. Of an agent, a `ConfigError` would count as its own, with a reward.
             OutageError: No sandbox could be started.
         """
         try:
-            return await self.judge_left(task, await collect(task, workspace))
+            return await self.judge_left(task, await collect(task, workspace, self.packages))
         except ConfigError as error:
             raise UnjudgedError(f"task {task.name!r} cannot be judged: {error}") from error
 
@@ -127,16 +141,32 @@ class Judge:
             UnjudgedError, OutageError: As `judge`.
             ConfigError: The task cannot work.
         """
+        self.check(task)
         if left.problem is not None:
             return Verdict(0.0, left.problem, left.left_out)
-        async with self._slots:
-            seed = random.SystemRandom().getrandbits(64)
-            first, why = await self._judged(task, left, swaps(seed, False))
-            if first > 0:  # tests and their twins change places, so that no place is paid twice
-                second, reason = await self._judged(task, left, swaps(seed, True))
-                if second != first:
-                    first, why = 0.0, f"two runs give {first:g} and {second:g}: {reason or why}"
+        async with _within(self._wait_s, f"task {task.name!r}: its verdict waited"):
+            await self._slots.acquire()
+        try:
+            async with _within(self._verdict_s, f"task {task.name!r}: its verdict took"):
+                first, why = await self._judged_twice(task, left)
+        finally:
+            self._slots.release()
         return Verdict(first, why, left.left_out)
+
+    def check(self, task: Task) -> None:
+        """Check that the workspaces of the tests allow what a task asks for.
+
+        Args:
+            task: The task.
+
+        Raises:
+            ConfigError: Its tests may take longer than a command may.
+        """
+        if not isinstance(task.verdict, CallsVerdict) and task.timeout_s > self._longest_s:
+            raise ConfigError(
+                f"task {task.name!r}: timeout_s {task.timeout_s:g}, expected at most {self._longest_s:g}, the "
+                "longest_timeout_s of the workspaces of its tests; raise that one, or mend the row"
+            )
 
     async def aclose(self) -> None:
         """End every workspace and sandbox."""
@@ -147,6 +177,15 @@ class Judge:
         """Kill every workspace and sandbox at once, without an await."""
         self._pool.close_now()
         self._calls.close_now()
+
+    async def _judged_twice(self, task: Task, left: Left) -> tuple[float, str]:
+        seed = random.SystemRandom().getrandbits(64)
+        first, why = await self._judged(task, left, swaps(seed, False))
+        if first > 0:  # tests and their twins change places, so that no place is paid twice
+            second, reason = await self._judged(task, left, swaps(seed, True))
+            if second != first:
+                return 0.0, f"two runs give {first:g} and {second:g}: {reason or why}"
+        return first, why
 
     async def _judged(self, task: Task, left: Left, swap: Callable[[bool], bool]) -> tuple[float, str]:
         try:
@@ -246,6 +285,20 @@ class Judge:
             except SandboxError as error:
                 lost = error
         raise UnjudgedError(f"task {task.name!r}: the workspace of its tests was lost twice: {lost}") from lost
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float | None, what: str) -> AsyncIterator[None]:
+    """Give work some seconds, and raise `UnjudgedError` when they are over."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise UnjudgedError(
+            f"{what} longer than {limit_s:g} s; use a machine with more processors, or fewer conversations at once"
+        ) from None
 
 
 async def _read(task: Task, left: Left) -> Tree:

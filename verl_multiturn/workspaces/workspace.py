@@ -387,11 +387,21 @@ class WorkspacePool:
 
 def _cannot_run(command: str, cwd: str, variables: Mapping[str, str]) -> str:
     """Return why a command cannot be handed over, in words for the model; empty if it can."""
-    if any("\0" in text for text in (command, cwd, *variables, *variables.values())):
+    if any("\0" in text for text in (command, cwd)):
         return "a command cannot hold a NUL character"
+    if problem := not_variables(variables):
+        return problem
     size = len(json.dumps([command, cwd, variables], ensure_ascii=False).encode("utf-8", "replace"))
     if size > MAX_COMMAND_BYTES:
         return f"the command has {size} bytes; at most {MAX_COMMAND_BYTES} are allowed, write longer files in parts"
+    return ""
+
+
+def not_variables(variables: Mapping[str, str]) -> str:
+    """Return why a command cannot have these variables; empty if it can."""
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            return f"the variable {name!r}: expected a name, without '=', and no NUL character in name or value"
     return ""
 
 

@@ -8,7 +8,7 @@ import pytest
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.sandbox import packages
 from verl_multiturn.sandbox.launch import check
-from verl_multiturn.sandbox.packages import files_of, script
+from verl_multiturn.sandbox.packages import files_of, modules_of, script
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.settings import SandboxSettings
 
@@ -107,3 +107,11 @@ def test_programs_of_packages() -> None:
     assert text.startswith("#!/opt/bin/python3\n")
     assert script(False, "")[0] == []
     assert set(names) < set(script(True, "")[0])
+
+
+def test_modules_of_packages() -> None:
+    found = modules_of(("pytest",))
+    assert {"pytest", "_pytest", "py", "pluggy", "iniconfig"} <= found
+    assert "numpy" not in found
+    assert found <= modules_of(True)
+    assert modules_of(False) == frozenset()

@@ -144,6 +144,17 @@ async def test_the_value_of_a_cell_is_apart_from_its_output(sandbox: Sandbox) ->
     assert (await sandbox.run("x", with_value=True)).value == b""
 
 
+async def test_the_source_of_a_cell_with_a_value_is_not_kept(sandbox: Sandbox) -> None:
+    await sandbox.run("def f():\n    return 1 / 0")
+    result = await sandbox.run("f()", with_value=True)
+    assert '  File "<cell 2>", line 1, in <module>\n    f()\n' in result.output
+    result = await sandbox.run(
+        "import linecache\nprint([name for name in linecache.cache if name[:5] == '<cell'])\nf()"
+    )
+    assert result.output.startswith("['<cell 1>', '<cell 3>']\n")
+    assert "    return 1 / 0\n" in result.output
+
+
 async def test_the_longest_code_and_a_longer_one(sandbox: Sandbox) -> None:
     assert (await sandbox.run("7".rjust(MAX_CODE_BYTES, "\n"))).output == "7\n"
     with pytest.raises(ValueError, match=f"at most {MAX_CODE_BYTES} are allowed"):
@@ -335,6 +346,37 @@ def test_with_uvloop() -> None:
 
     assert uvloop.run(use()) == ["1\n"] * 10
     assert held()[1:] == before
+
+
+async def test_a_pool_closes_while_a_fork_of_ours_has_a_copy_of_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.sandbox.pool._CLOSE_S", 10_000.0)  # longer than `until` waits
+    pool = SandboxPool(settings())
+    await pool.acquire()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    closing = asyncio.create_task(pool.aclose())
+    try:
+        await until(closing.done)
+    finally:
+        os.close(writing)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        os.close(reading)
+        await closing
+
+
+async def test_a_pool_that_is_closed_while_it_starts_has_no_sandbox() -> None:
+    before = held()
+    pool = SandboxPool(settings())
+    acquiring = asyncio.create_task(pool.acquire())
+    await asyncio.sleep(0)  # it has begun, and nothing has answered yet
+    await pool.aclose()
+    with pytest.raises(SandboxError, match="the pool was closed"):
+        await acquiring
+    assert held() == before
 
 
 def test_a_fork_of_ours_does_not_close_the_pool() -> None:

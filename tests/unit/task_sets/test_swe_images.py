@@ -10,6 +10,7 @@ import pytest
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.harbor.write import Written, write_folder
+from verl_multiturn.task_sets.swe.counted import shadows
 from verl_multiturn.task_sets.swe.grade import grade
 from verl_multiturn.task_sets.swe.images import task_of_row
 from verl_multiturn.workspaces.settings import WorkspaceSettings
@@ -109,6 +110,29 @@ def test_a_row_becomes_a_task(tmp_path: Path, kind: str) -> None:
 def test_rows_that_cannot_be_used_are_refused(kind: str, change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         task_of_row(kind, {**ROWS[kind], **change}, "row 1")
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shadow"),
+    [
+        ("pytest.py", True),  # the root has an `__init__.py`
+        ("json/__init__.py", True),  # a folder of data
+        ("logging.py", True),  # beside `logging.yaml`
+        ("queue/__init__.py", True),
+        ("random.py", False),  # the repository's own
+        ("lib/random.py", False),
+        ("json/more.json", False),
+        ("queue.json", False),
+    ],
+)
+def test_a_new_file_of_a_patch_takes_the_place_of_no_module(
+    path: str, is_shadow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("__init__.py", "lib/__init__.py", "json/a.json", "logging.yaml", "random.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert shadows(path, {"pytest", "json", "logging", "queue", "random"}) is is_shadow
 
 
 def test_logs_are_graded() -> None:

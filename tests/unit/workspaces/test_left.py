@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +11,13 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from tests.support.workspace_attacks import FILES, FIXED, task
-from verl_multiturn.errors import UnjudgedError
-from verl_multiturn.workspaces.left import changes
+from tests.support.workspace_attacks import FILES, FIXED, VERDICTS, task
+from verl_multiturn.errors import ConfigError, UnjudgedError
+from verl_multiturn.workspaces import left as of_agents
+from verl_multiturn.workspaces.left import Left
 from verl_multiturn.workspaces.tars import TarFiles, write_tar
 from verl_multiturn.workspaces.task import Task, read_task
+from verl_multiturn.workspaces.task_check import check_task
 from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import Workspace
 
@@ -22,6 +26,10 @@ TREE = {path: text.encode() for path, text in FILES.items()}
 
 def one(**more: object) -> Task:
     return read_task(task("pytest", **more), "row")
+
+
+def changes(judged: Task, found: TarFiles) -> Left:
+    return of_agents.changes(judged, found, ("pytest",))
 
 
 def test_changes_are_what_differs_from_the_rows_tree() -> None:
@@ -77,6 +85,50 @@ def test_a_module_of_a_package_may_have_any_name(path: str) -> None:
     assert (left.changes, left.left_out) == ({path: b"x"}, {})
 
 
+PACKAGE = {"__init__.py": b"", "src/lib/__init__.py": b"", "json/a.json": b"", "logging.yaml": b"", "yaml.py": b""}
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("pytest.py", "pytest"),  # the root has an `__init__.py`
+        ("_pytest/__init__.py", "_pytest"),
+        ("src/random.py", "random"),
+        ("src/lib/random.py", "random"),  # a package that is a root
+        ("json/__init__.py", "json"),  # a folder of data
+        ("logging.py", "logging"),  # beside `logging.yaml`
+        ("exceptiongroup.py", "exceptiongroup"),  # of what pytest requires
+        ("pytest_asyncio.py", "pytest_asyncio"),  # a plugin
+        ("pytest_asyncio/__init__.py", "pytest_asyncio"),
+    ],
+)
+def test_a_new_module_takes_the_place_of_no_other_one(path: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"pytest", "exceptiongroup"}))
+    verdict = {**VERDICTS["pytest"], "plugins": ["pytest_asyncio.plugin"], "roots": ["./src/", "src/lib"]}
+    tree = {path: text.decode() for path, text in (TREE | PACKAGE).items()}
+    judged = one(files=tree, verdict=verdict, allowed=["**"], gold={})
+    left = changes(judged, TarFiles(TREE | PACKAGE | {path: b"x"}))
+    assert (left.changes, left.left_out) == ({}, {path: f"it would shadow the module {module!r}"})
+
+
+@pytest.mark.parametrize("path", ["tools.py", "src/tools/__init__.py", "src/lib/tools.py", "json/b.json", "yaml/a.py"])
+def test_a_module_of_the_repositorys_own_counts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"yaml"}))
+    tree = {path: text.decode() for path, text in (TREE | PACKAGE).items()}
+    judged = one(files=tree, allowed=["**"], gold={})
+    found = {
+        **TREE,
+        **PACKAGE,
+        path: b"x",
+        "json/a.json": b"changed",
+        "logging.yaml": b"changed",
+        "yaml.py": b"changed",
+    }
+    left = changes(judged, TarFiles(found))
+    assert left.left_out == {}
+    assert left.changes.keys() == {path, "json/a.json", "logging.yaml", "yaml.py"}
+
+
 class Counted(dict[str, bytes]):
     """A tree that counts how often somebody goes through all of it."""
 
@@ -123,6 +175,63 @@ async def test_a_row_that_cannot_work_is_not_judged(tmp_path: Path) -> None:
     workspace.get.return_value = write_tar(TREE)
     with pytest.raises(UnjudgedError, match=r"task 'pytest' cannot be judged: .*gone' is no folder"):
         await Judge().judge(one(folder=str(tmp_path / "gone")), workspace)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "said"),
+    [
+        ("", ["**/*.py"], "has 20.* files and folders"),
+        ("x" * 3_585, ["**/*.py"], "is a tar of 7.* bytes; at most 20000 and 67108864 can be read"),
+        ("x" * 3_585, ["calc/*.py"], ""),  # the data lie elsewhere
+    ],
+)
+async def test_a_tree_of_which_no_repair_could_be_read_is_refused(text: str, allowed: list[str], said: str) -> None:
+    count = 16_000 if text else 19_999
+    files = FILES | {f"data/{number}": text for number in range(count)}
+    judged = one(files=files, allowed=allowed, gold={"calc/ops.py": FIXED})
+    assert re.search(said, why := of_agents.why_uncollected(judged, judged.tree()[0]))
+    assert bool(said) == bool(why)
+    if said:
+        with pytest.raises(ConfigError, match=f"task 'pytest': the repair: what lies .*{said}"):
+            await check_task(judged, Judge())
+
+
+async def test_tests_that_may_take_longer_than_a_command_are_named() -> None:
+    workspace = create_autospec(Workspace, instance=True)
+    workspace.get.return_value = write_tar(TREE)
+    said = r"task 'pytest' cannot be judged: task 'pytest': timeout_s 601, expected at most 600"
+    with pytest.raises(UnjudgedError, match=said):
+        await Judge().judge(one(timeout_s=601), workspace)
+
+
+async def test_a_verdict_that_waits_for_others_loses_none_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, is_late = [], True
+
+    async def attempt(*_: object) -> tuple[float, str]:
+        begun.append(1)
+        while is_late:  # noqa: ASYNC110 - until it is cancelled
+            await asyncio.sleep(1)
+        return 0.0, "no"
+
+    async def judged() -> str:
+        return (await judge.judge_left(one(), Left())).why
+
+    judge = Judge(at_once=1, verdict_s=0.01)
+    monkeypatch.setattr(judge, "attempt", attempt)
+    await judge._slots.acquire()
+    waiting = asyncio.create_task(judged())
+    await asyncio.sleep(0.1)
+    assert (waiting.done(), begun) == (False, [])
+    judge._slots.release()
+    with pytest.raises(UnjudgedError, match=r"task 'pytest': its verdict took longer than 0\.01 s; use a machine"):
+        await waiting
+    judge._wait_s, judge._verdict_s = 0.01, None
+    await judge._slots.acquire()
+    with pytest.raises(UnjudgedError, match=r"task 'pytest': its verdict waited longer than 0\.01 s; use a machine"):
+        await judged()
+    judge._slots.release()
+    is_late = False
+    assert await judged() == "no"
 
 
 def test_a_link_in_the_place_of_a_source_deletes_it() -> None:

@@ -43,6 +43,8 @@ def test_a_row_is_read(verdict: str) -> None:
         ({"files": {"../x.py": ""}}, r"'\.\./x\.py'.*leads out of its folder"),
         ({"files": {"a//x.py": ""}}, "not in its shortest form; write 'a/x.py'"),
         ({"allowed": []}, "allowed"),
+        ({"variables": {"A=B": "1"}}, "variables: the variable 'A=B': expected a name, without '='"),
+        ({"variables": {"A": "1\0"}}, "variables: the variable 'A': .* no NUL character in name or value"),
         ({"gold": {"setup.sh": ""}}, r"'setup\.sh' is not among the allowed paths"),
         ({"verdict": {"kind": "script", "files": {"run.sh": ""}}}, "there is no 'test.sh' among"),
         ({"verdict": {**VERDICTS["calls"], "tests": ["assert 1 == 1"]}}, "calls none of"),

@@ -1,8 +1,10 @@
 """One workspace: commands, files in and out, what stays and what does not."""
 
 import asyncio
+import importlib.util
 import io
 import json
+import os
 import tarfile
 from collections.abc import AsyncIterator
 from unittest.mock import create_autospec
@@ -61,9 +63,31 @@ async def test_git_and_python_work_without_care(workspace: Workspace) -> None:
     assert result.output.endswith("[1]")
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("verl_multiturn.workspaces.driver", "_PIPE_BYTES"), ("verl_multiturn.sandbox.guest.usage", "FILE_BYTES")],
+)
+def test_a_pipe_is_known_to_hold_16_pages(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sysconf = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda asked: 65_536 if asked == "SC_PAGE_SIZE" else sysconf(asked))
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    spec = importlib.util.spec_from_file_location(f"{module}_of_large_pages", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    assert getattr(loaded, name) == 2**20
+
+
 async def test_a_late_command_ends_and_the_folder_stays(workspace: Workspace) -> None:
     late = "echo begun; echo x > kept; trap '' TERM; setsid sleep 1000 & (sleep 1000 &) ; sleep 1000"
-    assert await workspace.run(late, timeout_s=0.5) == CommandResult("begun\n", None, timed_out=True)
+    for timeout_s in (0.5, 4, 32, 256):  # until that is enough for what the command does first
+        result = await workspace.run(late, timeout_s=timeout_s)
+        if await workspace.run("ls") == CommandResult("kept\n", 0):
+            break
+        assert result == CommandResult(result.output, None, timed_out=True)
+    assert result == CommandResult("begun\n", None, timed_out=True)
     assert await workspace.run("ls; pgrep -c sleep") == CommandResult("kept\n0\n", 1)
 
 
@@ -124,6 +148,11 @@ async def test_files_that_are_too_large_or_no_tar(workspace: Workspace) -> None:
 
 async def test_what_cannot_be_handed_over_is_answered(workspace: Workspace) -> None:
     assert await workspace.run("echo \0") == CommandResult("bash: a command cannot hold a NUL character\n", 126)
+    for name, value in {"A=B": "1", "": "1", "A\0": "1", "A": "\0"}.items():
+        expected = "expected a name, without '=', and no NUL character in name or value"
+        assert await workspace.run("true", env={name: value}) == CommandResult(
+            f"bash: the variable {name!r}: {expected}\n", 126
+        )
     assert (await workspace.run("echo " + "x" * 100_000)).output.startswith("bash: the command has 1000")
     assert (await workspace.run("echo '" + "é" * 40_000 + "' | wc -c")).output == "80001\n"
     assert await workspace.run("echo \ud800") == CommandResult("?\n", 0)

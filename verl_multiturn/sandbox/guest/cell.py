@@ -48,7 +48,9 @@ def serve(task: socket.socket) -> None:
         count += 1
         sys.stdout, sys.stderr = streams
         nonce, kind, code = packet[:NONCE_BYTES], packet[NONCE_BYTES : NONCE_BYTES + 1], packet[NONCE_BYTES + 1 :]
-        value = _run(code.decode("utf-8", "replace"), main, f"<cell {count}>", kind == WITH_VALUE)
+        value = _run(code.decode("utf-8", "replace"), main, name := f"<cell {count}>", kind == WITH_VALUE)
+        if kind == WITH_VALUE:  # a piece of a file, say: whoever sends megabytes in cells must not fill the memory
+            linecache.cache.pop(name, None)
         for stream in (*streams, sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed or replaced it
                 stream.flush()

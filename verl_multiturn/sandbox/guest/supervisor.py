@@ -35,7 +35,12 @@ MAX_WATCHES = 2048
 """Largest number of files that the epoll descriptors of a sandbox watch, counted at each of these descriptors."""
 _TICK_S = 0.02
 _SPARED = 25
-"""Number of looks in a row that find a limit exceeded, although the other processes were killed, before the end."""
+"""Number of looks that find a limit exceeded, although the other processes were killed and are gone, before the end.
+
+After as many looks at processes that are still ending, those that have begun since are killed, too.
+"""
+_MOST_WAITS = 1500
+"""Number of looks in a row at killed processes that are still ending, before the end."""
 _IDLE_TICK_S = 0.1
 _FAILED = b"!"
 _STARTED = b"started".ljust(cell.NONCE_BYTES)
@@ -184,6 +189,7 @@ class _Supervisor:
         """
         self._told_to_stop = False
         self._times_over = 0
+        self._waits = 0
         self._killed: set[str] = set()
         """Processes that were killed to spare the worker, at the last look that found a limit exceeded."""
         self._free_bytes = Usage.of(["self"]).resident
@@ -279,7 +285,7 @@ class _Supervisor:
         if reason:
             self._on_exceeded(reason, usage)
             return
-        self._times_over = 0
+        self._times_over = self._waits = 0
         if self._nonce is None and not self._closed and usage.tasks <= 1:
             self._rest(usage)
 
@@ -296,11 +302,16 @@ class _Supervisor:
 
     def _on_exceeded(self, reason: str, usage: Usage) -> None:
         """End the sandbox; where the worker shall be spared, end all others first, and it if that does not help."""
-        self._times_over += 1
-        if not self._spec["spares_worker"] or self._times_over > _SPARED:
+        if not self._spec["spares_worker"]:
             self._end(reason)
-        if self._killed & usage.states.keys():  # they need time to end; those that have begun since are not to blame
-            return
+        if any(usage.states.get(process, b"Z") != b"Z" for process in self._killed):  # a zombie holds nothing
+            self._waits += 1
+            if self._waits % _SPARED:  # they need time to end; those that have begun since are not to blame
+                return
+        else:
+            self._times_over, self._waits = self._times_over + 1, 0
+        if self._times_over > _SPARED or self._waits >= _MOST_WAITS:
+            self._end(reason)
         self._killed = usage.states.keys() - {str(self._worker)}
         for process in self._killed:
             with contextlib.suppress(ProcessLookupError):

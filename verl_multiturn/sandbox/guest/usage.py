@@ -28,8 +28,8 @@ from collections.abc import Iterator
 
 from . import syscalls
 
-FILE_BYTES = 64 * 1024
-"""Largest number of bytes that an open pipe holds. (`F_SETPIPE_SZ`, which would raise it, is refused.)"""
+FILE_BYTES = 16 * os.sysconf("SC_PAGE_SIZE")
+"""Largest number of bytes that an open pipe holds: 16 pages. (`F_SETPIPE_SZ`, which would raise it, is refused.)"""
 _SAMPLED_FACTOR, _SAMPLED_SLACK_S = 1.25, 1.0
 _ENDED = (FileNotFoundError, ProcessLookupError)
 """Errors of reading the /proc files of a process that has ended.

@@ -77,10 +77,10 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
             f"the task {str(folder.path)!r} has no solution/solve.sh, so nobody knows whether its tests can pass; "
             "leave it out, or write one"
         )
-    return await check_task(folder.task, judge, await _play(folder, pool))
+    return await check_task(folder.task, judge, await _play(folder, pool, judge.packages))
 
 
-async def _play(folder: HarborFolder, pool: WorkspacePool) -> Left:
+async def _play(folder: HarborFolder, pool: WorkspacePool, packages: bool | tuple[str, ...]) -> Left:
     """Return what the solution leaves."""
     async with await pool.open() as workspace:
         try:
@@ -90,7 +90,7 @@ async def _play(folder: HarborFolder, pool: WorkspacePool) -> Left:
             result = await workspace.run(command, timeout_s=folder.task.timeout_s, env=folder.task.variables)
         except WorkspaceError as error:
             raise ConfigError(f"the task {str(folder.path)!r}: its solution cannot be played: {error}") from None
-        left = await collect(folder.task, workspace)
+        left = await collect(folder.task, workspace, packages)
     if result.exit_code != 0 or left.problem:
         why = left.problem or f"exit status {result.exit_code}: {result.output[-500:]}"
         raise ConfigError(f"the task {str(folder.path)!r}: its solution fails: {why}; leave it out, or mend it")

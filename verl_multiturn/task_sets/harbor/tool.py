@@ -3,7 +3,7 @@
     tools:
       - class_name: verl_multiturn.task_sets.harbor.tool.TaskBash
         config: {timeout_s: 120, packages: [pytest]}     # as for BashTool
-        limits: {timeout_s: 4000}                        # above verdict_s
+        limits: {timeout_s: 19000}                       # above wait_s and verdict_s together
 
 Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task` as JSON. Set
 `tool_reward.mode=replace`.
@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import Field
 
 from verl_multiturn.config import read_model
-from verl_multiturn.errors import ConfigError, UnjudgedError
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.harbor.folder import for_tests
 from verl_multiturn.tools.bash import BashTool
 from verl_multiturn.tools.schema import ToolSchema
@@ -35,11 +35,14 @@ from verl_multiturn.workspaces.verdict import Judge
 
 
 class TaskBashSettings(WorkspaceSettings):
-    """Settings of the tool: those of a workspace, and one more. The tests run in workspaces of the same settings."""
+    """Settings of the tool: those of a workspace, and two more. The tests run in workspaces of the same settings."""
 
     verdict_s: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
-    """Seconds for a verdict, with its wait for others. Later the conversation is unjudged: the machine has too much to
-    do. What a model can delay ends long before, by the task's own seconds."""
+    """Seconds for a verdict from its beginning. Later the conversation is unjudged: the machine has too much to do.
+    What a model can delay ends before, by the task's own seconds."""
+
+    wait_s: float = Field(default=14_400.0, gt=0, allow_inf_nan=False)
+    """Seconds that a verdict may wait for others. Later the conversation is unjudged, too."""
 
 
 class TaskBash(BashTool):
@@ -55,9 +58,11 @@ class TaskBash(BashTool):
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         settings = read_model(TaskBashSettings, config, "config")
-        super().__init__({name: value for name, value in config.items() if name != "verdict_s"}, tool_schema)
-        self._verdict_s = settings.verdict_s
-        self._judge = Judge(for_tests(self.workspaces), at_once=max(2, os.cpu_count() or 1))
+        ours = TaskBashSettings.model_fields.keys() - WorkspaceSettings.model_fields.keys()
+        super().__init__({name: value for name, value in config.items() if name not in ours}, tool_schema)
+        self._judge = Judge(
+            for_tests(self.workspaces), max(2, os.cpu_count() or 1), settings.wait_s, settings.verdict_s
+        )
         self._tasks: dict[str, Task] = {}
 
     async def create(self, instance_id: str, *, task: str | None = None, **kwargs: Any) -> None:
@@ -83,17 +88,7 @@ class TaskBash(BashTool):
             UnjudgedError: There is none, for a cause of ours.
             OutageError: No sandbox could be started.
         """
-        task, workspace = self._tasks[instance_id], self._workspaces[instance_id]
-        try:
-            async with asyncio.timeout(self._verdict_s) as limit:
-                return (await self._judge.judge(task, workspace)).reward
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise UnjudgedError(
-                f"task {task.name!r}: there was no verdict within {self._verdict_s:g} s; use a machine with more "
-                "processors, or fewer conversations at once"
-            ) from None
+        return (await self._judge.judge(self._tasks[instance_id], self._workspaces[instance_id])).reward
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the conversation's workspace, and wait until no process of it is left."""

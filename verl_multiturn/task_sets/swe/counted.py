@@ -4,7 +4,7 @@
 modules, of Python and of those that run tests. It starts in the repository before the patch is applied.
 
 This file is copied into tasks whose image may have an old Python: it needs 3.6, and the standard library alone. The
-rule is that of `workspaces/left.py`.
+rule is that of `workspaces/left.py`, which also knows the installed packages.
 """
 
 import json
@@ -21,11 +21,15 @@ def shadows(path: str, names: "set[str]") -> bool:
     for depth, part in enumerate(parts):
         place = os.path.join(".", *parts[:depth])
         there = os.listdir(place) if os.path.isdir(place) else []
-        module = part.partition(".")[0]
-        known = any(name.partition(".")[0] == module for name in there)
-        if "__init__.py" not in there and not known and module in names:
-            return True
-        if part not in there:
+        is_new_folder = depth < len(parts) - 1 and not os.path.isdir(os.path.join(place, part))
+        becomes_package = parts[depth + 1 :] == ["__init__.py"]
+        module = part[: -len(".py")] if part.endswith(".py") else part
+        if is_new_folder or becomes_package or module != part:
+            package = os.path.join(place, module, "__init__.py")
+            known = module + ".py" in there or os.path.isfile(package)
+            if (depth == 0 or "__init__.py" not in there) and not known and module in names:
+                return True
+        if is_new_folder:
             return False
     return False
 
