@@ -3,7 +3,7 @@
     tools:
       - class_name: verl_multiturn.task_sets.harbor.tool.TaskBash
         config: {timeout_s: 120, packages: [pytest]}     # as for BashTool
-        limits: {timeout_s: 19000}                       # above wait_s and verdict_s together
+        limits: {timeout_s: 7500}                        # above wait_s and verdict_s together
 
 Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task` as JSON. Set
 `tool_reward.mode=replace`.
@@ -41,7 +41,7 @@ class TaskBashSettings(WorkspaceSettings):
     """Seconds for a verdict from its beginning. Later the conversation is unjudged: the machine has too much to do.
     What a model can delay ends before, by the task's own seconds."""
 
-    wait_s: float = Field(default=14_400.0, gt=0, allow_inf_nan=False)
+    wait_s: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
     """Seconds that a verdict may wait for others. Later the conversation is unjudged, too."""
 
 
