@@ -100,6 +100,7 @@ def block(row, session):
 
 async def wait_forever(row, session):
     try:
+        row["began"].append(True)
         await asyncio.sleep(1e6)
     finally:
         row["ended"].append(True)

@@ -6,7 +6,9 @@ import asyncio
 import atexit
 import contextlib
 import os
+import random
 import re
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -162,6 +164,18 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    """Return a free port below those that the kernel hands out.
+
+    Other tests take many of the kernel's ports before this one would be used, or used again.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def make_schema(name: str, **properties: str) -> ToolSchema:

@@ -58,8 +58,10 @@ def broken_at_once(row: dict[str, Any], session: Any) -> None:
 
 
 def slow(row: dict[str, Any], session: Any) -> None:
-    """Ask once, and end late."""
+    """Ask once, note the answer in the file `row["noted"]`, and end late."""
     ask(session, *row["messages"])
+    if "noted" in row:
+        Path(row["noted"]).touch()
     for _ in range(600):
         time.sleep(0.05)
 

@@ -19,7 +19,6 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -126,8 +125,9 @@ def worlds_in_threads(threads: int = THREADS) -> int:
 
     def play() -> None:
         env = DrawnWorld()
-        barrier.wait()
-        seen: Sequence[Any] = [env.reset(SEED), *(env.step(action) for action in ACTIONS)]
+        seen: list[Any] = [env.reset(SEED)]
+        barrier.wait()  # so that their steps draw from one sequence, however the threads take turns
+        seen += [env.step(action) for action in ACTIONS]
         played.add(json.dumps(seen))
 
     running = [threading.Thread(target=play) for _ in range(threads)]

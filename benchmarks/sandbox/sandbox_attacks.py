@@ -11,6 +11,9 @@ An attack is blocked when all of these hold:
 - `Host.harm` finds nothing: it looks at marker files, listeners, the victim, signals, mounts and processes;
 - the other conversation's sandbox, the number of processes and the memory are as they should be.
 
+Without `--only`, no other program should run: then the peak memory of each attack, and the memory and disk that the
+machine lost, have limits, too.
+
 The benchmark prints each attack that was not blocked, and the peak memory of each attack on memory. The peak is that of
 the control group that this program runs in, including the kernel's memory for our sockets and pipes. Where the group's
 memory cannot be read, the peak is what the whole machine lost.
@@ -60,7 +63,7 @@ each process).
 MAX_PEAK_BYTES = 640 << 20
 """The most bytes for an attack that may use 256 MB and 64 MB of files, plus what it gets between two looks."""
 MAX_LOSS_BYTES = 4 << 30
-"""The most memory and disk that the whole run may cost the machine, which others use at the same time."""
+"""The most memory and disk that a run of all attacks may cost the machine."""
 _TOO_MUCH = "MB were used"
 _NOBODY = 61_001
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
@@ -132,7 +135,9 @@ class Watch:
         self.resident = max(self.resident, resident)
 
 
-async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: str) -> tuple[list[str], int]:
+async def run_attack(
+    tool: PythonTool, host: Host, attack: Attack, bystander: str, alone: bool = False
+) -> tuple[list[str], int]:
     """Run an attack, then check the host and the other conversation.
 
     Args:
@@ -140,6 +145,7 @@ async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: st
         host: The prey.
         attack: The attack.
         bystander: Id of the other conversation, whose variable and file must keep their content.
+        alone: Whether no other program runs in our control group, so that its peak memory is the attack's.
 
     Returns:
         The reasons why the attack was not blocked, empty when it was; and its peak memory in bytes.
@@ -170,7 +176,7 @@ async def run_attack(tool: PythonTool, host: Host, attack: Attack, bystander: st
         problems.append("the other conversation was harmed")
     if watch.descendants > MAX_DESCENDANTS or watch.resident > MAX_RESIDENT_BYTES:
         problems.append(f"there were {watch.descendants} processes with {watch.resident >> 20} MB")
-    if watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # of the whole machine, another program may have taken it
+    if alone and watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # else another program may have taken it
         problems.append(f"{watch.peak >> 20} {_TOO_MUCH}")
     return problems + host.harm(), watch.peak
 
@@ -184,7 +190,11 @@ async def ask(tool: PythonTool, conversation: str, code: str) -> str:
 
 
 async def run_attacks(
-    attacks: list[Attack], isolation: str, packages: bool = False, peaks: dict[str, int] | None = None
+    attacks: list[Attack],
+    isolation: str,
+    packages: bool = False,
+    peaks: dict[str, int] | None = None,
+    alone: bool = False,
 ) -> dict[str, list[str]]:
     """Run attacks one after another, each against a new host.
 
@@ -193,6 +203,7 @@ async def run_attacks(
         isolation: The tool's setting `isolation`. Only with "bwrap" are the system's folders attacked, too.
         packages: Whether the programs see the installed packages.
         peaks: Filled with the peak memory in bytes of each attack, by name.
+        alone: Whether no other program runs in our control group, so that its peak memory is judged.
 
     Returns:
         The reasons why an attack was not blocked, by the attack's name.
@@ -205,11 +216,11 @@ async def run_attacks(
                 await tool.create("bystander")
                 keep = f"kept = {host.secret!r}\nwith open('kept', 'w') as file: _ = file.write(kept)"
                 await ask(tool, "bystander", keep)
-                failures[attack.name], peak = await run_attack(tool, host, attack, "bystander")
+                failures[attack.name], peak = await run_attack(tool, host, attack, "bystander", alone)
                 if any(problem.endswith(_TOO_MUCH) for problem in failures[attack.name]):
                     # Another program of the same control group may have taken it at that moment, so the attack runs a
                     # second time.
-                    failures[attack.name], peak = await run_attack(tool, host, attack, "bystander")
+                    failures[attack.name], peak = await run_attack(tool, host, attack, "bystander", alone)
                 if peaks is not None:
                     peaks[attack.name] = peak
                 await tool.release("bystander")
@@ -261,10 +272,11 @@ def main() -> None:
     if arguments.without_root and os.geteuid() == 0:
         become_nobody([Path(sys.prefix), Path(sys.base_prefix), ROOT])
     attacks = [attack for attack in ATTACKS if attack.name.startswith(arguments.only or "")]
+    alone = not arguments.only  # with it, tests run beside this
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(tempfile.gettempdir()).free
     descriptors = len(os.listdir("/proc/self/fd"))
     peaks: dict[str, int] = {}
-    failures = asyncio.run(run_attacks(attacks, "bwrap", arguments.packages, peaks))
+    failures = asyncio.run(run_attacks(attacks, "bwrap", arguments.packages, peaks, alone))
     for name, problems in failures.items():
         if problems:
             print(f"{name}: NOT BLOCKED: {'; '.join(dict.fromkeys(problems))}")
@@ -281,7 +293,7 @@ def main() -> None:
     blocked = sum(not problems for problems in failures.values())
     peak_mb = max(peaks.values(), default=0) >> 20
     print(json.dumps({"attacks": len(attacks), "blocked": blocked, "peak_mb": peak_mb}))
-    if left or max(lost) > MAX_LOSS_BYTES:
+    if left or (alone and max(lost) > MAX_LOSS_BYTES):
         sys.exit("the machine is not as it was before")
 
 

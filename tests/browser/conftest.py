@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("needs Chromium: apt-get install chromium-headless-shell")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=300_000)
         yield started
         started.close()
 

@@ -279,12 +279,14 @@ def no_thread_left() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "kind"), [("spin", "timed_out"), ("wait_forever", "timed_out"), ("block", "stuck")])
 async def test_threads_when_the_time_is_up(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = ThreadRunner(load_agent(f"{PROGRAMS}:{name}", "agent"))
-    row: dict[str, Any] = {"blocks": True, "ended": []}
+    row: dict[str, Any] = {"blocks": True, "began": [], "ended": []}
     time_up = asyncio.Event()
     running = asyncio.ensure_future(runner.run(row, address(), time_up))
-    await until(lambda: agent_threads() != [], 60)
+    await until(lambda: row["began"] if name == "wait_forever" else agent_threads(), 60)
     if kind == "timed_out":
         monkeypatch.setattr(thread_runner, "_INTERRUPTED_S", 60.0)  # as long as a busy machine needs
+    if name == "wait_forever":
+        monkeypatch.setattr(thread_runner, "_GRACE_S", 60.0)  # it ends by itself
     assert not running.done()
     time_up.set()
     end = await running
@@ -302,11 +304,14 @@ async def test_threads_when_the_time_is_up(name: str, kind: str, monkeypatch: py
 
 @pytest.mark.usefixtures("quick", "no_thread_left")
 @pytest.mark.parametrize("name", ["spin", "wait_forever", "block"])
-async def test_a_cancelled_thread_is_abandoned(name: str) -> None:
+async def test_a_cancelled_thread_is_abandoned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call does not wait for the thread, which may stand in a call for ever."""
+    if name == "wait_forever":
+        monkeypatch.setattr(thread_runner, "_GRACE_S", 60.0)  # it ends by itself
+    row: dict[str, Any] = {"blocks": True, "began": [], "ended": []}
     runner = ThreadRunner(load_agent(f"{PROGRAMS}:{name}", "agent"))
-    running = asyncio.ensure_future(runner.run({"blocks": True, "ended": []}, address(), asyncio.Event()))
-    await until(lambda: agent_threads() != [], 60)
+    running = asyncio.ensure_future(runner.run(row, address(), asyncio.Event()))
+    await until(lambda: row["began"] if name == "wait_forever" else agent_threads(), 60)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

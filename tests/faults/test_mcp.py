@@ -16,7 +16,7 @@ import psutil
 import pytest
 import uvloop
 
-from tests.conftest import has_ended
+from tests.conftest import free_port, has_ended
 from tests.servers.older_http import OlderHttpServer
 from tests.servers.starting import (
     PLAIN,
@@ -201,7 +201,7 @@ async def test_a_server_that_dies_between_two_calls_is_not_noticed(stdio: Tools)
 
 
 async def test_an_http_server_that_dies_and_comes_back() -> None:
-    server = HttpServer()
+    server = HttpServer(free_port())
     tools = by_name(mcp_tools({"url": server.url}, "tools.yaml: tools[0].mcp"))
     try:
         assert await text(tools, "add", a=1, b=2) == "3"

@@ -19,6 +19,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
+from tests.conftest import free_port
 from tests.serving import conversation, serving
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.slots import Gates
@@ -251,7 +252,7 @@ async def test_an_answer_that_breaks_off_is_an_outage_where_nobody_listens_any_m
 
 
 @contextlib.contextmanager
-def own_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def own_process(port: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run the service as a process of its own, and yield the process and its port."""
     command = [sys.executable, "-c", SERVER, str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -280,7 +281,7 @@ def test_a_server_that_dies_between_calls_and_comes_back(name: str) -> None:
                 assert "fine" in (await call(**arguments))[0].text
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
-    with own_process() as (first, port):
+    with own_process(free_port()) as (first, port):
         asyncio.run(calls(first, port))
 
 

@@ -21,6 +21,7 @@ class Server:
         self.script = list(script)
         self.asked: list[list[int]] = []
         self.changed = asyncio.Event()
+        self.is_awaited = asyncio.Event()
         self.calls: list[str] = []
 
     async def generate(self, request_id: str, prompt_ids: list[int], **_: Any) -> Any:
@@ -42,6 +43,7 @@ class Server:
         )
 
     async def resumed(self, patience_s: float) -> bool:
+        self.is_awaited.set()
         await asyncio.sleep(1e6)
         return True
 
@@ -54,6 +56,10 @@ class Server:
             self.changed.clear()
             await self.changed.wait()
         return self.asked
+
+    async def awaited(self) -> None:
+        """Wait until a client waits for the end of the pause."""
+        await self.is_awaited.wait()
 
     async def pid(self) -> int:
         return os.getpid()

@@ -90,6 +90,7 @@ def test_a_recipe_that_is_over_too_soon_is_refused(recipe: str, variants: list[s
     assert count_steps(changed, recipe, variants).complaint(readme).startswith(said)
 
 
+@pytest.mark.timeout(1800)
 def test_every_gpu_configuration_is_accepted() -> None:
     ran = run_warm("-m", "benchmarks.recipe_configs", "--short", timeout_s=1700)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]

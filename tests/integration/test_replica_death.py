@@ -180,6 +180,7 @@ async def test_an_adapter_outlives_its_server(cluster: None) -> None:
             raise OSError("connection refused")
 
     server = start()
+    await server.pid.remote()  # it has started
     with pytest.raises(OSError, match="connection refused"):
         await EngineOfServer(Adapter(), server).flush_cache()
     kill(server)

@@ -74,8 +74,7 @@ async def test_a_server_that_dies_in_a_pause_is_left(cluster: None) -> None:
     first, other = start((2, "abort", 3, True)), start((1, "stop", 4, False))
     balancer = balancer_of(first=first)
     asking = sample(client_of(balancer))
-    await first.reached.remote(1)
-    await asyncio.sleep(0.2)
+    await first.awaited.remote()
     balancer.add_servers.remote({"other": other})
     kill(first)
     assert (await asking).extra_fields["segments"] == [(3, 2), (4, 1)]

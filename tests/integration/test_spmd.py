@@ -1,17 +1,14 @@
 """`generate_sequences` over two gloo processes: rank 0 runs the tools, both ranks return the same batch."""
 
-import contextlib
 import os
 import pickle
-import random
-import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.support.warm_python import variables, warm_python
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.summaries import summary_of
@@ -24,18 +21,6 @@ tools:
   - class_name: tests.integration.spmd_worker.CountTool
     tool_schema: {type: function, function: {name: count, description: counts, parameters: {type: object}}}
 """
-
-
-def free_port() -> int:
-    """Return a free port below those that the kernel hands out.
-
-    Ray and SGLang of other tests take many of the kernel's ports before this one would be used.
-    """
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 def test_two_ranks_one_execution(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_a_group_is_not_cancelled_before_its_new_worker_has_it(started: tuple[An
     first, _ = manager.agent_loop_workers
     os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
     until(manager, lambda: manager.agent_loop_workers[0] is not first)
+    ray.get(manager.agent_loop_workers[0].pid.remote())  # it has started
     assert manager.cancel(["slow"]) == 1
 
 

@@ -25,7 +25,7 @@ from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 
-TIMEOUT_S = 0.05
+TIMEOUT_S = 0.5
 Call = Callable[[], Awaitable[bool]]
 
 

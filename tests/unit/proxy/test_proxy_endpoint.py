@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, EngineError
+from verl_multiturn.proxy.agents import thread_runner
 from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
@@ -130,8 +132,15 @@ async def test_a_key_is_in_no_message() -> None:
     assert "/s/[key]/v1" in outcome.error
 
 
-async def test_an_agent_whose_time_is_up() -> None:
-    outcome = await play("slow", "a", wall_clock_s=1.0)
+async def test_an_agent_whose_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_runner, "_INTERRUPTED_S", 60.0)  # as long as a busy machine needs
+    noted = tmp_path / "noted"
+    async with serving("slow", "a", wall_clock_s=60.0) as endpoint:
+        running = asyncio.ensure_future(endpoint.run("r", ROW | {"noted": str(noted)}, {"temperature": 1.0}))
+        await until(noted.exists)
+        hold_up(100)
+        outcome, receipts = await running
+    check(outcome, receipts)
     assert (outcome.stop_reason, outcome.valid) == (StopReason.WALL_CLOCK, True)
     assert outcome.session is not None
     assert (outcome.session.reward, outcome.session.stuck) == (-1.0, False)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from tests.conftest import until
+from tests.idle_loop import hold_up
 from tests.scoring import (
     FAILED,
     NO_ANSWER,
@@ -159,10 +161,16 @@ async def test_a_judge_that_fails_on_this_answer_alone_has_failed(reply: int) ->
 async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with judging("hang", timeout_s=0.5) as (_, options):
         assert await said("<answer>blue</answer>", options) == OUTAGE
-    with judging("I cannot say.", "hang", timeout_s=2.0) as (_, options):
-        assert await said("<answer>blue</answer>", options) == TIMED_OUT, "it has replied"
-    with judging("hang", "Judgement: 1", timeout_s=2.0) as (judge, options):
-        assert await said("<answer>count to 10000 first</answer>", options) == TIMED_OUT, "this answer keeps it busy"
+    with judging("I cannot say.", "hang") as (judge, options):
+        scoring = asyncio.ensure_future(said("<answer>blue</answer>", options))
+        await until(lambda: len(judge.asked) == 2)
+        hold_up(100)
+        assert await scoring == TIMED_OUT, "it has replied"
+    with judging("hang", "Judgement: 1") as (judge, options):
+        scoring = asyncio.ensure_future(said("<answer>count to 10000 first</answer>", options))
+        await until(lambda: judge.asked)
+        hold_up(100)
+        assert await scoring == TIMED_OUT, "this answer keeps it busy"
         assert json.loads(judge.asked[-1]["messages"][1]["content"])["answer"] == "It is red."
     gone = {"judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "attempts": 1}, "routes": ROUTES}
     assert await said("<answer>blue</answer>", gone) == OUTAGE

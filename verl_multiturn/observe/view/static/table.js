@@ -1,5 +1,5 @@
 // The table of conversations: filter, order and page stand in the address.
-import { html, go, addressOf, useEffect, useLoaded, useRef, useState, shortNumber, shortId, seconds, clock, visible, Badge, Waiting } from "./lib.js";
+import { html, go, addressOf, useLayoutEffect, useLoaded, useRef, useState, shortNumber, shortId, seconds, clock, visible, Badge, Waiting } from "./lib.js";
 import { source } from "./data.js";
 
 const LIMIT = 50;
@@ -25,7 +25,7 @@ export function TableView({ params, meta, version }) {
   const shown = columns ? columns.split(",").filter((name) => name in meta.columns) : SHOWN;
   const [draft, setDraft] = useState(where);
   const body = useRef(null);
-  useEffect(() => setDraft(where), [where]);
+  useLayoutEffect(() => setDraft(where), [where]);
   const asked = { where, sort, desc, offset, limit: LIMIT };
   const found = useLoaded(() => source.table(asked), [asked, version]);
   const to = (changes) => go("table", { where, sort, desc, offset, columns, ...changes });

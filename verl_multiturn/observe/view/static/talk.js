@@ -1,5 +1,5 @@
 // A conversation: messages, tokens row by row, tree, reward, timeline, and the record as it is.
-import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useEffect, useLoaded, useMemo, visible, Badge, Fact, Fragment, Text, Waiting } from "./lib.js";
+import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useLayoutEffect, useLoaded, useMemo, visible, Badge, Fact, Fragment, Text, Waiting } from "./lib.js";
 import { source } from "./data.js";
 import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens } from "./tokens.js";
@@ -62,7 +62,7 @@ function Talk({ found, params }) {
   const tabs = record ? [["messages", "messages"], ...rows, ["tree", record.session ? "session" : "turns"], ["reward", "reward and data"],
     ["time", "timeline"], ["raw", "record"]] : [];
   const tab = tabs.some(([name]) => name === params.tab) ? params.tab : "messages";
-  useEffect(() => {
+  useLayoutEffect(() => {
     const keys = (event) => {
       if (event.target.closest?.("input, select, .tokens") || event.ctrlKey || event.metaKey || event.altKey) return;
       const number = Number(event.key);
