@@ -14,10 +14,11 @@ another one. Nothing but the values tells them apart, and these are drawn: more 
 from __future__ import annotations
 
 import ast
+import contextlib
 import posixpath
 import random
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl_multiturn.syntax import parse_module
@@ -149,10 +150,11 @@ def changed(source: str, draw: random.Random | None, functions: Collection[str] 
     for name, function in _tests(tree.body, ""):
         count = 0
         for node in ast.walk(function):
-            if (value := _expected(node)) is not None:
+            if (expected := _expected(node)) is not None:
                 count += 1
                 if draw is not None and (functions is None or name in functions):
-                    value.value = _other(value.value, draw)
+                    value, is_near = expected
+                    value.value = _other(value.value, draw, is_near)
         if count:
             names.add(name)
     return ast.unparse(tree), names
@@ -168,8 +170,46 @@ def _tests(body: Sequence[ast.stmt], above: str) -> list[tuple[str, ast.AST]]:
     return found
 
 
-def _expected(node: ast.AST) -> ast.Constant | None:
-    """Return the first literal of what an assertion expects; None where it expects none."""
+def shared(files: Mapping[str, str]) -> set[str]:
+    """Return the names, as of `function_of`, of tests that other code of test files uses: a base class, a helper.
+
+    Such a test has no twin: what uses it would meet the other values, too.
+
+    Args:
+        files: The files by path.
+    """
+    trees = []
+    for source in files.values():
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            trees.append(parse_module(source))
+    imported = {
+        alias.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found = set()
+    for tree in trees:
+        used = _used(tree, frozenset()) | imported
+        found |= {name for name, _ in _tests(tree.body, "") if used.intersection(name.split("::"))}
+    return found
+
+
+def _used(node: ast.AST, inside: frozenset[str]) -> set[str]:
+    """Return the names below a node but those of the classes and functions that it is inside of."""
+    found: set[str] = set()
+    body: Sequence[ast.AST] = ()
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        body = node.body
+        found = set().union(*(_used(each, inside | {node.name}) for each in body))
+    elif isinstance(node, ast.Name | ast.Attribute):
+        found = {node.id if isinstance(node, ast.Name) else node.attr} - inside
+    return found.union(*(_used(each, inside) for each in ast.iter_child_nodes(node) if each not in body))
+
+
+def _expected(node: ast.AST) -> tuple[ast.Constant, bool] | None:
+    """Return the first literal of what an assertion expects, and whether it only has to be near; None: it has none."""
     sides: list[ast.expr] = []
     if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq):
         sides = [node.test.comparators[0], node.test.left]
@@ -177,24 +217,49 @@ def _expected(node: ast.AST) -> ast.Constant | None:
         sides = list(reversed(node.args[:2]))
     for side in sides:
         # The function's own name is no expected value, and neither are its options.
-        inner = side.args[0] if isinstance(side, ast.Call) and side.args and _is_approx(side.func) else side
+        is_near = isinstance(side, ast.Call) and bool(side.args) and _is_approx(side.func)
+        inner = side.args[0] if isinstance(side, ast.Call) and is_near else side
         if any(isinstance(each, ast.Call) for each in ast.walk(inner)):
             continue
-        for each in ast.walk(inner):
-            if isinstance(each, ast.Constant) and each.value is not Ellipsis:
-                return each
+        if (found := next(_literals(inner), None)) is not None:
+            return found, is_near
     return None
+
+
+def _literals(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the literals without which an expression has another value. An index or a condition is none of them."""
+    parts: Sequence[ast.AST | None] = ()
+    match node:
+        case ast.Constant() if node.value is not Ellipsis:
+            yield node
+        case ast.List() | ast.Tuple() | ast.Set():
+            parts = node.elts
+        case ast.Dict():
+            parts = [*node.keys, *node.values]
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            parts = [node.operand]
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            parts = [node.left, node.right]
+        case ast.JoinedStr():
+            parts = [each for each in node.values if isinstance(each, ast.Constant)]
+    for part in parts:
+        if part is not None:
+            yield from _literals(part)
 
 
 def _is_approx(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute | ast.Name) and ast.unparse(function).rpartition(".")[2] == "approx"
 
 
-def _other(value: object, draw: random.Random) -> bool | int | float | complex | str | bytes:
+def _other(value: object, draw: random.Random, is_near: bool = False) -> bool | int | float | complex | str | bytes:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float | complex):
-        return value + draw.choice([-1, 1]) * draw.randint(1, 5)
+        step = draw.choice([-1, 1]) * draw.randint(1, 5)
+        if is_near or not isinstance(value, int):  # a little more may be near enough, or the same number
+            other = value + step * (1 + abs(value))
+            return other if other != value else 0
+        return value + step
     is_shorter = draw.random() < 0.5
     if isinstance(value, str):
         return value[:-1] if is_shorter and value else value + draw.choice("aeinost")

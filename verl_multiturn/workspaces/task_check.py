@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out
+from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.left import Left, Names, why_never, why_uncollected
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
@@ -86,7 +86,8 @@ async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before
 
     names = [*verdict.tests, *verdict.kept]
     values = {path: changed(source, None)[1] for path, source in verdict.files.items()}
-    can_change = [name for name in names if function_of(name) in values.get(name.partition("::")[0], ())]
+    used = shared(verdict.files)
+    can_change = [name for name in names if function_of(name) in values.get(name.partition("::")[0], set()) - used]
     _, layout, found = await repaired(can_change, lambda _: False)
     _check_passed(task, names, layout, found)
     twins = [name for name, twin in layout.twin_names.items() if found.get(twin) == "failed"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.workspace_attacks import FILES, TESTS, VERDICTS, task
-from verl_multiturn.workspaces.canaries import Layout, changed, lay_out
+from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, shared
 from verl_multiturn.workspaces.task import PytestVerdict, read_task
 from verl_multiturn.workspaces.verdict import judged_outcomes, swaps
 
@@ -94,6 +94,13 @@ CHANGED = [
     ("assert add(2, 3) == b'x'", True),
     ("assert add(2, 3) == None", True),
     ("self.assertEqual(add(2, 3), 'five')", True),
+    ("assert add(2, 3) == [3] + [2]", True),
+    ("assert add(2, 3) == f'five {2}'", True),
+    ("assert add(2, 3) == known[0]", False),  # an index: another one may give the same
+    ("assert add(2, 3) == known[:2]", False),
+    ("assert add(2, 3) == (5 if known else 6)", False),
+    ("assert add(2, 3) == 2 * known", False),
+    ("assert add(2, 3) == (known >= 5)", False),
     ("assert add(2, 3)", False),
     ("assert add(2, 3) == add(3, 2)", False),
     ("assert add(2, 3) in (4, 5)", False),
@@ -111,6 +118,35 @@ def test_a_twin_expects_something_else_of_the_same_call(line: str, is_changed: b
         assert (other != same) == is_changed
         assert "assert 1 == 2" in other
         assert "add(2, 3)" in other
+
+
+@pytest.mark.parametrize(
+    "value", ["1e6", "1e20", "1e999", "-0.0", "3 + 4j", "pytest.approx(10**6)", "pytest.approx(1000000)"]
+)
+def test_another_number_is_neither_the_same_nor_near(value: str) -> None:
+    source = f"import pytest\n\ndef test_it():\n    assert {value.replace('pytest.approx', '')} == {value}\n"
+    assert ends(changed(source, None)[0]) == {"test_it": True}
+    for seed in range(50):
+        other, names = changed(source, random.Random(seed))
+        assert ends(other) == {"test_it": not names}
+
+
+def test_a_test_that_others_use_is_shared() -> None:
+    files = {
+        "tests/test_a.py": (
+            "class TestBase:\n"
+            "    def test_a(self): pass\n"
+            "    def test_b(self): self.test_c()\n"
+            "    def test_c(self): pass\n"
+            "class TestMore(TestBase):\n    def test_d(self): super(TestMore, self).helper()\n"
+            "def test_e(): test_f()\n"
+            "def test_f(): pass\n"
+            "def test_g(): test_g\n"
+        ),
+        "tests/test_b.py": "from tests.test_a import test_e\n\ndef test_h(): pass\n",
+        "tests/test_broken.py": "def test_(: pass",
+    }
+    assert shared(files) == {"TestBase::test_a", "TestBase::test_b", "TestBase::test_c", "test_e", "test_f"}
 
 
 def test_tests_of_classes_are_named_as_pytest_names_them() -> None:
