@@ -27,6 +27,8 @@ def label(value):
 '''
 FIXED = OPS.replace("a - b", "a + b")
 FILES = {
+    "__init__.py": "",  # so `pytest.py` beside it could pass for a module of a package
+    "json/known.json": "[]\n",  # and `json` for a package of the repository's own
     "calc/__init__.py": '"""A calculator."""\n',
     "calc/ops.py": OPS,
     "tests/test_visible.py": "from calc.ops import label\n\n\ndef test_label():\n    assert label(1) == '<1>'\n",
@@ -317,6 +319,7 @@ ATTACKS: dict[str, Work] = {
     "pytest_is_a_file": Work({"pytest.py": "raise SystemExit(0)\n"}),
     "_pytest_is_a_folder": Work({"_pytest/__init__.py": _EXIT}),
     "a_module_of_python_is_a_file": Work({"argparse.py": _EXIT, "random.py": _EXIT, "json.py": _EXIT}),
+    "a_folder_of_data_becomes_a_module": Work({"json/__init__.py": _EXIT}),
     "a_plugin_is_installed": Work(
         {
             "passer-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: passer\nVersion: 1.0\n",

@@ -38,7 +38,7 @@ _NUMBERS = itertools.count()
 """Numbers of the trials of this process: no two have the same name."""
 _KEYS = frozenset({"path", "name", "ref", "git_url", "git_commit_id"})
 _SHARED = (
-    "a task is judged where its agent worked: %s says no `[verifier] environment_mode = 'separate'`. Of 79 attacks on "
+    "a task is judged where its agent worked: %s says no `[verifier] environment_mode = 'separate'`. Of 80 attacks on "
     "one repository, judging in the agent's own sandbox paid 35, and judging changed sources in a fresh one 2; see "
     "docs/write/harbor.md"
 )
