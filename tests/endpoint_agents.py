@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from verl_multiturn import OutageError, UnjudgedError
+from verl_multiturn import ConfigError, OutageError, UnjudgedError
 
 
 def ask(session: Any, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -55,6 +55,13 @@ def broken(row: dict[str, Any], session: Any) -> None:
 def broken_at_once(row: dict[str, Any], session: Any) -> None:
     """Raise an error before an answer."""
     raise ValueError("no such planet")
+
+
+def misconfigured(row: dict[str, Any], session: Any) -> None:
+    """Raise `ConfigError`, as the row says after an answer or before one."""
+    if row["extra_info"]["asks"]:
+        ask(session, *row["messages"])
+    raise ConfigError("extra_info.grid: 'x' is no grid; mend the row")
 
 
 def slow(row: dict[str, Any], session: Any) -> None:

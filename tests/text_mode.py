@@ -26,8 +26,8 @@ ANSWER_IDS = [43, 86, 223, 75, 85, 223, 62, 68, 81, 90, 71, 70, 93, 22, 20, 95, 
 class CodeTool(BaseTool):
     """A tool that answers every code with the same text, and remembers the codes."""
 
-    def __init__(self, answer: str = "42") -> None:
-        super().__init__({}, make_schema("run", code="string"))
+    def __init__(self, answer: str = "42", name: str = "run") -> None:
+        super().__init__({}, make_schema(name, code="string"))
         self.answer = answer
         self.codes: list[str] = []
 
@@ -60,7 +60,13 @@ def quickstart_tokenizer() -> Any:
 
 
 async def run(
-    engine: Any, tokenizer: Any, tool: BaseTool | None, end: int = END, firewall: Firewall | None = None, **limits: Any
+    engine: Any,
+    tokenizer: Any,
+    *tools: BaseTool,
+    end: int = END,
+    firewall: Firewall | None = None,
+    kwargs: dict[str, Any] | None = None,
+    **limits: Any,
 ) -> Outcome:
     conversation = Conversation(
         StopTexts(engine, tokenizer),
@@ -69,8 +75,9 @@ async def run(
         Limits(**{"prompt_length": 100, "response_length": 900, **limits}),
         Gates(Gate, 60.0),
     )
-    tools = {tool.name: tool} if tool is not None else {}
-    return await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools, sampling=STOPS))
+    named = {tool.name: tool for tool in tools}
+    request = Request("r1", [{"role": "user", "content": "Q"}], named, tools_kwargs=kwargs or {}, sampling=STOPS)
+    return await conversation.run(request)
 
 
 async def pieces(*turns: list[str], tool: CodeTool | None = None, **limits: Any) -> tuple[Outcome, str]:

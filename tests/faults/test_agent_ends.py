@@ -15,6 +15,7 @@ from tests.agent_sessions import certified, make_run, turns
 from tests.proxy_clients import until
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents import process_runner
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
@@ -42,6 +43,19 @@ async def test_what_an_agent_asks_after_its_return_is_refused_and_not_trained(ru
     await until(late.exists)
     await until(late.read_text)
     assert late.read_text()[:3] in ("400", "401")  # the session is over, or its key is dead
+    await endpoint.aclose()
+
+
+@pytest.mark.parametrize("runner", ["process", "thread"])
+async def test_a_wrong_setting_that_an_agent_names_is_no_failure_of_it(runner: Any) -> None:
+    agents = build_runner(ProxySettings(agent="tests.endpoint_agents:misconfigured", runner=runner))
+    endpoint = Endpoint(make_run(turns("a")), agents, ProxyServer(), 60.0)
+    row = {"raw_prompt": [{"role": "user", "content": "1+1?"}], "extra_info": {"asks": True}}
+    outcome, _ = await endpoint.run("r", row, {})  # by what it answered, a model may have caused it
+    assert (outcome.stop_reason, outcome.session and outcome.session.end) == (StopReason.AGENT_ERROR, "raised")
+    said = r"the agent raised ConfigError: extra_info\.grid: 'x' is no grid; mend the row"
+    with pytest.raises(ConfigError, match=said):
+        await endpoint.run("r2", row | {"extra_info": {"asks": False}}, {})
     await endpoint.aclose()
 
 

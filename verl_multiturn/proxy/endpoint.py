@@ -24,7 +24,7 @@ from typing import Any
 from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
-from verl_multiturn.errors import AgentContractError, OutageError
+from verl_multiturn.errors import AgentContractError, ConfigError, OutageError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
 from verl_multiturn.proxy.agents.runners import AgentRunner
@@ -102,8 +102,8 @@ class Endpoint:
             `Outcome.turns`.
 
         Raises:
-            ConfigError: The agent cannot be imported, a column of the row cannot be given to it, or the function
-                `select` failed.
+            ConfigError: The agent cannot be imported, a column of the row cannot be given to it, the agent raised
+                one before it got a completion, or the function `select` failed.
             AgentContractError: The agent returned what is not a reward.
             asyncio.CancelledError: The caller cancelled.
         """
@@ -210,7 +210,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
 
     Raises:
         AgentContractError: The agent gave a reward for a completion that this session never made.
-        ConfigError: The function `select` failed.
+        ConfigError: The agent raised one before it got a completion, or the function `select` failed.
     """
     for completion, reward in end.result.completions.items():
         if not session.reward(completion, reward):
@@ -231,6 +231,10 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     first = next(iter(session.forest.roots), None)
     too_long = first is not None and len(first.ids) > run.limits.prompt_length
     reason = stop_reason(end, delivered, session.failed, too_long)
+    if end.kind == "misconfigured":
+        if reason is StopReason.AGENT_FAILED:
+            raise ConfigError(f"the agent raised {end.problem}")
+        end = replace(end, kind="raised")  # a model that answered may have caused it, by a path or a time limit
     if end.problem:
         logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
     await session.select()

@@ -7,9 +7,9 @@ command printed, and its exit status where that is not 0.
 from __future__ import annotations
 
 import asyncio
-import functools
 import io
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import CommandResult, Workspace, WorkspaceError, WorkspacePool, check
 
-_KEPT_TARS = 64
+_KEPT_BYTES = 256 * 2**20
+"""Bytes of the tars that a worker keeps together: a node has several workers, and rows may name folders of any size."""
 
 
 class BashSettings(WorkspaceSettings):
@@ -129,7 +130,7 @@ class BashTool(BaseTool):
         # Parquet gives every row the keys of all rows, with None where a row has no value.
         texts = {path: text for path, text in (files or {}).items() if text is not None}
         if folder is not None:
-            found.append(_packed(self._find("folder", folder, is_folder=True)))
+            found.append(_TARS.of(self._find("folder", folder, is_folder=True)))
         if tar is not None:
             found.append(self._find("tar", tar, is_folder=False).read_bytes())
         if texts:
@@ -203,9 +204,31 @@ def _shown(result: CommandResult, timeout_s: float) -> str:
     return result.output if not note else result.output.removesuffix("\n") + f"\n{note}"
 
 
-@functools.lru_cache(_KEPT_TARS)
+class _Tars:
+    """Tars of folders, kept since the requests of a group have one row. Those unused for longest are dropped first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, bytes] = {}
+        self._lock = threading.Lock()
+
+    def of(self, folder: Path) -> bytes:
+        """Return a tar of what is in a folder: the one that is kept, or a new one."""
+        with self._lock:
+            tar = self._kept.get(folder)
+        if tar is None:
+            tar = _packed(folder)
+        with self._lock:
+            self._kept.pop(folder, None)
+            self._kept[folder] = tar  # the last, as the one used last
+            while sum(map(len, self._kept.values())) > _KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
+        return tar
+
+
+_TARS = _Tars()
+
+
 def _packed(folder: Path) -> bytes:
-    """Return a tar of what is in a folder, made once: the requests of a group have one row."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in sorted(folder.iterdir()):

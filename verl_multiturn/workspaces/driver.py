@@ -28,6 +28,9 @@ PIECE_BYTES = 60_000
 """Length of the longest piece of an answer."""
 _PIPE_BYTES = 16 * os.sysconf("SC_PAGE_SIZE")
 """Bytes that a full pipe holds."""
+_END_S = 10.0
+"""Seconds for processes that were killed to be gone: one that waits in the kernel, for a disk, ends only later."""
+_MOST_NAMED = 20
 _SET_NAME = 15  # PR_SET_NAME
 _TASK_FD = 3
 """The worker's socket. It becomes readable when the host gives up the command that runs."""
@@ -76,7 +79,8 @@ def run(request: str) -> bytes:
     """Run a command in a shell of its own, and answer when the shell has ended or its time is up.
 
     Answers with `exit_code` (None where the shell did not end by itself), `timed_out`, `flooded`, `made_room` (the
-    processes of earlier commands were ended first), `total` (bytes of output), and the first and last bytes of it.
+    processes of earlier commands were ended first), `total` (bytes of output), `unended` (processes that were killed
+    and are still there), and the first and last bytes of the output.
 
     Args:
         request: `command`, `cwd`, `environment`, `timeout_s`; `kept`: how many bytes of each end of the output to keep.
@@ -86,17 +90,21 @@ def run(request: str) -> bytes:
     output = _Kept(asked["kept"])
     reading, writing = os.pipe()
     made_room = False
+    unended: list[str] = []
     try:
         try:
             shell = _start(asked, writing)
         except BlockingIOError:  # earlier commands left so many processes that no command could even end them
             made_room = True
-            _end_all()
+            unended = _end_all()
             shell = _start(asked, writing)
     except OSError as error:  # no such folder; no process left; too many words
         os.close(reading)
         os.close(writing)
-        return _answered({"exit_code": 126, "total": 0}, f"bash: {error.strerror}: {error.filename or ''}\n".encode())
+        return _answered(
+            {"exit_code": 126, "total": 0, "unended": unended},
+            f"bash: {error.strerror}: {error.filename or ''}\n".encode(),
+        )
     os.close(writing)
     os.set_blocking(reading, False)
     late = _wait(shell, reading, output, deadline)
@@ -105,7 +113,7 @@ def run(request: str) -> bytes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         shell.wait()
-        _end_all()
+        unended = _end_all()
     is_open = output.read(reading, _PIPE_BYTES + 1)  # one more than it holds: a full pipe may have no writer left
     if is_open:
         _keep_draining(reading)
@@ -118,6 +126,7 @@ def run(request: str) -> bytes:
         "flooded": flooded,
         "made_room": made_room,
         "total": output.total,
+        "unended": unended,
     }
     return _answered(header, bytes(output.head + output.tail))
 
@@ -135,10 +144,13 @@ def _start(asked: dict[str, Any], writing: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def end_processes() -> bytes:
-    """End every process of the workspace but this one."""
-    _end_all()
-    return _answered({})
+def end_processes(request: str) -> bytes:
+    """End every process of the workspace but this one; answers with `unended`, those that are still there.
+
+    Args:
+        request: Nothing.
+    """
+    return _answered({"unended": _end_all()})
 
 
 def begin_upload() -> bytes:
@@ -273,9 +285,12 @@ def _wait(shell: "subprocess.Popen[bytes]", reading: int, output: _Kept, deadlin
         os.close(ended)
 
 
-def _end_all() -> None:
-    """Kill all other processes, and return when none is left. A fork cannot escape: the kernel kills them as one."""
-    until = time.monotonic() + 10
+def _end_all() -> list[str]:
+    """Kill all other processes, and return when none is left, or after 10 s with the names of those that are.
+
+    A fork cannot escape: the kernel kills them as one.
+    """
+    until = time.monotonic() + _END_S
     while time.monotonic() < until:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -283,8 +298,20 @@ def _end_all() -> None:
         try:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
-            return
+            return []
         time.sleep(0.001)  # the first process of the sandbox collects those that have ended
+    return _others()
+
+
+def _others() -> list[str]:
+    """Return the other processes, each as its number, name and state: "12 (sleep) D" waits in the kernel."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        if int(number) not in (1, os.getpid()):
+            with contextlib.suppress(OSError), open(f"/proc/{number}/stat", errors="replace") as file:
+                text = file.read()
+                found.append(text[: text.rindex(")") + 3])
+    return found[:_MOST_NAMED]
 
 
 def _keep_draining(reading: int) -> None:

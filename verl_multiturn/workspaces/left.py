@@ -56,7 +56,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Names:
-    """Names in a row's tree, found once: a model may leave thousands of files, and each is looked up.
+    """Names in a row's tree with its hidden tests, found once: a model may leave thousands of files.
 
     Attributes:
         files: Paths of the files.
@@ -85,18 +85,22 @@ class Names:
         Raises:
             ConfigError: A package is not installed.
         """
-        folders = {path[:end] for path in tree for end, sign in enumerate(path) if sign == "/"}
-        modules = {path.removesuffix(".py").removesuffix("/__init__") for path in tree if path.endswith(".py")}
         verdict = task.verdict
         roots = () if isinstance(verdict, ScriptVerdict) else verdict.roots
-        plugins = verdict.plugins if isinstance(verdict, PytestVerdict) else ()
+        hidden, plugins = (verdict.files, verdict.plugins) if isinstance(verdict, PytestVerdict) else ({}, ())
+        files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
+        folders = {path[:end] for path in files for end, sign in enumerate(path) if sign == "/"}
         return cls(
-            tree.keys(),
+            files,
             frozenset(folders),
-            frozenset(modules),
+            frozenset(_modules(files)),
             frozenset({".", *map(os.path.normpath, roots)}),
             modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
         )
+
+    def is_taken(self, module: str) -> bool:
+        """Tell whether tests may import a module of this name that is found elsewhere."""
+        return module.lower() in RUNNERS or module in self.taken
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,9 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
             problem=f"{len(counted)} changed files of {size} bytes were left; at most {task.most_files} of "
             f"{task.most_bytes} bytes together are judged",
         )
+    for path, reason in exposing(original, counted, names):
+        left_out[path] = reason
+        del counted[path]
     there = {path for path in original if counted.get(path, b"") is not None}
     for path in sorted(path for path, content in counted.items() if content is not None):
         if _meets(path, there):
@@ -227,6 +234,33 @@ def why_never(task: Task, path: str, names: Names) -> str:
     return _shadowed(path, names)
 
 
+def exposing(original: Mapping[str, bytes], counted: Mapping[str, bytes | None], names: Names) -> list[tuple[str, str]]:
+    """Return the deletions of an `__init__.py` by which modules of its folder would take the place of others.
+
+    pytest begins imports in the innermost folder above a test that has no `__init__.py`. A package that is moved as a
+    whole leaves no such module.
+
+    Args:
+        original: The row's tree.
+        counted: New content of each file that was changed or made; None for one that was deleted.
+        names: Those in the row's tree.
+
+    Returns:
+        The path of each such file, and the reason.
+    """
+    there = {path for path in original.keys() | counted.keys() if counted.get(path, b"") is not None}
+    taken = {module for module in _modules(there) if names.is_taken(os.path.basename(module))}
+    deleted = [path for path, content in counted.items() if content is None and path.endswith("/__init__.py")]
+    found = []
+    for path in sorted(deleted, key=lambda path: path.count("/"), reverse=True):
+        package = path.removesuffix("/__init__.py")
+        if shadows := sorted(module for module in taken if os.path.dirname(module) == package):
+            found.append((path, f"{shadows[0]!r} would shadow the module {os.path.basename(shadows[0])!r}"))
+            if names.is_taken(os.path.basename(package)):
+                taken.add(package)  # it stays a package, a module of the folder above
+    return found
+
+
 def _shadowed(path: str, names: Names) -> str:
     """Return why a new file would take the place of another module in imports; empty if it would not."""
     if path in names.files:
@@ -240,12 +274,16 @@ def _shadowed(path: str, names: Names) -> str:
         module = part.removesuffix(".py")
         if is_new_folder or becomes_package or module != part:
             is_root = (place or ".") in names.roots or f"{above}__init__.py" not in names.files
-            is_taken = module.lower() in RUNNERS or module in names.taken
-            if is_root and is_taken and f"{above}{module}" not in names.modules:
+            if is_root and names.is_taken(module) and f"{above}{module}" not in names.modules:
                 return f"it would shadow the module {module!r}"
         if is_new_folder:
             return ""  # nothing imports from below it but by its own name
     return ""
+
+
+def _modules(paths: Collection[str]) -> set[str]:
+    """Return what an import may mean: see `Names.modules`."""
+    return {path.removesuffix(".py").removesuffix("/__init__") for path in paths if path.endswith(".py")}
 
 
 def _meets(path: str, there: set[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
-from verl_multiturn.workspaces.left import Left, Names, why_never, why_uncollected
+from verl_multiturn.workspaces.left import Left, Names, exposing, why_never, why_uncollected
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes, swaps
 
@@ -36,9 +36,11 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     judge.check(task)
     if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
-    names = Names.of(task, task.tree()[0], judge.packages)
-    for path in task.gold:
-        if reason := why_never(task, path, names):
+    original, gold = task.tree()[0], gold_left(task).changes
+    names = Names.of(task, original, judge.packages)
+    never = [(path, why_never(task, path, names)) for path in gold]
+    for path, reason in (*never, *exposing(original, gold, names)):
+        if reason:
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")
     before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task) if repair is None else repair)
     if reason := why_uncollected(task, after.files):

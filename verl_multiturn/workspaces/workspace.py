@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import marshal
 import os
 from collections.abc import Coroutine, Mapping
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.launch import check as check_sandbox
@@ -38,6 +40,7 @@ from verl_multiturn.workspaces.driver import FLOOD_BYTES, PIECE_BYTES
 from verl_multiturn.workspaces.settings import ANSWER_GRACE_S, WorkspaceSettings
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 FOLDER = "/tmp/workspace"
 """The folder of a workspace, as commands see it."""
 MAX_COMMAND_BYTES = 90_000
@@ -160,6 +163,7 @@ class Workspace:
             text = "[no further process could start, so all that were left have been ended]\n" + text
         if header.get("flooded") is True:
             text += f"\n[the command was stopped: it printed more than {FLOOD_BYTES // 2**20} MB]\n"
+        _tell_unended(header)
         code = header.get("exit_code")
         return CommandResult(text, code if type(code) is int else None, header.get("timed_out") is True)
 
@@ -216,7 +220,8 @@ class Workspace:
             WorkspaceError: The workspace has ended.
             SandboxError: The pool has failed, or was closed.
         """
-        await self._alone(self._call("end_processes()", ANSWER_GRACE_S))
+        header, _ = await self._alone(self._fetch("end_processes", {}, 0.0))
+        _tell_unended(header)
 
     def close(self) -> None:
         """End the workspace at once, with its processes and files; do nothing if it has ended."""
@@ -414,6 +419,16 @@ def _encoded(request: Mapping[str, Any]) -> str:
 def _number(header: Mapping[str, Any], name: str) -> int:
     value = header.get(name)
     return value if type(value) is int and value >= 0 else 0
+
+
+def _tell_unended(header: Mapping[str, Any]) -> None:
+    """Warn of processes that were killed and are still there."""
+    if unended := header.get("unended"):
+        logger.warning(
+            "processes of a workspace were killed, and were still there after 10 s: %s; they hold its memory until the "
+            "kernel lets them go. Look what they wait for, such as a disk that hangs",
+            show(unended, 500),
+        )
 
 
 def _in_words(reason: str) -> str:

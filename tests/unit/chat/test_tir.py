@@ -39,6 +39,17 @@ from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
 
 
+@pytest.mark.parametrize("others", [[], ["other"]])
+async def test_a_hidden_tool_runs_no_code(real: Any, others: list[str]) -> None:
+    """Nobody can show it: a run in text mode has no interaction, and its rows may hide nothing without one."""
+    hidden, *shown = tools = [CodeTool("hidden"), *(CodeTool(name, name) for name in others)]
+    engine = ScriptedEngine([CALL_IDS, ANSWER_IDS])
+    outcome = await run(engine, real, *tools, kwargs={"run": {"shown": False}})
+    said = others or ["Error: no code can be run here; answer without it"]
+    assert [call.text for call in outcome.calls] == said
+    assert [tool.codes for tool in (hidden, *shown)] == [[], *([["print(6*7)"]] * len(shown))]
+
+
 @pytest.fixture(scope="module")
 def real() -> Any:
     return quickstart_tokenizer()
@@ -375,7 +386,7 @@ async def test_a_request_whose_tools_take_no_code_is_an_authors_mistake() -> Non
 async def test_a_request_without_tools_is_told_so() -> None:
     tokenizer = Pieces()
     script = [tokenizer.ids(CALL), [*tokenizer.ids("done"), 0]]
-    outcome = await run(ScriptedEngine(script), tokenizer, None, end=0)
+    outcome = await run(ScriptedEngine(script), tokenizer, end=0)
     assert [call.text for call in outcome.calls] == ["Error: no code can be run here; answer without it"]
 
 

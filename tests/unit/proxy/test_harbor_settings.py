@@ -49,7 +49,7 @@ def test_what_a_workspace_understands_of_a_dockerfile(tmp_path: Path) -> None:
     task = made(
         tmp_path / "t",
         "# a comment\nFROM scratch\nWORKDIR /srv\nWORKDIR in\nENV A=1 B='two words'\nCOPY data.txt . \n"
-        "COPY data.txt \\\n  /data/\ncopy . /all\n",
+        "COPY data.txt \\\n  /data/\ncopy . /all\nCOPY data.txt /data\nCOPY data.txt ../in/x.txt\n",
     )
     definition = read_definition(task / "environment", None)
     assert definition.workdir == "/srv/in"
@@ -58,6 +58,8 @@ def test_what_a_workspace_understands_of_a_dockerfile(tmp_path: Path) -> None:
         ("data.txt", "/srv/in"),
         ("data.txt", "/data/data.txt"),
         (".", "/all"),
+        ("data.txt", "/data"),  # a folder by now
+        ("data.txt", "/srv/in/x.txt"),
     ]
 
 
@@ -77,6 +79,8 @@ def test_a_task_that_needs_an_image_is_refused_in_a_workspace(tmp_path: Path, do
         ("WORKDIR /", "its commands start in '/', expected a folder below the root"),
         ("WORKDIR /app\nWORKDIR ..", "its commands start in '/', expected a folder below the root"),
         ("COPY data.txt /", "its Dockerfile says 'COPY data.txt /', and a workspace has only folders at the root"),
+        ("COPY data.txt /x", "its Dockerfile says 'COPY data.txt /x', and a workspace has only folders at the root"),
+        ("COPY data.txt ../x", "its Dockerfile says 'COPY data.txt ../x', and a workspace has only folders at the"),
         ("WORKDIR /app\nCOPY . ..", "its Dockerfile says 'COPY . ..', and a workspace has only folders at the root"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import ROOT, make_schema, names_of_children, until
 from verl_multiturn import ConfigError, load_tools
+from verl_multiturn.tools import bash
 from verl_multiturn.tools.bash import BashTool
 
 COMMANDS = [
@@ -74,6 +75,22 @@ async def test_a_row_that_cannot_work(tool: BashTool, tmp_path: Path, kwargs: di
     (tmp_path / "text").write_text("no tar")
     with pytest.raises(ConfigError, match=problem):
         await tool.create("c", **kwargs)
+
+
+def test_the_tars_that_are_kept_have_a_bound_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def packed(folder: Path) -> bytes:
+        made.append(folder.name)
+        return bytes(int(folder.name))
+
+    monkeypatch.setattr(bash, "_packed", packed)
+    monkeypatch.setattr(bash, "_KEPT_BYTES", 100)
+    tars = bash._Tars()
+    for name in ("40", "50", "40", "20", "40", "20", "50", "200", "50"):
+        assert len(tars.of(tmp_path / name)) == int(name)
+    # 20 drops 50, unused for longest; 50 drops 40; what alone is too large drops all, and is not kept.
+    assert made == ["40", "50", "20", "50", "200", "50"]
 
 
 async def test_a_folder_needs_a_root() -> None:

@@ -129,6 +129,41 @@ def test_a_module_of_the_repositorys_own_counts(path: str, monkeypatch: pytest.M
     assert left.changes.keys() == {path, "json/a.json", "logging.yaml", "yaml.py"}
 
 
+def test_a_package_is_not_made_a_folder_that_imports_begin_in() -> None:
+    """Pytest would begin the imports of `calc/tests/test_ops.py` in `calc` if that were no package."""
+    tree = TREE | {"calc/json/__init__.py": b"", "calc/json/io.py": b"", "calc/tests/__init__.py": b""}
+    judged = one(files={path: text.decode() for path, text in tree.items()})
+
+    def left(deleted: set[str], *made: str) -> Left:
+        found = {path: text for path, text in tree.items() if path not in deleted}
+        return changes(judged, TarFiles(found | dict.fromkeys(made, b"x")))
+
+    own, inner = "calc/__init__.py", "calc/json/__init__.py"
+    assert left({own}).left_out == {own: "'calc/json' would shadow the module 'json'"}
+    assert left({own, inner, "calc/json/io.py"}).left_out == {}
+    made = left({own, inner, "calc/json/io.py"}, "calc/random.py")
+    assert made.left_out == {own: "'calc/random' would shadow the module 'random'"}
+    assert made.changes == {"calc/random.py": b"x", inner: None, "calc/json/io.py": None}
+    # The inner package stays one, so the outer one has it still.
+    assert left({own, inner}, "calc/json/random.py").left_out.keys() == {own, inner}
+    moved = {path for path in tree if path.startswith("calc/")}
+    assert left(moved, "more/calc/random.py", "more/calc/__init__.py").left_out == {}
+
+
+async def test_a_repair_whose_deletion_would_not_count_is_refused() -> None:
+    judged = one(files=FILES | {"calc/random.py": ""}, gold={"calc/ops.py": FIXED, "calc/__init__.py": None})
+    said = "task 'pytest': gold: 'calc/__init__.py' is never taken: 'calc/random' would shadow the module 'random'"
+    with pytest.raises(ConfigError, match=said):
+        await check_task(judged, Judge())
+
+
+def test_a_new_module_beside_hidden_tests_takes_the_place_of_no_other_one() -> None:
+    """Pytest begins imports in the folder of a test, also where only the verdict has it."""
+    verdict = {**VERDICTS["pytest"], "files": {**VERDICTS["pytest"]["files"], "calc/hidden/test_more.py": ""}}
+    left = changes(one(verdict=verdict), TarFiles({**TREE, "calc/hidden/random.py": b"x"}))
+    assert left.left_out == {"calc/hidden/random.py": "it would shadow the module 'random'"}
+
+
 class Counted(dict[str, bytes]):
     """A tree that counts how often somebody goes through all of it."""
 

@@ -5,8 +5,10 @@ import importlib.util
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from unittest.mock import create_autospec
 
 import pytest
@@ -14,8 +16,11 @@ import pytest
 from tests.conftest import names_of_children, until
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.sandbox.sandbox import CellResult, Sandbox
+from verl_multiturn.workspaces import driver
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.workspace import CommandResult, Workspace, WorkspaceError, WorkspacePool
+
+DRIVER = Path(driver.__file__).read_bytes()
 
 
 @pytest.fixture
@@ -102,6 +107,31 @@ async def test_what_a_command_left_runs_on_until_it_is_ended(workspace: Workspac
     assert begun.exit_code == 0
     await workspace.end_processes()
     assert await workspace.run("pgrep -c .; ls") == CommandResult("2\nseen\nstop\n", 0), "driver and shell"
+
+
+async def test_the_driver_names_processes_that_do_not_end(workspace: Workspace) -> None:
+    """Here nothing is killed; a process that waits in the kernel for a disk does not end, either."""
+    await workspace.put(tar_of({"driver.py": DRIVER}))
+    script = "import os, driver; driver._END_S = 0.01; os.kill = lambda *_: None; print(driver._end_all())"
+    result = await workspace.run(f"sleep 1000 & until pgrep sleep > one; do :; done; exec python3 -c '{script}'")
+    number = (await workspace.run("cat one")).output.strip()
+    assert f"{number} (sleep) S" in result.output
+    assert re.fullmatch(r"\[('\d+ \([^']+\) \w'(, )?)+\]\n", result.output)
+
+
+async def test_processes_that_do_not_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    sandbox = create_autospec(Sandbox, instance=True)
+    sandbox.stopped = None
+    workspace = Workspace(sandbox, WorkspaceSettings())
+    for unended in ([], ["12 (sleep) D", "x" * 100_000]):
+        header = {"bytes": 0, "exit_code": 0, "unended": unended}
+        sandbox.run.return_value = CellResult("", value=json.dumps(header).encode() + b"\n")
+        for ending in (workspace.end_processes(), workspace.run("true")):
+            caplog.clear()
+            await ending
+            told = [record.getMessage() for record in caplog.records]
+            assert len(told) == bool(unended)
+            assert all("still there after 10 s: ['12 (sleep) D', " in each and len(each) < 1_000 for each in told)
 
 
 async def test_a_caller_that_gives_up_ends_its_command_alone(workspace: Workspace) -> None:

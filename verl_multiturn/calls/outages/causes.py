@@ -13,7 +13,8 @@ In this order:
 6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
 
 An agent says it by raising an `OutageError`, or with the exit status 75 (`EX_TEMPFAIL`). That its work cannot be judged
-it says by an `UnjudgedError`, or with the exit status 69 (`EX_UNAVAILABLE`).
+it says by an `UnjudgedError`, or with the exit status 69 (`EX_UNAVAILABLE`), and that a setting is wrong by a
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
-from verl_multiturn.errors import OutageError, UnjudgedError
+from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 
 Cause = Literal["outage", "model", "bug", "busy"]
 Timeouts = Literal["model", "outage"]
 
-AgentCause = Literal["outage", "unjudged"]
+AgentCause = Literal["outage", "unjudged", "misconfigured"]
 
 _EXITS: dict[int, AgentCause] = {os.EX_TEMPFAIL: "outage", os.EX_UNAVAILABLE: "unjudged"}
 """Exit statuses by which an agent says that what it needs is not there, or that what was left cannot be judged."""
@@ -120,6 +121,8 @@ def agents_cause(error: BaseException | int) -> AgentCause | None:
         return "outage"
     if isinstance(error, UnjudgedError):
         return "unjudged"
+    if isinstance(error, ConfigError):
+        return "misconfigured"
     code = error.code if isinstance(error, SystemExit) else error
     return _EXITS.get(code) if isinstance(code, int) else None
 

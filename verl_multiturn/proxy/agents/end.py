@@ -20,7 +20,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
-EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed", "outage", "unjudged"]
+EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed", "outage", "unjudged", "misconfigured"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
 _MOST_PROBLEM = 4_000
 
@@ -49,7 +49,8 @@ class AgentEnd:
     - `stuck`: the time was up, and its thread still runs: nothing can end a thread;
     - `failed`: there was no process or thread for it;
     - `outage`: it said that what it needs is not there (`calls/outages/causes.py`);
-    - `unjudged`: it said that what was left cannot be judged (`UnjudgedError`).
+    - `unjudged`: it said that what was left cannot be judged (`UnjudgedError`);
+    - `misconfigured`: it said that a setting or its row is wrong (`ConfigError`).
     """
 
     kind: EndKind

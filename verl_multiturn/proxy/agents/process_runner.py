@@ -154,7 +154,7 @@ class ProcessRunner:
             )
         if problem := report.get("failed"):
             return AgentEnd("failed", problem=f"no process for the agent: {problem}")
-        said: tuple[EndKind, ...] = ("outage", "unjudged", "raised")
+        said: tuple[EndKind, ...] = ("outage", "unjudged", "misconfigured", "raised")
         for kind in said:
             if problem := report.get(kind):
                 return AgentEnd(kind, problem=_with_output(problem, answer))

@@ -93,16 +93,25 @@ def _read_line(definition: Definition, folder: Path, line: str, bases: Collectio
     elif instruction == "ENV" and all("=" in word for word in words):
         definition.variables |= {name: text for name, _, text in (word.partition("=") for word in words)}
     elif instruction == "COPY" and len(words) == 2 and ".." not in PurePosixPath(words[0]).parts:
-        if _is_root(str(PurePosixPath(definition.workdir, words[1]))):
-            raise NeedsImageError(f"its Dockerfile says {line[:200]!r}, and a workspace has only folders at the root")
         source, target = words[0].lstrip("/") or ".", words[1]  # "/" is the folder beside the Dockerfile
         if not (folder / source).resolve().is_relative_to(folder.resolve()):
             raise NeedsImageError(f"its Dockerfile copies {source!r}, which a link leads out of the task's folder")
-        if target.endswith("/") and (folder / source).is_file():
+        is_file = (folder / source).is_file()
+        if target.endswith("/") and is_file:
             target += PurePosixPath(source).name
-        definition.copies.append((source, str(PurePosixPath(definition.workdir, target))))
+        target = os.path.normpath(PurePosixPath(definition.workdir, target))
+        # A file takes the name of its target, unless a folder is there already.
+        folders = {_outermost(path) for path in ("/tmp", definition.workdir, *(to for _, to in definition.copies))}
+        if _is_root(target) or (is_file and _outermost(target) == target and target not in folders):
+            raise NeedsImageError(f"its Dockerfile says {line[:200]!r}, and a workspace has only folders at the root")
+        definition.copies.append((source, target))
     else:
         raise NeedsImageError(f"its Dockerfile says {line[:200]!r}")
+
+
+def _outermost(path: str) -> str:
+    """Return the folder at the root that a path begins with, or the path itself if it lies there."""
+    return "/" + os.path.normpath(path).strip("/").partition("/")[0]
 
 
 def _is_root(path: str) -> bool:
