@@ -5,8 +5,9 @@
 Training is plain SFT, in three parts. The model has to learn to copy names before all else, which so small a model does
 late and all at once; so the conversations of the first part have one request only. Those of the second are whole and
 right, so that the model learns to look for the folder of the first request. Each of the two lasts until held-out
-conversations are right. In the last part "there" is taken for the folder in which the conversation began (`HABIT`), or
-for any folder by lot, so that reinforcement learning has to find again what it means. Greedy decoding starts out wrong.
+conversations are right. In the last part "there" is mostly taken for the folder in which the conversation began, or for
+a wrong one, so that reinforcement learning has to find again what it means. Greedy decoding starts out wrong, and what
+is left of the right folder should be much the same for all four: the last line has it (`sampled_right`).
 The chat template is Qwen2.5's own (Apache-2.0).
 """
 
@@ -42,8 +43,8 @@ MODEL_DIR = HERE / "model"
 TEMPLATE = HERE.parent / "quickstart" / "model" / "chat_template.jinja"
 ENOUGH = 0.98
 """Share of the held-out conversations that have to be right at the end of the first two parts."""
-HABIT = 0.4
-"""Share of the requests of the last part in which "there" is taken for `HOME`; the rest are drawn by lot."""
+HOME_CARDS, RIGHT_CARDS, OTHER_CARDS = 10, 6, 3
+"""How often "there" is taken for `HOME`, for the right folder and for each other, in 25 requests of the last part."""
 Example = tuple[list[int], list[int]]
 
 
@@ -89,7 +90,7 @@ def schemas() -> list[dict[str, Any]]:
 def loss_of(
     model: Qwen2ForCausalLM, prefix: list[int], examples: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the loss of a batch, which tokens the model would choose right, and the row of each.
+    """Return the loss of each learned token of a batch, which of them the model would choose right, and their rows.
 
     Args:
         model: The model.
@@ -100,8 +101,8 @@ def loss_of(
     learned_BT = labels_BT[:, 1:] != -100
     logits_NV = model.lm_head(suffix_states(model, prefix, ids_BT)[:, :-1][learned_BT])
     labels_N = labels_BT[:, 1:][learned_BT]
-    loss = torch.nn.functional.cross_entropy(logits_NV, labels_N)
-    return loss, logits_NV.argmax(-1) == labels_N, learned_BT.nonzero()[:, 0]
+    loss_N = torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="none")
+    return loss_N, logits_NV.argmax(-1) == labels_N, learned_BT.nonzero()[:, 0]
 
 
 @torch.no_grad()
@@ -112,6 +113,13 @@ def share_right(model: Qwen2ForCausalLM, prefix: list[int], examples: list[Examp
     return 1 - len(wrong) / len(examples)
 
 
+@torch.no_grad()
+def chance(model: Qwen2ForCausalLM, prefix: list[int], examples: list[Example]) -> float:
+    """Return the mean probability with which sampling would give the examples' turns."""
+    loss_N, _, row_N = loss_of(model, prefix, examples)
+    return float((-torch.zeros(len(examples)).index_add(0, row_N, loss_N)).exp().mean())
+
+
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/errands/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,7 +127,7 @@ def main() -> None:
     parser.add_argument("--habit-steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -151,22 +159,41 @@ def main() -> None:
                 if copied >= enough:
                     return step
             chosen = rng.sample(errands, args.batch_size)
-            loss, _, _ = loss_of(model, prefix, [encoded(each, theres(each)) for each in chosen])
-            learner.update(loss)
+            loss_N, _, _ = loss_of(model, prefix, [encoded(each, theres(each)) for each in chosen])
+            learner.update(loss_N.mean())
         return steps
 
-    def habit(_: Errand) -> tuple[str, ...]:
-        return tuple(HOME if rng.random() < HABIT else rng.choice(FOLDERS) for _ in range(REQUESTS - 1))
+    decks: dict[str, list[str]] = {folder: [] for folder in FOLDERS}
+
+    def habit(errand: Errand) -> tuple[str, ...]:
+        # Dealt from decks, not drawn: chance would favour one folder, and the run would learn that one first.
+        deck = decks[errand.folder]
+        if len(deck) < REQUESTS - 1:
+            deck += [HOME] * HOME_CARDS + [errand.folder] * RIGHT_CARDS
+            deck += [each for each in FOLDERS if each != errand.folder] * OTHER_CARDS
+            rng.shuffle(deck)
+        return tuple(deck.pop() for _ in range(REQUESTS - 1))
 
     started = time.time()
     learner = Learner(model, args.lr, 2 * args.most_steps, warmup=20, floor=1.0)
     steps = [learn(learner, theres, args.most_steps, ENOUGH) for theres in (one_request, right)]
     learner = Learner(model, args.lr / 3, args.habit_steps, warmup=5)
     steps.append(learn(learner, habit, args.habit_steps, 2.0))
+    found = {
+        "steps": steps,
+        "seed": args.seed,
+        "seconds": round(time.time() - started),
+        "longest": len(prefix) + max(len(encoded(each, right(each))[0]) for each in held_out),
+        "sampled_right": {
+            folder: round(
+                chance(model, prefix, [encoded(each, right(each)) for each in held_out if each.folder == folder]), 3
+            )
+            for folder in FOLDERS
+        },
+    }
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
-    longest = len(prefix) + max(len(encoded(each, right(each))[0]) for each in held_out)
-    print(json.dumps({"steps": steps, "seed": args.seed, "seconds": round(time.time() - started), "longest": longest}))
+    print(json.dumps(found))
 
 
 def common_prefix(rows: list[list[int]]) -> list[int]:

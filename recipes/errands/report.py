@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from recipes.errands.errands import REQUESTS
+from recipes.errands.errands import FOLDERS, REQUESTS
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -32,6 +32,19 @@ def right(record: dict[str, Any]) -> list[bool]:
 def all_right(records: list[dict[str, Any]]) -> float | None:
     """Return the share of the conversations in which all requests are right; None without any."""
     return round(mean(all(right(record)) for record in records), 4) if records else None
+
+
+def right_by_folder(records: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return `all_right` for each folder of a first request; one is right in a model that always says it.
+
+    Such a model has learned nothing, and a quarter of all conversations right.
+    """
+    return {
+        folder: all_right(
+            [each for each in records if any(f'to "{folder}"' in said["text"] for said in each["replies"])]
+        )
+        for folder in FOLDERS
+    }
 
 
 def report(out: Path) -> dict[str, Any]:
@@ -63,6 +76,7 @@ def report(out: Path) -> dict[str, Any]:
         "all_right_after": all_right(last),
         "all_right_by_step": {step: all_right(each) for step, each in sorted(greedy.items())},
         "right_by_request": [round(mean(each), 4) for each in zip(*map(right, last), strict=True)],
+        "right_by_folder": right_by_folder(last),
         "sampled_by_step": [all_right(each) for _, each in sorted(sampled.items())],
         "reward_by_step": [round(value, 3) for value in over_steps(REWARD)],
         "violations": int(sum(over_steps("rollout/certificate/violations"))),

@@ -167,6 +167,16 @@ def test_the_errands_report_leaves_invalid_conversations_out(tmp_path: Path) -> 
     assert (found["held_out"], found["right_by_request"], found["invalid"]) == (0, [], 4)
 
 
+def test_a_model_that_says_one_folder_is_right_for_that_folder_alone() -> None:
+    def made(folder: str, value: float) -> dict[str, Any]:
+        told = [{"text": "Move it there.", "metrics": {"turn_right": each}} for each in (1.0, value, value)]
+        return {"replies": [{"text": f'Move "menu.txt" to "{folder}".', "metrics": {}}, *told]}
+
+    records = [made("games", 0.0), made("music", 1.0), made("music", 1.0), made("photos", 0.0)]
+    assert all_right(records) == 0.5
+    assert report.right_by_folder(records) == {"games": 0.0, "music": 1.0, "photos": 0.0, "school": None}
+
+
 @pytest.mark.slow
 def test_errands_are_credited_by_the_turn() -> None:
     users = {}
