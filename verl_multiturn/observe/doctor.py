@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.sandbox.control_groups import find_parent
-from verl_multiturn.sandbox.launch import check
+from verl_multiturn.sandbox.launch import SandboxError, check
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.version_sets import Judgement, installed, judge
 
@@ -142,7 +142,7 @@ def _sandbox() -> Finding:
     settings = SandboxSettings.model_validate({})
     try:
         check(settings)
-    except ConfigError as error:
+    except (ConfigError, SandboxError) as error:
         found, _, remedy = str(error).partition("; ")
         return Finding("sandbox", False, found, f"only tools and rewards that run code need it: {remedy}")
     limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"

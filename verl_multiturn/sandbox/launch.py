@@ -15,6 +15,7 @@ Linux 5.8 is the oldest that works.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -237,6 +238,7 @@ def check(settings: SandboxSettings) -> None:
 
     Raises:
         ConfigError: Sandboxes do not work here; the text says why and what to do.
+        SandboxError: They may work, but this machine has no descriptor, process, memory or time left for one now.
     """
     try:
         launch = Launch(settings)
@@ -245,11 +247,18 @@ def check(settings: SandboxSettings) -> None:
         finally:
             launch.close()
     except (SandboxError, OSError) as error:
+        # By its text: what failed inside, or in bubblewrap, comes as one.
+        if isinstance(error, TimeoutError) or any(each in str(error) for each in _PASSING):
+            raise SandboxError(
+                f"no sandbox could be started: {error}; try again when the machine has less to do, or raise its limits "
+                "of open files, processes and memory"
+            ) from None
         if "preimport" in str(error):
             raise ConfigError(f"{error}; install it, set packages: true, or take it out") from None
         raise ConfigError(f"isolation {settings.isolation!r} does not work here: {error}; {_HINT}") from None
 
 
+_PASSING = tuple(map(os.strerror, (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
 _HINT = (
     "allow user namespaces (for a container: no seccomp profile that forbids unshare and mount, no masked /proc; for "
     "the host: sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "

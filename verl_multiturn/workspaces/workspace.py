@@ -342,6 +342,7 @@ def check(settings: WorkspaceSettings) -> None:
 
     Raises:
         ConfigError: They do not work here; the text says why and what to do.
+        SandboxError: As in `launch.check`.
     """
     if not os.access(_SHELL, os.X_OK):
         raise ConfigError(f"a workspace needs {_SHELL!r}, which is not there; install bash")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,6 +118,9 @@ def test_the_doctor_runs_a_program_in_the_sandbox(monkeypatch: pytest.MonkeyPatc
     assert found.found.startswith("isolation 'bwrap' does not work here: ")
     assert found.remedy.startswith("only tools and rewards that run code need it: allow user namespaces")
     assert "or set isolation: subprocess" in found.remedy
+    monkeypatch.setattr(launch, "Launch", Mock(side_effect=BlockingIOError(11, os.strerror(11))))
+    found = doctor._sandbox()
+    assert (found.ok, found.found) == (False, f"no sandbox could be started: [Errno 11] {os.strerror(11)}")
 
 
 def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 import importlib.util
 import os
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.conftest import ROOT
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.sandbox.launch import check
+from verl_multiturn.sandbox import launch
+from verl_multiturn.sandbox.launch import SandboxError, check
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.sandbox.view import bwrap_arguments, find_bwrap
 
@@ -117,6 +121,28 @@ def test_a_module_that_cannot_be_loaded() -> None:
         check(SandboxSettings(preimport=("no_such_module",)))
     with pytest.raises(ConfigError, match="preimport of 'numpy'"):
         check(SandboxSettings(preimport=("numpy",), packages=False))
+
+
+def test_what_a_machine_lacks_for_the_moment_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SandboxSettings()
+    check.cache_clear()
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, open_files[1]))
+    try:
+        with pytest.raises(SandboxError, match=r"no sandbox could be started: .* Too many open files; try again when"):
+            check(settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+    for error in (
+        TimeoutError("timed out"),
+        SandboxError("bwrap: Creating new namespace failed: Resource temporarily unavailable"),
+        SandboxError("setup [Errno 12] Cannot allocate memory"),
+    ):
+        monkeypatch.setattr(launch, "_try", Mock(side_effect=error))
+        with pytest.raises(SandboxError, match=re.escape(f"no sandbox could be started: {error}; try again when")):
+            check(settings)
+    monkeypatch.undo()
+    check(settings)  # a failure is not kept
 
 
 def test_bwrap_is_found_in_the_package_else_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
