@@ -164,8 +164,8 @@ class Endpoint:
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
-            elif end.kind in (*_TIME_UP, "failed", "unjudged"):
-                watched.dropped()  # it may have hung, or never begun, or lost what is no service
+            elif end.kind in (*_TIME_UP, "failed", "unjudged", "misconfigured"):
+                watched.dropped()  # it may have hung, or never begun, or met what is no service's doing
             else:
                 watched.answered()
             if end.kind == "outage" and not watched.met:  # nobody asks for outages
