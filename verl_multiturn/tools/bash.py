@@ -217,6 +217,8 @@ class _Tars:
             tar = self._kept.get(folder)
         if tar is None:
             tar = _packed(folder)
+        if len(tar) > _KEPT_BYTES:
+            return tar  # to keep it would drop all others, and it, too
         with self._lock:
             self._kept.pop(folder, None)
             self._kept[folder] = tar  # the last, as the one used last
