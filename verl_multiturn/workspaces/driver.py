@@ -305,12 +305,13 @@ def _end_all() -> list[str]:
 
 def _others() -> list[str]:
     """Return the other processes, each as its number, name and state: "12 (sleep) D" waits in the kernel."""
-    found = []
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        if int(number) not in (1, os.getpid()):
-            with contextlib.suppress(OSError), open(f"/proc/{number}/stat", errors="replace") as file:
-                text = file.read()
-                found.append(text[: text.rindex(")") + 3])
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            if int(number) not in (1, os.getpid()):
+                with contextlib.suppress(OSError, ValueError), open(f"/proc/{number}/stat", errors="replace") as file:
+                    text = file.read()
+                    found.append(text[: text.rindex(")") + 3])
     return found[:_MOST_NAMED]
 
 

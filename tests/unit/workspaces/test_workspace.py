@@ -1,6 +1,7 @@
 """One workspace: commands, files in and out, what stays and what does not."""
 
 import asyncio
+import errno
 import importlib.util
 import io
 import json
@@ -9,7 +10,7 @@ import re
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
@@ -117,6 +118,13 @@ async def test_the_driver_names_processes_that_do_not_end(workspace: Workspace) 
     number = (await workspace.run("cat one")).output.strip()
     assert f"{number} (sleep) S" in result.output
     assert re.fullmatch(r"\[('\d+ \([^']+\) \w'(, )?)+\]\n", result.output)
+
+
+def test_a_process_table_that_cannot_be_read_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "open", lambda *_, **__: io.StringIO("cut"), raising=False)
+    assert driver._others() == []
+    monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is left")))
+    assert driver._others() == []
 
 
 async def test_processes_that_do_not_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
