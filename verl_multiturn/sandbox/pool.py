@@ -144,7 +144,10 @@ class _RunningZygote:
 
     @classmethod
     async def start(cls, settings: SandboxSettings, spares_worker: bool) -> _RunningZygote:
-        launch = Launch(settings, spares_worker)
+        try:
+            launch = Launch(settings, spares_worker)
+        except OSError as error:  # no descriptor, process or memory left
+            raise SandboxError(f"no sandbox could be started: {error}") from error
         try:
             if launch.info_fd is not None:
                 await _readable(launch.info_fd)

@@ -1,12 +1,14 @@
 """Sandboxes and their pool: cells, isolation between conversations, and that nothing is left."""
 
 import asyncio
+import errno
 import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -387,3 +389,13 @@ def test_a_fork_of_ours_does_not_close_the_pool() -> None:
             return (await sandbox.run("1")).output
 
     assert asyncio.run(use()) == "1\n"
+
+
+async def test_a_machine_without_descriptors_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    async with SandboxPool(settings()) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("verl_multiturn.sandbox.pool.Launch", failing)
+            with pytest.raises(SandboxError, match=r"no sandbox could be started: .*Too many open files"):
+                await pool.acquire()
+        assert await pool.acquire()
