@@ -5,6 +5,9 @@
 Invariants:
 - a change counts only if the row allows its path, and never one that could decide what a test sees before it runs:
   tests, configuration of test runners, start-up files, compiled files, git's files, links;
+- nor one by which a name of the tests, of their configuration, of a runner, or of what tests may import would be found
+  in another place than before: a package in the place of a module, a module where imports begin, and an `__init__.py`
+  made or deleted so that they begin elsewhere;
 - whatever a model leaves there are changes, or words that say why there are none. Only a failure of ours raises.
 """
 
@@ -47,6 +50,7 @@ RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "nose", "coverage"}
 )
 """Modules of test runners: a new file of such a name is not taken."""
+_OF_TESTS = ("a test", "configuration of tests")
 _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
 _FOLDER_BYTES = 512
@@ -60,11 +64,14 @@ class Names:
 
     Attributes:
         files: Paths of the files.
-        folders: Paths of the folders.
+        folders: Paths of the folders, also of those that imports begin in and that are not there yet.
         modules: What an import may mean: the path of each file `.py` without its ending, and that of each folder with
             an `__init__.py`. Another folder takes the place of no module that is found elsewhere.
         roots: Folders that imports begin in, also where they are packages; `.` for the tree itself.
         taken: Modules that are found elsewhere, and that tests may import.
+        tests: Paths of the hidden files, and of the files whose tests are judged.
+        above_tests: Folders that tests lie below; the tree itself is "". A script may run those of the tree.
+        begun: Those of them in which imports begin before the agent's work: roots, and what pytest adds for the tests.
     """
 
     files: Collection[str]
@@ -72,6 +79,9 @@ class Names:
     modules: frozenset[str]
     roots: frozenset[str]
     taken: frozenset[str]
+    tests: frozenset[str]
+    above_tests: frozenset[str]
+    begun: frozenset[str]
 
     @classmethod
     def of(cls, task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> Names:
@@ -86,16 +96,27 @@ class Names:
             ConfigError: A package is not installed.
         """
         verdict = task.verdict
-        roots = () if isinstance(verdict, ScriptVerdict) else verdict.roots
-        hidden, plugins = (verdict.files, verdict.plugins) if isinstance(verdict, PytestVerdict) else ({}, ())
+        roots = {os.path.normpath(root) for root in ((".",) if isinstance(verdict, ScriptVerdict) else verdict.roots)}
+        hidden: Mapping[str, str] = {}
+        plugins: tuple[str, ...] = ()
+        named, own = set[str](), set[str]()
+        if isinstance(verdict, PytestVerdict):
+            hidden, plugins = verdict.files, verdict.plugins
+            named = {name.partition("::")[0] for name in (*verdict.tests, *verdict.kept)}
+        elif isinstance(verdict, ScriptVerdict):
+            own = {path for path in tree if _why_by_name(path) in _OF_TESTS}
         files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
-        folders = {path[:end] for path in files for end, sign in enumerate(path) if sign == "/"}
+        tests = {path for path in {*hidden, *named, *own} if path.endswith(".py")}
         return cls(
-            files,
-            frozenset(folders),
-            frozenset(_modules(files)),
-            frozenset({".", *map(os.path.normpath, roots)}),
-            modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
+            files=files,
+            folders=frozenset(_above(files | {f"{root}/" for root in roots})),
+            modules=frozenset(_modules(files)),
+            roots=frozenset({".", *roots}),
+            taken=modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
+            tests=frozenset({*hidden, *named}),
+            above_tests=frozenset({"", *_above(tests)} if tests else ()),
+            begun=frozenset({"" if root == "." else root for root in roots})
+            | {_first_root(os.path.dirname(path), files) for path in named},
         )
 
     def is_taken(self, module: str) -> bool:
@@ -158,7 +179,7 @@ def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
         for path, content in tree.items()
         if any(place in (".", path) or path.startswith(f"{place}/") for place in places)
     }
-    folders = {path[:end] for path in files for end, sign in enumerate(path) if sign == "/"}
+    folders = _above(files)
     entries, size = len(files) + len(folders), len(write_tar(files)) + _FOLDER_BYTES * len(folders)
     if entries <= _MOST_ENTRIES and size <= _MOST_TAR_BYTES:
         return ""
@@ -202,12 +223,14 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
             problem=f"{len(counted)} changed files of {size} bytes were left; at most {task.most_files} of "
             f"{task.most_bytes} bytes together are judged",
         )
-    for path, reason in exposing(original, counted, names):
+    for path, reason in exposing(counted, names):
         left_out[path] = reason
         del counted[path]
     there = {path for path in original if counted.get(path, b"") is not None}
+    folders = _above(there)
     for path in sorted(path for path, content in counted.items() if content is not None):
-        if _meets(path, there):
+        # Changes cannot meet each other so: they were in one tree.
+        if path in folders or not there.isdisjoint(_above([path])):
             left_out[path] = "there is a folder in the place of a file, or a file in that of a folder"
             del counted[path]
     return Left(counted, frozenset(found.executable & counted.keys()), left_out)
@@ -221,44 +244,80 @@ def why_never(task: Task, path: str, names: Names) -> str:
         path: The path.
         names: Those in the row's tree.
     """
-    for reason, pattern in _NEVER_PATTERNS.items():
-        if pattern.search(path.lower()):
-            return reason
-    verdict = task.verdict
-    if isinstance(verdict, PytestVerdict):
-        named = {name.partition("::")[0] for name in (*verdict.tests, *verdict.kept)}
-        if path in verdict.files or path in named:
-            return "a test"
+    reason = _why_by_name(path) or ("a test" if path in names.tests else "")
+    if not reason and path not in names.files:
+        reason = _why_replacing(task, path, names)
+    if reason:
+        return reason
     if any(len(part.encode()) > _LONGEST_NAME for part in path.lower().split("/")):
         return "its name is too long"
     return _shadowed(path, names)
 
 
-def exposing(original: Mapping[str, bytes], counted: Mapping[str, bytes | None], names: Names) -> list[tuple[str, str]]:
-    """Return the deletions of an `__init__.py` by which modules of its folder would take the place of others.
+def exposing(counted: Mapping[str, bytes | None], names: Names) -> list[tuple[str, str]]:
+    """Return the changes of an `__init__.py` by which pytest would begin imports beside modules of others' names.
 
-    pytest begins imports in the innermost folder above a test that has no `__init__.py`. A package that is moved as a
-    whole leaves no such module.
+    pytest begins them in the innermost folder above a test that has no `__init__.py`. So a folder becomes one of these
+    if its `__init__.py` is deleted, or if one is made in the folders below it that lead to a test.
 
     Args:
-        original: The row's tree.
         counted: New content of each file that was changed or made; None for one that was deleted.
         names: Those in the row's tree.
 
     Returns:
         The path of each such file, and the reason.
     """
-    there = {path for path in original.keys() | counted.keys() if counted.get(path, b"") is not None}
-    taken = {module for module in _modules(there) if names.is_taken(os.path.basename(module))}
-    deleted = [path for path, content in counted.items() if content is None and path.endswith("/__init__.py")]
-    found = []
-    for path in sorted(deleted, key=lambda path: path.count("/"), reverse=True):
-        package = path.removesuffix("/__init__.py")
-        if shadows := sorted(module for module in taken if os.path.dirname(module) == package):
-            found.append((path, f"{shadows[0]!r} would shadow the module {os.path.basename(shadows[0])!r}"))
+    there = {path for path in names.files | counted.keys() if counted.get(path, b"") is not None}
+    shadows: dict[str, str] = {}  # by folder, one of its modules that could be the agent's and is found elsewhere
+    for path in sorted(path for path in there if path.endswith(".py")):
+        module = _module(path)
+        if names.is_taken(os.path.basename(module)) and path not in names.tests and not _why_by_name(path):
+            shadows.setdefault(os.path.dirname(module), module)
+    changed = [path for path in counted if f"/{path}".endswith("/__init__.py")]
+    changed = [path for path in changed if os.path.dirname(path) in names.above_tests]
+    found: list[tuple[str, str]] = []
+
+    def is_refused(path: str, root: str) -> bool:
+        if root in names.begun or root not in shadows:
+            return False
+        found.append((path, f"{shadows[root]!r} would shadow the module {os.path.basename(shadows[root])!r}"))
+        return True
+
+    # From within: a package that stays one is a module of the folder above.
+    for path in sorted((path for path in changed if counted[path] is None), key=_depth, reverse=True):
+        package = os.path.dirname(path)
+        if is_refused(path, package):
+            there.add(path)
             if names.is_taken(os.path.basename(package)):
-                taken.add(package)  # it stays a package, a module of the folder above
+                shadows.setdefault(os.path.dirname(package), package)
+    # From without: where imports begin depends on the folders above.
+    for path in sorted((path for path in changed if path in there and path not in names.files), key=_depth):
+        if is_refused(path, _first_root(os.path.dirname(path), there)):
+            there.discard(path)
     return found
+
+
+def _why_by_name(path: str) -> str:
+    """Return why a change of a path of this name never counts; empty if it may count."""
+    return next((reason for reason, pattern in _NEVER_PATTERNS.items() if pattern.search(path.lower())), "")
+
+
+def _why_replacing(task: Task, path: str, names: Names) -> str:
+    """Return why a new file may not be found before another one that lies beside it; empty if it may.
+
+    Python looks for a package first, then for a module, then for a folder without `__init__.py`. So a new package
+    counts as a module of its name would, whether that is there or not: names of tests are drawn. Packages of such names
+    that the row has, for example `load_test`, may be changed.
+    """
+    if path.endswith("/__init__.py"):
+        module = f"{_module(path)}.py"
+        if reason := _why_by_name(module) or ("a test" if module in names.tests else ""):
+            return reason
+        if module in names.files and not any(glob_pattern(glob).fullmatch(module) for glob in task.allowed):
+            return f"it would take the place of {module!r}, which the task does not allow"
+    elif path.endswith(".py") and _module(path) in names.above_tests:
+        return f"it would take the place of the tests' folder {_module(path)!r}"
+    return ""
 
 
 def _shadowed(path: str, names: Names) -> str:
@@ -283,17 +342,29 @@ def _shadowed(path: str, names: Names) -> str:
 
 def _modules(paths: Collection[str]) -> set[str]:
     """Return what an import may mean: see `Names.modules`."""
-    return {path.removesuffix(".py").removesuffix("/__init__") for path in paths if path.endswith(".py")}
+    return {_module(path) for path in paths if path.endswith(".py")}
 
 
-def _meets(path: str, there: set[str]) -> bool:
-    """Tell whether a path is a folder of a file that is there, or has one for a folder.
+def _module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__")
 
-    Changes cannot meet each other so: they were in one tree.
-    """
-    parts = path.split("/")
-    above = {"/".join(parts[:count]) for count in range(1, len(parts))}
-    return not above.isdisjoint(there) or any(name.startswith(f"{path}/") for name in there)
+
+def _first_root(folder: str, files: Collection[str]) -> str:
+    """Return the folder in which pytest begins imports for a test in a folder; "" is the tree, `..` is outside."""
+    while os.path.join(folder, "__init__.py") in files:
+        if not folder:
+            return ".."
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _above(paths: Collection[str]) -> set[str]:
+    """Return all folders above paths."""
+    return {path[:end] for path in paths for end, sign in enumerate(path) if sign == "/"}
+
+
+def _depth(path: str) -> int:
+    return path.count("/")
 
 
 def _places(task: Task) -> list[str]:

@@ -39,7 +39,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     original, gold = task.tree()[0], gold_left(task).changes
     names = Names.of(task, original, judge.packages)
     never = [(path, why_never(task, path, names)) for path in gold]
-    for path, reason in (*never, *exposing(original, gold, names)):
+    for path, reason in (*never, *exposing(gold, names)):
         if reason:
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")
     before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task) if repair is None else repair)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -26,6 +27,14 @@ TREE = {path: text.encode() for path, text in FILES.items()}
 
 def one(**more: object) -> Task:
     return read_task(task("pytest", **more), "row")
+
+
+def hidden_in(*paths: str, tree: Mapping[str, bytes] = TREE, roots: Sequence[str] = (".",), **more: object) -> Task:
+    """Return the task with another tree, and with hidden files, of which those named `test_*.py` are judged."""
+    tests = [f"{path}::test_add" for path in paths if path.rpartition("/")[2].startswith("test_")]
+    verdict = {"kind": "pytest", "files": dict.fromkeys(paths, ""), "tests": tests, "roots": roots}
+    files = {path: text.decode() for path, text in tree.items()}
+    return one(**{"files": files, "verdict": verdict, "allowed": ["**/*.py"], "gold": {}, **more})
 
 
 def changes(judged: Task, found: TarFiles) -> Left:
@@ -132,7 +141,7 @@ def test_a_module_of_the_repositorys_own_counts(path: str, monkeypatch: pytest.M
 def test_a_package_is_not_made_a_folder_that_imports_begin_in() -> None:
     """Pytest would begin the imports of `calc/tests/test_ops.py` in `calc` if that were no package."""
     tree = TREE | {"calc/json/__init__.py": b"", "calc/json/io.py": b"", "calc/tests/__init__.py": b""}
-    judged = one(files={path: text.decode() for path, text in tree.items()})
+    judged = hidden_in("calc/tests/test_ops.py", "calc/json/tests/test_io.py", tree=tree)
 
     def left(deleted: set[str], *made: str) -> Left:
         found = {path: text for path, text in tree.items() if path not in deleted}
@@ -151,10 +160,118 @@ def test_a_package_is_not_made_a_folder_that_imports_begin_in() -> None:
 
 
 async def test_a_repair_whose_deletion_would_not_count_is_refused() -> None:
-    judged = one(files=FILES | {"calc/random.py": ""}, gold={"calc/ops.py": FIXED, "calc/__init__.py": None})
+    gold = {"calc/ops.py": FIXED, "calc/__init__.py": None}
+    judged = hidden_in("calc/test_ops.py", tree=TREE | {"calc/random.py": b""}, gold=gold)
     said = "task 'pytest': gold: 'calc/__init__.py' is never taken: 'calc/random' would shadow the module 'random'"
     with pytest.raises(ConfigError, match=said):
         await check_task(judged, Judge())
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("conftest/__init__.py", "configuration of tests"),
+        ("calc/conftest/__init__.py", "configuration of tests"),
+        ("calc/test_ops/__init__.py", "a test"),
+        ("calc/test_values_order/__init__.py", "a test"),  # a name that may be drawn for a twin or a test of our own
+        ("calc/ops_test/__init__.py", "a test"),
+        ("spec/helpers/__init__.py", "a test"),
+        ("spec.py", "it would take the place of the tests' folder 'spec'"),
+        ("lib/fixed/__init__.py", "it would take the place of 'lib/fixed.py', which the task does not allow"),
+    ],
+)
+def test_a_new_package_or_module_is_not_found_before_what_never_counts(path: str, reason: str) -> None:
+    tree = TREE | {"conftest.py": b"", "lib/fixed.py": b"", "spec/data.json": b""}
+    allowed = ["*.py", "calc/**/*.py", "lib/*/*.py", "*/**/__init__.py"]
+    judged = hidden_in("calc/test_ops.py", "spec/helpers.py", "spec/test_more.py", tree=tree, allowed=allowed)
+    left = changes(judged, TarFiles(tree | {path: b"x"}))
+    assert (left.changes, left.left_out) == ({}, {path: reason})
+
+
+def test_packages_of_the_row_and_those_that_replace_its_modules_may_be_changed() -> None:
+    tree = TREE | {"load_test/__init__.py": b"", "load_test/run.py": b""}
+    made = {"load_test/__init__.py": b"x", "load_test/run.py": b"x", "load_test/more.py": b"x"}
+    found = tree | made | {"calc/ops/__init__.py": b"x"}
+    del found["calc/ops.py"]
+    left = changes(one(files={path: text.decode() for path, text in tree.items()}), TarFiles(found))
+    assert left.left_out == {}
+    assert left.changes.keys() == made.keys() | {"calc/ops.py", "calc/ops/__init__.py"}
+
+
+@pytest.mark.parametrize("path", ["src/random.py", "src/json/__init__.py", "src/pytest.py", "src/lib/random.py"])
+def test_a_folder_that_imports_begin_in_may_be_new(path: str) -> None:
+    judged = hidden_in("tests/test_ops.py", roots=["src", ".", "./src/lib"])
+    left = changes(judged, TarFiles(TREE | {path: b"x", "src/calc/random.py": b"x"}))
+    assert left.left_out.keys() == {path}
+    assert left.changes == {"src/calc/random.py": b"x"}
+
+
+def test_a_package_is_not_made_where_imports_would_begin_above_it() -> None:
+    """Pytest begins them in `app` if `app/spec` is a package, and in `app/spec` if it is none."""
+    tree = TREE | {"app/calendar.py": b"", "app/ops.py": b""}
+    judged = hidden_in("app/spec/deep/test_a.py", tree=tree)
+    inner, own, outer = "app/spec/deep/__init__.py", "app/spec/__init__.py", "app/__init__.py"
+
+    def left(*made: str) -> Left:
+        return changes(judged, TarFiles(tree | dict.fromkeys(("app/calendar.py", *made), b"x")))
+
+    reason = "'app/calendar' would shadow the module 'calendar'"
+    assert left(inner).left_out == {}  # imports begin in `app/spec`
+    assert left(own).left_out == {own: reason}
+    assert left(own, inner).left_out == {own: reason}
+    assert left(outer, own, inner).left_out == {}  # in the tree itself
+    assert left(outer).left_out == {}
+    hidden = hidden_in("app/spec/test_a.py", "app/calendar.py", tree=tree)  # that module is the row's
+    assert changes(hidden, TarFiles(tree | {own: b"x"})).left_out == {}
+
+
+def test_imports_do_not_begin_in_the_tree_itself_if_it_is_no_root() -> None:
+    tree = {"__init__.py": b"", "calendar.py": b"", "app/ops.py": b""}
+    reason = "'calendar' would shadow the module 'calendar'"
+    packaged = tree | {"app/__init__.py": b""}
+    judged = hidden_in("app/test_a.py", tree=packaged, roots=["src"])
+    left = changes(judged, TarFiles({path: text for path, text in packaged.items() if path != "__init__.py"}))
+    assert left.left_out == {"__init__.py": reason}
+    del tree["__init__.py"]
+    left = changes(hidden_in("app/test_a.py", tree=tree, roots=["src"]), TarFiles(packaged | {"__init__.py": b""}))
+    assert left.left_out == {}  # they begin above it, where nothing lies
+    del packaged["__init__.py"]
+    left = changes(hidden_in("app/test_a.py", tree=tree, roots=["src"]), TarFiles(packaged))
+    assert left.left_out == {"app/__init__.py": reason}
+    assert changes(hidden_in("app/test_a.py", tree=tree), TarFiles(packaged)).left_out == {}
+
+
+def test_a_package_whose_tests_stay_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tests never count, so their package stays; `tests` is what some installed packages bring, too."""
+    monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"tests"}))
+    tree = TREE | {"calc/tests/__init__.py": b"", "calc/tests/test_old.py": b""}
+    moved = {path: text for path, text in tree.items() if not path.startswith("calc/") or "tests" in path}
+    found = moved | {"src/calc/__init__.py": b"", "src/calc/ops.py": b""}
+    for judged in (
+        hidden_in("calc/tests/test_ops.py", tree=tree),
+        one(files={path: text.decode() for path, text in tree.items()}, verdict=VERDICTS["script"]),
+        one(files={path: text.decode() for path, text in tree.items()}, verdict=VERDICTS["calls"]),
+    ):
+        left = changes(judged, TarFiles(found))
+        assert left.left_out == {}
+        assert left.changes["calc/__init__.py"] is None
+
+
+def test_many_deleted_packages_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    dirname = os.path.dirname
+    for count in (20, 200):
+        packages = [f"p{number}" for number in range(count)]
+        tree = {f"{package}/{name}": b"" for package in packages for name in ("__init__.py", "random.py")}
+        judged = hidden_in(*(f"{package}/test_a.py" for package in packages), tree=tree)
+        names = of_agents.Names.of(judged, tree, ())
+        calls: list[str] = []
+        monkeypatch.setattr(os.path, "dirname", lambda path, calls=calls: calls.append(path) or dirname(path))
+        found = of_agents.exposing(dict.fromkeys((f"{package}/__init__.py" for package in packages), None), names)
+        monkeypatch.undo()
+        assert len(found) == count
+        counts.append(len(calls))
+    assert counts[1] == 10 * counts[0]
 
 
 def test_a_new_module_beside_hidden_tests_takes_the_place_of_no_other_one() -> None:

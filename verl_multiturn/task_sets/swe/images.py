@@ -64,7 +64,7 @@ mkdir -p /logs/verifier
 git config --global --add safe.directory {repository}
 links='^(new file mode|new mode|old mode|index [0-9a-f]+\\.\\.[0-9a-f]+) 1[26]0000'
 if [ -s "$patch" ]; then
-    git apply --summary "$patch" | python3 -I -S /tests/counted.py /tests/modules.json > /tmp/shadows
+    git apply --summary "$patch" | python3 -I -S /tests/counted.py /tests/names.json > /tmp/shadows
     mapfile -t shadows < /tmp/shadows
     if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links" "$patch" ||
         ! git apply --whitespace=nowarn {excluded} "${{shadows[@]}}" "$patch"; then
@@ -149,7 +149,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
             "test.sh": script,
             "grade.py": _GRADE.read_text(encoding="utf-8"),
             "counted.py": _COUNTED.read_text(encoding="utf-8"),
-            "modules.json": json.dumps(sorted(RUNNERS | sys.stdlib_module_names)),
+            "names.json": json.dumps({"modules": sorted(RUNNERS | sys.stdlib_module_names), "never": _never()}),
             **tests,
         },
         solution=_solution(str(row.get("patch") or "")),
@@ -160,10 +160,14 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
     )
 
 
+def _never() -> list[str]:
+    """Return globs of names that never count."""
+    return sorted({*(glob for each in NEVER.values() for glob in each), *_HIDDEN})
+
+
 def _excluded() -> list[str]:
     """Return globs of git for what never counts, wherever it lies: here `*` stands for slashes, too."""
-    globs = sorted({*(glob for each in NEVER.values() for glob in each), *_HIDDEN})
-    return [form for glob in globs for form in (glob, f"*/{glob}", f"{glob}/*", f"*/{glob}/*")]
+    return [form for glob in _never() for form in (glob, f"*/{glob}", f"{glob}/*", f"*/{glob}/*")]
 
 
 def _solution(patch: str) -> str:
