@@ -14,8 +14,10 @@ From the end of step 5 on the service refuses connections, for 30 % of the time 
 
 Further arms are single faults: `healthy_off` (as healthy, without a breaker), `single` (10 % of all calls fail),
 `mistakes` (the tool always answers with a mistake of the model's), `hang`, `flap` (down and up every 5 s),
-`first_call` (down when the run begins), `endless` (the run has to end, with a checkpoint), and `keeper` (the keeper is
-killed in the middle of the outage). `--short` is one seed, smaller batches and 8 steps, with the outage from step 3 on.
+`first_call` (down when the run begins), `endless` (the run has to end, with a checkpoint), `resume` (that run is
+started again while the service is still down, and goes on when it is back), `keeper` (the keeper is killed in the
+middle of the outage), and `oversample` (as `pause`, with a fourth of the samples cut). `--short` is one seed, smaller
+batches and 8 steps, with the outage from step 3 on.
 
 The last line is a JSON object. Each value is an object by arm, with one entry for each seed:
 
@@ -57,7 +59,21 @@ from benchmarks.quickstart_runs import MODES, ROOT, folder, start
 from verl_multiturn.records.reader import read_records
 
 MAIN = ("healthy", "pause", "off", "verl")
-FAULTS = ("healthy_off", "mask", "single", "mistakes", "hang", "flap", "first_call", "endless", "keeper")
+FAULTS = (
+    "healthy_off",
+    "mask",
+    "single",
+    "mistakes",
+    "hang",
+    "flap",
+    "first_call",
+    "endless",
+    "resume",
+    "keeper",
+    "oversample",
+)
+ENDED = ("endless", "resume")
+"""Arms whose outage ends the run."""
 SHARE = 0.3
 """Part of the healthy run's time for which the service is down."""
 FLAP_S = 5.0
@@ -66,7 +82,7 @@ STOP_S = 20.0
 _SETTINGS = "++actor_rollout_ref.rollout.custom.multiturn"
 _LOOK_S = 0.05
 _LAST = 5
-_WAYS: dict[str, Way] = {"hang": "hangs", "mistakes": "raises", "first_call": "fails"}
+_WAYS: dict[str, Way] = {"hang": "hangs", "mistakes": "raises", "first_call": "fails", "resume": "fails"}
 _OUTAGE_MODES = {"off": "off", "healthy_off": "off", "mask": "mask"}
 
 
@@ -150,7 +166,17 @@ def run(arm: str, mode: str, plan: Plan, seed: int, down_s: float, out: Path) ->
     """
     with serving(0.1 if arm == "single" else 0.0, seed) as service:
         words = settings(arm, plan, service.url, out)
-        watched = watch(start(mode, plan.steps, seed, out / "run", *words), service, arm, plan, down_s, out / "run")
+        act = _FAULTS.get(arm, _outage)
+        if arm == "first_call":
+            service.take_down("fails")
+        running = start(mode, plan.steps, seed, out / "run", *words, *_stop(arm))
+        watched = watch(running, service, arm, act, plan, down_s, out / "run")
+        if arm in ENDED and not watched.status:
+            raise SystemExit(f"the arm {arm} did not end: see {out / 'run' / 'train.log'}")
+        if arm == "resume":
+            service.first_refused = None
+            running = start(mode, plan.steps, seed, out / "run", *words, "trainer.resume_mode=auto")
+            watched = watch(running, service, arm, _first_call, plan, down_s, out / "run", watched.ends)
     if watched.status and arm != "endless":
         raise SystemExit(f"the arm {arm} failed with exit status {watched.status}: see {out / 'run' / 'train.log'}")
     return measure(arm, watched, out / "run")
@@ -176,22 +202,42 @@ def settings(arm: str, plan: Plan, url: str, out: Path) -> list[str]:
         f"trainer.test_freq={plan.steps}",
         "trainer.val_before_train=False",
         f"trainer.rollout_data_dir={out / 'rows'}",
-        f"trainer.save_freq={1000 if arm == 'endless' else -1}",
+        f"trainer.save_freq={1000 if arm in ENDED else -1}",
     ]
     if arm == "verl":
         return [*found, "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"]
-    found.append(f"{_SETTINGS}.outage.mode={_OUTAGE_MODES.get(arm, 'pause')}")
-    return [*found, f"{_SETTINGS}.outage.stop_s={STOP_S}"] if arm == "endless" else found
+    if arm == "oversample":
+        found.append("actor_rollout_ref.rollout.over_sample_rate=0.25")
+    return [*found, f"{_SETTINGS}.outage.mode={_OUTAGE_MODES.get(arm, 'pause')}"]
+
+
+def _stop(arm: str) -> list[str]:
+    return [f"{_SETTINGS}.outage.stop_s={STOP_S}"] if arm in ENDED else []
 
 
 def watch(
-    started: subprocess.Popen[bytes], service: Service, arm: str, plan: Plan, down_s: float, out: Path
+    started: subprocess.Popen[bytes],
+    service: Service,
+    arm: str,
+    act: _Act,
+    plan: Plan,
+    down_s: float,
+    out: Path,
+    before: Sequence[float] = (),
 ) -> Watched:
-    """Watch a run to its end, and take its service down meanwhile, as the arm says."""
-    ends: list[float] = []
-    act = _FAULTS.get(arm, _outage)
-    if arm == "first_call":
-        service.take_down("fails")
+    """Watch a run to its end, and take its service down meanwhile, as the arm says.
+
+    Args:
+        started: The run.
+        service: Its calculator's service.
+        arm: The arm.
+        act: Takes the service down, and brings it up again.
+        plan: How long the run is.
+        down_s: Seconds for which the service is down.
+        out: Folder of the run.
+        before: Ends of the steps that the folder has from before.
+    """
+    ends = list(before)
     with started as running:
         while running.poll() is None:
             time.sleep(_LOOK_S)
@@ -216,7 +262,7 @@ def _outage(service: Service, arm: str, due: bool, down_s: float, pid: int) -> N
 
 def _endless(service: Service, arm: str, due: bool, down_s: float, pid: int) -> None:
     if due and not service.down:
-        service.take_down()
+        service.take_down(_WAYS.get(arm, "refuses"))
 
 
 def _mistakes(service: Service, arm: str, due: bool, down_s: float, pid: int) -> None:
@@ -251,6 +297,7 @@ def _keeper(service: Service, arm: str, due: bool, down_s: float, pid: int) -> N
 _Act = Callable[[Service, str, bool, float, int], None]
 _FAULTS: dict[str, _Act] = {
     "endless": _endless,
+    "resume": _endless,
     "mistakes": _mistakes,
     "first_call": _first_call,
     "flap": _flap,
