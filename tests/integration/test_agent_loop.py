@@ -8,7 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT, EchoTool
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.slots import Gates
+from verl_multiturn.config import OutageSettings
 from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.limits import Limits
+from verl_multiturn.tools.calls.gate import Gate
 
 pytestmark = pytest.mark.stack
 
@@ -76,6 +82,20 @@ def runner(
     }
     rollout = OmegaConf.create({"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn})
     return build_runner(rollout, tokenizer or AutoTokenizer.from_pretrained(MODEL), engine, model_type, {})
+
+
+def test_a_service_that_may_hang_for_longer_than_a_conversation_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    from verl_multiturn.verl_bridge.loops import runner
+
+    limits, told = Limits(prompt_length=600, response_length=400, wall_clock_s=30.0), []
+    for timeout_s, timeouts in ((30.0, "outage"), (29.0, "outage"), (30.0, "model")):
+        tool = EchoTool()
+        tool.outage_limits = OutageLimits(timeouts=timeouts)  # type: ignore[misc]
+        gates = Gates(Gate, timeout_s, outages=Outages(OutageSettings()))
+        runner._warn_of_clocks([gates.of(tool)], limits)
+        told.append("request_timeout_s=30" in caplog.text)
+        caplog.clear()
+    assert told == [True, False, False]
 
 
 class Versions:

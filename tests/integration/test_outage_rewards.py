@@ -72,6 +72,17 @@ async def test_rows_wait_for_the_judge_and_are_scored_again() -> None:
     assert is_scored(await scoring.score(21))
 
 
+async def test_a_row_that_is_left_out_anyway_is_asked_once() -> None:
+    scoring = Scoring(Judge())
+    assert is_scored(await scoring.score(0))
+    scoring.outages._judged["1"] = None  # a tool's outage, after the conversation had ended
+    scoring.judge.says = {"outage": 1.0}
+    row = await scoring.score(1)
+    assert row.extra_fields["reward_extra_info"] == {"outage": 1.0}
+    assert scoring.judge.asked == ["0", "1"]
+    assert not scoring.is_open
+
+
 async def test_a_row_that_waits_for_too_long_keeps_what_it_had() -> None:
     scoring = Scoring(Judge(outage=1.0), stop_s=0.5)
     rows = await asyncio.gather(*[scoring.score(number) for number in range(12)])

@@ -110,6 +110,11 @@ class Slots:
         """Tell whether a conversation met an outage that is known to be one."""
         return self._watch is not None and self._watch.outages.is_judged(conversation)
 
+    @property
+    def judges_lateness(self) -> bool:
+        """Tell whether a call that comes too late is an outage."""
+        return self._watch is not None and self._watch.rules.timeouts == "outage"
+
     async def admit(self) -> None:
         """Let a new conversation wait while there is an outage.
 

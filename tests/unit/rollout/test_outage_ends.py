@@ -244,12 +244,33 @@ async def test_a_create_that_fails_is_an_outage() -> None:
     assert not any(outcome.outages for outcome in done)
 
 
-async def test_a_calc_reward_that_meets_an_outage_trains_nothing() -> None:
+@pytest.mark.parametrize("mode", ["mask", "pause"])
+async def test_a_calc_reward_that_meets_an_outage_trains_nothing(mode: str) -> None:
     tool = Remote()
-    run = Run(tool, mode="mask")
+    run = Run(tool, mode=mode)
     tool.down = {"calc_reward"}
-    outcome = await run.play("a", ["ok"])
-    assert outcome.stop_reason is StopReason.OUTAGE
+    outcome = await run.play("a", [CALL, "ok"])
+    assert (outcome.stop_reason, outcome.outages) == (StopReason.OUTAGE, ["tool echo"])
+    assert outcome.calc_rewards == {}
+
+
+async def test_mistakes_that_never_reach_the_service_hide_no_outage() -> None:
+    class Checking(Remote):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            if self.asked % 5 < 3:  # 60 %
+                self.asked += 1
+                raise ValueError("no such city")
+            return await super().execute(instance_id, parameters, **kwargs)
+
+    tool = Checking()
+    run = Run(tool)
+    tool.down = {"execute"}
+    early = [await run.play(f"c{each}", [CALL, "ok"]) for each in range(18)]
+    assert {outcome.stop_reason for outcome in early} == {StopReason.FINISHED}
+    assert (await run.play("last", [CALL, CALL, "ok"])).stop_reason is StopReason.OUTAGE
+    met = {f"c{each}" for each, outcome in enumerate(early) if outcome.outages}
+    assert await run.keeper.touched([f"c{each}" for each in range(18)]) == met
+    assert len(met) == 6
 
 
 async def test_a_calc_reward_that_cannot_judge_trains_nothing_and_is_no_outage() -> None:

@@ -10,6 +10,10 @@
 A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
 passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
 
+A call that fails by the model's mistake may never have reached the service. Among the calls of the window it counts as
+answered, since many services answer so. But it ends no row of outages while there are at most four for each outage, and
+as a probe it says nothing: the next one follows at once, and twelve in a row, without one that fails, close the breaker.
+
 Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
 old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
 
@@ -44,6 +48,8 @@ PROBE_S = (1.0, 2.0, 4.0, 5.0)
 """Seconds from the opening to the first probe, and from each failed probe to the next; the last holds on."""
 GOOD_PROBES = 3
 """Probes in a row that must be answered."""
+MOST_MISTAKES = 4
+"""The model's mistakes for each outage, or for each good probe that they stand for, that say nothing of the service."""
 
 
 class Outage(NamedTuple):
@@ -87,6 +93,8 @@ class Breaker:
         """Calls beside the outages of each process, and the time of the report."""
         self._row: list[str] = []
         """Conversations of the outages since the last call that was answered."""
+        self._mistakes = 0
+        """The model's mistakes since then; while it is open, those of probes since the last one that failed."""
         self._probe: str | None = None
         self._probe_ends = 0.0
         self._has_failed = False
@@ -118,6 +126,7 @@ class Breaker:
         hung: Sequence[Outage] = (),
         process: str = "",
         beside: int = 0,
+        mistakes: int = 0,
     ) -> list[str]:
         """Note calls that have ended, those that were answered first.
 
@@ -128,6 +137,7 @@ class Breaker:
             hung: Calls whose conversation's time was up. They are judged as outages are, and open nothing.
             process: Id of the process that made the calls.
             beside: Calls of that process that have not ended, and did not begin after its newest outage.
+            mistakes: Number of calls that ended with the model's mistake.
 
         Returns:
             The conversations that are judged by it; empty while it stays closed.
@@ -139,8 +149,12 @@ class Breaker:
         self._beside[process] = now, beside
         counted = tuple(outage.conversation for outage in outages if outage.epoch >= self.epoch)
         if answered:
-            self._row.clear()
+            self._row, self._mistakes = [], 0
         self._row += counted
+        self._mistakes += mistakes
+        if self._mistakes > MOST_MISTAKES * len(self._row):
+            self._row, self._mistakes = [], 0
+        answered += mistakes
         if answered or counted or hanging:
             self._window.append(_Calls(now, answered, counted, hanging))
             self._answered += answered
@@ -240,20 +254,25 @@ class Breaker:
         """Note that a new conversation was let in, since no call waits that could be a probe."""
         self._wait_longer(now)
 
-    def end_probe(self, now: float, probe: str, good: bool | None) -> bool:
+    def end_probe(self, now: float, probe: str, good: bool | None, mistaken: bool = False) -> bool:
         """Note how a probe ended; return False where that is not the probe under way.
 
         Args:
             now: The time.
             probe: Id of the call.
-            good: Whether it was answered; None: it was cancelled, and the next one follows at once.
+            good: Whether it was answered; None: it says nothing, and the next one follows at once.
+            mistaken: Whether it says nothing since the model made a mistake; else it was cancelled.
         """
         if probe != self._probe:
             return False
         self._probe = None
         if good is None:
             self._next_probe = now
+            self._mistakes += mistaken
+            if self._mistakes >= MOST_MISTAKES * GOOD_PROBES:
+                self._close(now)
         elif not good:
+            self._mistakes = 0
             if not self._has_failed:
                 self._good_probes = 0
             self._wait_longer(now)

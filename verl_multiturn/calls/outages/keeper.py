@@ -63,9 +63,11 @@ class Sums:
     """Calls of one name in one process since its last report."""
 
     answered: int = 0
-    """Calls that were answered, in whatever way: also those that failed by the model's mistake, or by a bug."""
+    """Calls that were answered."""
+    mistakes: int = 0
+    """Calls that failed by the model's mistake, with or without an answer of the service."""
     bugs: int = 0
-    """Calls among these that failed by a bug."""
+    """Calls that failed by a bug."""
     outages: list[Outage] = field(default_factory=list)
     """Calls that ended with an outage, after those that were answered."""
     hung: list[Outage] = field(default_factory=list)
@@ -78,8 +80,8 @@ class Sums:
     """Text of the last outage."""
     probe: str = ""
     """Id of a probe that has ended; "" for none."""
-    probe_good: bool = False
-    """Whether that probe was answered."""
+    probe_good: bool | None = False
+    """Whether that probe was answered; None: it failed by the model's mistake."""
 
 
 class Told(NamedTuple):
@@ -219,18 +221,20 @@ class OutageKeeper:
         judged: list[str] = []
         for name, own in sums.items():
             kept = self._of(name)
-            kept.calls += own.answered + len(own.outages) + own.masked
+            kept.calls += own.answered + own.mistakes + len(own.outages) + own.masked
             kept.outages += len(own.outages) + own.masked
             kept.bugs += own.bugs
             kept.error = own.error or kept.error
             if own.outages or own.probe:
                 kept.ask(now)
-            if own.outages or (own.probe and not own.probe_good):
+            if own.outages or (own.probe and own.probe_good is False):
                 kept.scouts = 1
             epoch = kept.breaker.epoch
-            judged += kept.breaker.report(now, own.answered, own.outages, own.hung, process, own.beside)
+            judged += kept.breaker.report(
+                now, own.answered, own.outages, own.hung, process, own.beside, mistakes=own.mistakes
+            )
             if own.probe:
-                kept.breaker.end_probe(now, own.probe, own.probe_good)
+                kept.breaker.end_probe(now, own.probe, own.probe_good, mistaken=own.probe_good is None)
             if kept.breaker.epoch != epoch:
                 self._note(True)
                 kept.say(name, now)

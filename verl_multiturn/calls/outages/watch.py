@@ -109,7 +109,8 @@ class Watch:
     @property
     def is_due(self) -> bool:
         """Tell whether there are calls to report."""
-        return self._sums.answered > 0 or self._sums.masked > 0 or self._sums.bugs > 0
+        sums = self._sums
+        return sums.answered + sums.mistakes + sums.masked + sums.bugs > 0
 
     def take(self) -> Sums:
         """Return the calls since the last report, to be reported."""
@@ -131,6 +132,11 @@ class Watch:
     def answered(self) -> None:
         """Count a call that was answered."""
         self._sums.answered += 1
+        self.outages.report_soon()
+
+    def mistaken(self) -> None:
+        """Count a call that failed by the model's mistake."""
+        self._sums.mistakes += 1
         self.outages.report_soon()
 
     def masked(self, error: str) -> None:
@@ -337,18 +343,20 @@ class Watched:
             self._probe = ""
 
     def answered(self) -> None:
-        """Tell that the call was answered, in whatever way."""
+        """Tell that the call was answered."""
+        self._tell_end(mistaken=False)
+
+    def _tell_end(self, mistaken: bool) -> None:
+        """Tell that the call ended without an outage: answered, or by the model's mistake."""
         watch = self._watch
         self._ended()
         if watch is None or not self._counts:
             return
-        if not self._probe:
-            watch.answered()
-            return
-        sums = watch.take()
-        sums.answered += 1
-        sums.probe, sums.probe_good, self._probe = self._probe, True, ""
-        keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
+        watch.mistaken() if mistaken else watch.answered()
+        if self._probe:
+            sums = watch.take()
+            sums.probe, sums.probe_good, self._probe = self._probe, None if mistaken else True, ""
+            keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     async def failed(self, error: BaseException) -> None:
         """Tell how the call failed.
@@ -368,7 +376,7 @@ class Watched:
             if cause != "model" or (self._probe and not isinstance(error, ValueError)):
                 self.dropped()  # as where it was late by what the model wrote: that says nothing of the service
             else:
-                self.answered()
+                self._tell_end(mistaken=True)
             return
         began = self._ended()
         text = describe(error)

@@ -195,7 +195,7 @@ class ToolSession:
         Then the conversation is lost that is `shut_out`.
 
         Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable. One
-        that raised `UnjudgedError` is named in `unjudged`.
+        that raised `UnjudgedError` is named in `unjudged`; after an outage the conversation is lost.
 
         Raises:
             ToolContractError: A tool that derives from `BaseTool` returned a reward that is not a number.
@@ -215,6 +215,8 @@ class ToolSession:
             except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 self._note(watched, error)
+                if watched.met:  # whatever the breaker says: what is not known would be trained as 0
+                    self._lost = f"{watched.name}: {describe(error)}"
                 continue
             if isinstance(value, UnjudgedError):
                 logger.warning("tool %r: calc_reward cannot judge: %s", name, message_of(value))

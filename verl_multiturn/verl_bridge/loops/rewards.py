@@ -76,7 +76,9 @@ class Rewards:
                 watched.answered()
                 return
             await watched.failed(OutageError("the reward function could not judge a conversation"))
-            if not (watched.ends or watched.again):
+            if not (
+                watched.again or watched.must_wait
+            ):  # a conversation that was judged is left out, whatever it scores
                 return
 
     def _note_keys(self, output: Any) -> None:

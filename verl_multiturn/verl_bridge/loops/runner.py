@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -269,16 +272,20 @@ def build_runner(
     is_replay = staged is not None and not staged.stage.is_live
     if is_replay:
         limits = replace(limits, wall_clock_s=None)
+    tool_gates = Gates(RecordedGate if is_replay else Gate, settings.tool_timeout_s, shared, known)
+    user_gates = Gates(InteractionGate, settings.tool_timeout_s, shared, known)
+    if known is not None:
+        _warn_of_clocks([*map(tool_gates.of, tools.values()), *map(user_gates.of, interactions.values())], limits)
     conversation = Conversation(
         receipting,
         chat.codec,
         parser,
         limits,
-        Gates(RecordedGate if is_replay else Gate, settings.tool_timeout_s, shared, known),
+        tool_gates,
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
         read_images=read_images,
-        interactions=Gates(InteractionGate, settings.tool_timeout_s, shared, known),
+        interactions=user_gates,
         context=Context(**settings.context.model_dump(exclude={"weight"})),
         make_tools=ToolSession if staged is None else staged.stage.make_tools,
         make_user=InteractionSession if staged is None else staged.stage.make_user,
@@ -306,6 +313,20 @@ def build_runner(
             mm_processor_kwargs=mm_kwargs,
         ),
     )
+
+
+def _warn_of_clocks(gates: Sequence[Any], limits: Limits) -> None:
+    """Warn of what is called for longer than a conversation may last: that it hangs would never be an outage."""
+    for gate in gates:
+        if limits.wall_clock_s is not None and gate.judges_lateness and gate.timeout_s >= limits.wall_clock_s:
+            logger.warning(
+                "%s %r: a call may take timeout_s=%g, and a conversation ends after request_timeout_s=%g: a service that "
+                "hangs ends conversations, and is never seen to be out; set limits.timeout_s below it",
+                gate.owner.kind,
+                gate.name,
+                gate.timeout_s,
+                limits.wall_clock_s,
+            )
 
 
 def _limits(rollout_config: Any, settings: MultiTurnSettings) -> Limits:
