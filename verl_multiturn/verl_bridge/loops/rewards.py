@@ -76,9 +76,7 @@ class Rewards:
                 watched.answered()
                 return
             await watched.failed(OutageError("the reward function could not judge a conversation"))
-            if not (
-                watched.again or watched.must_wait
-            ):  # a conversation that was judged is left out, whatever it scores
+            if not (watched.again or watched.must_wait):  # the row is left out, whatever it would score
                 return
 
     def _note_keys(self, output: Any) -> None:

@@ -320,8 +320,8 @@ def _warn_of_clocks(gates: Sequence[Any], limits: Limits) -> None:
     for gate in gates:
         if limits.wall_clock_s is not None and gate.judges_lateness and gate.timeout_s >= limits.wall_clock_s:
             logger.warning(
-                "%s %r: a call may take timeout_s=%g, and a conversation ends after request_timeout_s=%g: a service that "
-                "hangs ends conversations, and is never seen to be out; set limits.timeout_s below it",
+                "%s %r: a call may take timeout_s=%g, and a conversation ends after request_timeout_s=%g: a service "
+                "that hangs ends conversations, and is never seen to be out; set limits.timeout_s below it",
                 gate.owner.kind,
                 gate.name,
                 gate.timeout_s,
