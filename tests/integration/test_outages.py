@@ -445,6 +445,7 @@ def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, mon
 
         def _save_checkpoint(self) -> None:
             saved.append(self.global_steps)  # type: ignore[attr-defined]
+            (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))  # type: ignore[attr-defined]
 
     trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "sync"})(
         make_config(trainer__default_local_dir=str(tmp_path))

@@ -48,6 +48,11 @@ def save_last(trainer: Any, step: int | None) -> str:
             if not (_names(checkpoints, step) and is_complete(folder)):
                 return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
             after = f", after which trainer.checkpoint_callback_class failed ({describe(error)})"
+    if not _names(checkpoints, step):  # verl writes it after the weights, which Megatron may save in the background
+        return (
+            f"the weights of step {step} are being saved in {str(folder)!r}; {again} them if {TRACKER} names {step} by "
+            "then, and else from the checkpoint before"
+        )
     return f"the weights of step {step} are saved in {str(folder)!r}{after}; {again} them"
 
 
