@@ -416,7 +416,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     (record,) = caplog.records
     assert record.getMessage() == (
         "tool search has not been there for 60 s, and 7 calls wait for it (ConnectionError: refused); the run ends "
-        "with a checkpoint after 100 s (custom.multiturn.outage.stop_s) (said once)"
+        "after 100 s (custom.multiturn.outage.stop_s), with a checkpoint where no step is half trained (said once)"
     )
     assert freed == []
     keeper.states[SEARCH] = replace(STATE, open_s=9_000.0, lasting_s=0.0)
@@ -425,6 +425,9 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
     assert freed == ["abort", "sleep"], "the servers make room for the workers that save"
+    with pytest.raises(OutageLasts):
+        trainer.on_step_begin()  # an asynchronous run may never wait
+    assert freed == ["abort", "sleep"] * 2
 
 
 def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

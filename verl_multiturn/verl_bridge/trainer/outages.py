@@ -133,7 +133,7 @@ class Outages:
         self._doubtful.update(uids)
 
     def look(self) -> None:
-        """Look at the run's breakers, while the trainer waits and at the end of a step.
+        """Look at the run's breakers, while the trainer waits and when a step begins.
 
         Raises:
             OutageLasts: One has been open for too long. Time in which nobody asks for what is called does not count.
@@ -145,8 +145,8 @@ class Outages:
                 self._tell(
                     "open",
                     f"{name} has not been there for {state.lasting_s:.0f} s, and {state.waiting} calls wait for it "
-                    f"({state.error}); the run ends with a checkpoint after {self._stop_s:g} s "
-                    "(custom.multiturn.outage.stop_s)",
+                    f"({state.error}); the run ends after {self._stop_s:g} s (custom.multiturn.outage.stop_s), with a "
+                    "checkpoint where no step is half trained",
                 )
             if state.lasting_s > self._stop_s:
                 raise OutageLasts(
