@@ -483,7 +483,12 @@ def test_no_alarm_where_little_is_invalid(store: WritableStore, caplog: pytest.L
 
 
 def validate(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -> dict[str, Any]:
-    """Validate with what is in the store, and keep what verl scores in `scored`."""
+    metrics: dict[str, Any] = validating(store, keeper, scored)._validate()
+    return metrics
+
+
+def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -> Any:
+    """Return a trainer that validates with what is in the store, and keeps what verl scores in `scored`."""
     from verl_multiturn.verl_bridge.trainer import hooks
 
     class Base:
@@ -514,8 +519,7 @@ def validate(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -
     from verl_multiturn.verl_bridge.trainer.outages import Outages
 
     trainer._outages = Outages(keeper, 1.0)
-    metrics: dict[str, Any] = trainer._validate()
-    return metrics
+    return trainer
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -534,6 +538,19 @@ def test_an_outage_in_a_validation_is_counted_and_not_scored(store: WritableStor
         store.rows[last]["metrics"]["rollout"] |= {"stop": stop, "valid": False}
     metrics = validate(store, FakeKeeper(), scored)
     assert scored == {"uids": ["u", "u"], "acc": [0.25, 0.5], "expected": {("math", "u"): 2}, "turns": 2}
+
+
+def test_a_keeper_that_dies_within_a_validation_can_absolve_nobody(store: WritableStore) -> None:
+    add(store, [1.0, 0.25], met="1")
+    tags = {"val": {"u": {"is_prompt": True}}}
+    store.kv_list = lambda partition_id: {partition_id: tags.get(partition_id, {})}  # type: ignore[attr-defined]
+    keeper = FakeKeeper(lost=True)
+    scored: dict[str, Any] = {}
+    trainer = validating(store, keeper, scored)
+    trainer._outages.look()  # the trainer waits
+    keeper.lost = False  # there is another one
+    trainer._validate()
+    assert scored["acc"] == [1.0]
 
 
 def test_a_validation_of_outages_alone_scores_nothing(store: WritableStore) -> None:

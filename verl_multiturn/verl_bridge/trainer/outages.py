@@ -30,7 +30,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts, put_zeros
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, list_prompts, put_zeros
 from verl_multiturn.verl_bridge.loops.slots import KEEPER
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
@@ -202,7 +202,8 @@ class Outages:
     def _keeper_lost(self, error: KeeperLostError) -> None:
         logger.error("%s; conversations that have begun and met a failure are left out", error)
         self._before.clear()
-        self.doubt(list_prompts(TRAIN))
+        for partition in (TRAIN, VALIDATION):
+            self.doubt(list_prompts(partition))
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
