@@ -142,6 +142,9 @@ class Keeper(Protocol):
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows; see `OutageKeeper.recall`."""
 
+    async def touched(self, ids: Collection[str]) -> set[str]:
+        """Return which of these conversations met an outage; see `OutageKeeper.touched`."""
+
 
 class KeeperLostError(Exception):
     """The keeper has died, or cannot be reached."""
