@@ -234,6 +234,8 @@ class OutageKeeper:
             judged += kept.breaker.report(now, own.answered, own.outages, own.hung, process, own.beside)
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good)
+            else:
+                kept.breaker.take_back(own.outages)
             if kept.breaker.epoch != epoch:
                 self._note(True)
                 kept.say(name, now)
