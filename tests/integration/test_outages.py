@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_refusals import composed
 from tests.integration.trainer_rows import (
     CALL,
     WritableStore,
@@ -403,6 +404,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
 
     keeper = FakeKeeper(tool_search=replace(STATE, lasting_s=59.0, waiting=7))
     trainer = trainer_of(keeper, stop_s=100.0)
+    caplog.clear()  # of the first import of verl
     freed: list[str] = []
     trainer.checkpoint_manager = SimpleNamespace(
         abort_replicas=lambda: freed.append("abort"), sleep_replicas=lambda: freed.append("sleep")
@@ -559,3 +561,24 @@ def test_a_validation_of_outages_alone_scores_nothing(store: WritableStore) -> N
     metrics = validate(store, FakeKeeper("u_0", "u_1"), scored)
     assert scored == {"uids": [], "acc": [], "expected": {}, "turns": 0}
     assert metrics["val/rollout/outage/conversations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({}, False),
+        ({"trainer.use_v1": "False"}, True),
+        ({"trainer.use_v1": "False", "+actor_rollout_ref.rollout.custom.multiturn.outage.mode": "off"}, False),
+    ],
+)
+def test_what_another_trainer_leaves_undone_is_told(changes: dict[str, str], is_told: bool) -> None:
+    from verl_multiturn.verl_bridge.startup.refusals import SETTINGS
+    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    run = RunView(composed(**changes))
+    (row,) = next(section.checks for section in SETTINGS if section.title == "Outages")
+    assert isinstance(row, Row)
+    told = row.message(run)
+    assert (told is not None) is is_told
+    assert told is None or "outage.mode='pause': conversations that meet an outage end or wait, but only" in told
