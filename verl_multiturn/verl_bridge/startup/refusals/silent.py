@@ -190,7 +190,7 @@ def _rows_of_strategy(strategy: str, names: Iterable[str], why: str) -> Iterator
         keys = [f"{section}.{name}" for name in names]
 
         def applies(run: RunView, is_there: When = is_there) -> bool:
-            return is_there(run) and run.value(f"{_ACTOR}.strategy") == strategy
+            return bool(is_there(run) and run.value(f"{_ACTOR}.strategy") == strategy)
 
         yield from _rows(keys, why, "leave it out", when=applies)
 
